@@ -167,7 +167,7 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
 
 
 def _declared(skill: "SkillDeclaration") -> str:
-    asked = ", ".join((*skill.tools, *skill.permissions))
+    asked = ", ".join((*skill.allowed_tools, *skill.permissions))
     return f"{skill.skill} ({skill.level}): {asked}; this grants nothing"
 
 

@@ -168,7 +168,7 @@ class Catalogue(Value, dict=True):
         except NotFoundError:
             # Plans are checked against the definitions; one that was not is refused by the worker, by name.
             nothing = surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
-            return compute_surface(self.tools, nothing).to_json()
+            return compute_surface(self.tools, nothing).as_json()
         surface = compute_surface(self.tools, self._request(step, definition))
         return self._document(surface, definition.with_settings(step.settings))
 
@@ -182,7 +182,7 @@ class Catalogue(Value, dict=True):
         known = {tool.name: tool for tool in self.tools}
         deferred = deferred_of([known[name] for name in surface.tools], self.config.tools)
         more: JsonObject = {DEFERRED: list(deferred)} if deferred else {}
-        return {**surface.to_json(), DEFINITION: definition.to_json(), **more}
+        return {**surface.as_json(), DEFINITION: definition.to_json(), **more}
 
     def _request(self, step: StepSpec, definition: AgentDefinition) -> SurfaceRequest:
         return surface_request(

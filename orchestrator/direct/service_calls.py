@@ -138,7 +138,7 @@ class ServiceCalls:
             role=self.role,
             definition=definition.id,
             model=SCRIPT,
-            surface={**self.surface.to_json(), DEFINITION: definition.to_json()},
+            surface={**self.surface.as_json(), DEFINITION: definition.to_json()},
             now_us=SystemClock().now_us(),
         )
 

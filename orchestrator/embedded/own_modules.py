@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 
 _INSTALLED: Final = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
@@ -25,9 +24,6 @@ class ModuleFile(Value):
 
     path: str = ""
     changed_ns: int = 0
-
-    def as_json(self) -> Json:
-        return [self.path, self.changed_ns]
 
 
 def module_files_of(names: Sequence[str], folders: Sequence[str]) -> dict[str, ModuleFile]:

@@ -265,6 +265,6 @@ class EmbeddedService:
             "problem": "" if supervisor is None else supervisor.problem,
             "functions": list(self.settings.functions),
             "folders": list(self.settings.import_folders),
-            "modules": {name: file.as_json() for name, file in self._modules.items()},
+            "modules": {name: [file.path, file.changed_ns] for name, file in self._modules.items()},
             "log": self.log,
         }

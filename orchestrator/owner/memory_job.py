@@ -171,7 +171,7 @@ class MemoryJob:
             role=Role.MAIN,
             definition=EXTRACTOR,
             model=model,
-            surface={**Surface(()).to_json(), DEFINITION: self.definition.to_json()},
+            surface={**Surface(()).as_json(), DEFINITION: self.definition.to_json()},
             now_us=self.clock.now_us(),
             task_id=_job_id(tasks),
         )

@@ -183,7 +183,7 @@ def _ends_task(final: Sequence[Step]) -> bool:
 
 def backoff_s(step: Step) -> float:
     """Return the wait before the next attempt: doubled each time, at most BACKOFF_LIMIT_S."""
-    return float(min(step.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
+    return float(min(step.spec.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
 
 
 def may_retry(step: Step) -> bool:

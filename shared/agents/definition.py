@@ -8,10 +8,11 @@ worker needs no file of its own, and a file that changes later changes nothing o
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec import ValidationError, convert
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -47,7 +48,7 @@ class AgentLimits(Value):
     """Most US dollars that its model requests may cost in all; None: any sum."""
 
 
-class ModelOptions(Value):
+class ModelOptions(Value, omit_defaults=True, forbid_unknown_fields=True):
     """Settings of each model request; None leaves a setting to the provider. ``timeout_s``: of one request."""
 
     temperature: float | None = None
@@ -58,10 +59,6 @@ class ModelOptions(Value):
     parallel_calls: bool | None = None
     cache: bool | None = None
     """Whether the provider is asked to keep the history for the next request; None: yes, where it can be asked."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what is set."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def with_settings(self, settings: JsonObject) -> "ModelOptions":
         """Return the options with those that a step or a command sets instead."""
@@ -99,7 +96,7 @@ class Price(Value):
         return (Decimal(str(self.input)) * input_tokens + Decimal(str(self.output)) * output_tokens) / 1_000_000
 
 
-class AgentDefinition(Value):
+class AgentDefinition(Value, omit_defaults=True):
     """``suggested_tools`` None takes the role's default; ``limits`` are those of :class:`AgentLimits` that it sets.
 
     ``source`` is ``built-in`` or the path of its file.
@@ -112,7 +109,7 @@ class AgentDefinition(Value):
     model: str = ""
     suggested_tools: tuple[str, ...] | None = None
     mode: RunMode = RunMode.DEFAULT
-    limits: Mapping[str, float] = msgspec.field(default_factory=dict)
+    limits: Mapping[str, int | float] = msgspec.field(default_factory=dict)
     options: ModelOptions = ModelOptions()
     fallback_models: tuple[str, ...] | None = None
     """The models that continue its runs where a provider fails for good; None: those of the configuration."""
@@ -122,16 +119,10 @@ class AgentDefinition(Value):
         """Return the definition of a run whose model is asked otherwise."""
         return replace(self, options=self.options.with_settings(settings)) if settings else self
 
-    def to_json(self) -> dict[str, Json]:
-        """Return what a worker needs of it; what is not set is left out."""
-        fallbacks = None if self.fallback_models is None else list(self.fallback_models)
-        return {
-            "id": self.id,
-            "instructions": self.instructions,
-            "limits": dict(self.limits),
-            "options": self.options.as_json(),
-            **({} if fallbacks is None else {"fallback_models": fallbacks}),
-        }
+    def to_json(self) -> Mapping[str, Any]:
+        """Return what a worker needs of it."""
+        needed = AgentDefinition(self.id, self.id, "", self.instructions, limits=self.limits, options=self.options)
+        return replace(needed, fallback_models=self.fallback_models).as_json()
 
     @classmethod
     def from_json(cls, stored: Json) -> "AgentDefinition":
@@ -141,30 +132,11 @@ class AgentDefinition(Value):
             UsageError: it is not one of ours.
         """
         try:
-            found = cast("Mapping[str, Any]", stored)
-            limits = {str(name): _number(value) for name, value in found["limits"].items()}
-            AgentLimits(**limits)  # type: ignore[arg-type]  # names that it does not know are refused here
-            definition_id, instructions = str(found["id"]), str(found["instructions"])
-            options = ModelOptions(**found["options"])
-            fallbacks = None if found.get("fallback_models") is None else tuple(map(str, found["fallback_models"]))
-            return cls(
-                definition_id,
-                definition_id,
-                "",
-                instructions,
-                limits=limits,
-                options=options,
-                fallback_models=fallbacks,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found = convert(stored, cls)
+            AgentLimits(**found.limits)  # type: ignore[arg-type]  # names that it does not know are refused here
+        except (ValidationError, TypeError) as error:
             raise UsageError(f"a stored agent definition cannot be read: {error}") from error
-
-
-def _number(value: Any) -> float:
-    """Return a number as it was stored: most limits are counts. Raises: ValueError, TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    return value
+        return found
 
 
 class AgentDefinitionRegistry:

@@ -50,19 +50,7 @@ class CheckedPermission(Value):
     grantable: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Json]:
-        return {
-            "kind": str(self.kind),
-            "given": self.given,
-            "shown": self.shown,
-            "effect": str(self.effect),
-            "reason": self.reason,
-            "rule": self.rule,
-            "source": self.source,
-            "is_outside": self.is_outside,
-            "tools": list(self.tools),
-            "scope": None if self.scope is None else str(self.scope),
-            "grantable": list(self.grantable),
-        }
+        return {**super().as_json(), "scope": self.scope and str(self.scope)}
 
 
 class StepGrant(Value):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import fields
+from msgspec import ValidationError, convert
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import Json, dump, parse_strict
@@ -24,13 +24,13 @@ from soong.shared.permissions.policy import (
     PolicyVerdict,
     evaluate,
 )
-from soong.shared.permissions.request import Choice, Decision
+from soong.shared.permissions.request import Decision
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS
 from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import GateCall
-from soong.shared.tools.result import ErrorType, ToolFailure
+from soong.shared.tools.result import ToolFailure
 from soong.shared.tools.surface import SurfaceDecision
 
 VERSION = 1
@@ -46,25 +46,14 @@ class Line(Value):
     source: str
     is_rule: bool = False
 
-    def as_json(self) -> dict[str, Json]:
-        return {"effect": str(self.effect), "what": self.what, "source": self.source, "is_rule": self.is_rule}
-
 
 class SkillDeclaration(Value):
     """The tools and scopes that a skill asks for. They inform and never become a line that decides."""
 
     skill: str
     level: str
-    tools: tuple[str, ...] = ()
+    allowed_tools: tuple[str, ...] = ()
     permissions: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "skill": self.skill,
-            "level": self.level,
-            "allowed_tools": list(self.tools),
-            "permissions": list(self.permissions),
-        }
 
 
 class EffectivePolicy(Value):
@@ -182,17 +171,7 @@ class CallExplanation(Value):
     facts: dict[str, Json] | None = None
 
     def as_json(self) -> dict[str, Json]:
-        return {
-            "tool": self.tool,
-            "effect": str(self.effect),
-            "layer": self.layer,
-            "rule": self.rule,
-            "source": self.source,
-            "reason": self.reason,
-            "error": self.error or None,
-            "grant_scope": self.grant_scope or None,
-            "facts": self.facts,
-        }
+        return {**super().as_json(), "error": self.error or None, "grant_scope": self.grant_scope or None}
 
 
 def by_tool_set(decision: SurfaceDecision) -> CallExplanation:
@@ -224,14 +203,9 @@ def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = F
     )
 
 
-def fields_of(decision: Decision) -> dict[str, object]:
-    """Return what is stored of a decision."""
-    return {field.name: getattr(decision, field.name) for field in fields(decision)}
-
-
 def text_of(decision: Decision) -> str:
     """Return a decision as text."""
-    return dump(fields_of(decision))
+    return dump(decision.as_json())
 
 
 def decision_from(kept: Any) -> Decision:
@@ -241,9 +215,8 @@ def decision_from(kept: Any) -> Decision:
         ForgedError: they are not those of a decision: an unknown word, a field too few or too many.
     """
     try:
-        error = None if kept["error"] is None else ErrorType(kept["error"])
-        return Decision(**{**kept, "choice": Choice(kept["choice"]), "error": error})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return convert(kept, Decision)
+    except ValidationError as error:
         raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error
 
 

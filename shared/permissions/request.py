@@ -4,21 +4,21 @@ A **request** is raised by a run for the session's one callback; an **answer** i
 **decision** is what the session's owner made of it, signed, to be consumed by exactly that call.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec import Meta, ValidationError, convert
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
+from soong.shared.sandbox.family import MOST_ANCESTORS, ProcessFacts
 from soong.shared.tools.elicitation import asks_for_words
 from soong.shared.tools.result import ErrorType
 
-_NAME_CHARS = 300
+_Name: TypeAlias = Annotated[str, Meta(max_length=300)]
 
 
 class ChoiceTraits(Value):
@@ -142,12 +142,12 @@ NO_CALLBACK: Final = "no_callback"
 """Marks, in the metadata of a responder that failed, that it asks nobody questions of this kind."""
 
 
-class Provenance(Value):
+class Provenance(Value, omit_defaults=True):
     """``processes`` begins with the one that answers; ``address`` is set where it runs on another machine."""
 
-    host: str = ""
-    processes: tuple[ProcessFacts, ...] = ()
-    address: str = ""
+    host: _Name = ""
+    processes: Annotated[tuple[ProcessFacts, ...], Meta(max_length=MOST_ANCESTORS)] = ()
+    address: _Name = ""
 
     @property
     def run_process(self) -> ProcessFacts | None:
@@ -163,12 +163,6 @@ class Provenance(Value):
         if not self.processes and not self.address:
             return "the answer names no process that gave it"
         return ""
-
-    def as_json(self) -> dict[str, Json]:
-        """Return what rows, the audit log and programs see."""
-        if self.address:
-            return {"address": self.address}
-        return {"host": self.host, "processes": [dict(asdict(process)) for process in self.processes]}
 
 
 class Answer(Value):
@@ -189,7 +183,7 @@ class Answer(Value):
     provenance: Provenance = msgspec.field(default_factory=Provenance)
 
 
-class Decision(Value):
+class Decision(Value, forbid_unknown_fields=True):
     """The signed outcome of a request. ``signature`` is Ed25519 over the canonical JSON of every other field but it.
 
     ``error`` is set exactly when the verdict is a refusal and tells the ways of not getting a yes apart (PER-14).
@@ -245,17 +239,7 @@ class Question(Value):
 
 def provenance_from(value: Mapping[str, Any]) -> Provenance:
     """Read a provenance from a row; what is none of our making is an empty one, which answers nothing."""
-    address, host, processes = value.get("address", ""), value.get("host", ""), value.get("processes", ())
-    if not isinstance(address, str) or not isinstance(host, str) or not isinstance(processes, Sequence):
-        return Provenance()
     try:
-        chain = tuple(_process(**process) for process in processes[:MOST_ANCESTORS])
-    except TypeError:
+        return convert(value, Provenance)
+    except ValidationError:
         return Provenance()
-    return Provenance(host[:_NAME_CHARS], chain, address[:_NAME_CHARS])
-
-
-def _process(*, pid: object, started_us: object, program: object, is_run: object) -> ProcessFacts:
-    if not isinstance(pid, int) or not isinstance(started_us, int) or not isinstance(program, str):
-        raise TypeError("a process is a pid, a start and a program")
-    return ProcessFacts(pid, started_us, program[:MOST_PROGRAM_CHARS], is_run is not False)

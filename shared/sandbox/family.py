@@ -14,9 +14,10 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import psutil
+from msgspec import Meta
 from msgspec.structs import replace
 
 from soong.shared.core.value import Value
@@ -30,13 +31,13 @@ _START_DOUBT_US: Final = 5_000_000
 """A row carries wall time and the kernel counts from boot: a start within this of the row's time proves nothing."""
 
 
-class ProcessFacts(Value):
+class ProcessFacts(Value, forbid_unknown_fields=True):
     """One process as the kernel shows it. ``program`` is the path of its executable, or its name if that is hidden."""
 
     pid: int
     started_us: int
-    program: str
-    is_run: bool = False
+    program: Annotated[str, Meta(max_length=MOST_PROGRAM_CHARS)]
+    is_run: bool
     """It carries the mark, or is a worker of this deployment."""
 
 
@@ -74,7 +75,7 @@ def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts,
     The kernel tells whether it carries the mark itself: what ``/proc`` shows here may be of other processes.
     """
     chain = chain_of(os.getpid(), workers)
-    own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable)
+    own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable, is_run=False)
     return (replace(own, is_run=own.is_run or is_marked()), *chain[1:])
 
 

@@ -54,10 +54,6 @@ class Traits(Value):
     is_destructive: bool = False
     is_open_world: bool = False
 
-    def as_json(self) -> dict[str, Json]:
-        """Return the traits under their own names, for what is recorded of a call."""
-        return {name: getattr(self, name) for name in self.__struct_fields__}
-
 
 class Target(Value):
     """What a call touches.

@@ -7,14 +7,15 @@ named reason. Hard limits come first: no configuration, definition or request is
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import msgspec
+from msgspec import ValidationError, convert
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign, name_of
 from soong.shared.core.identity import Role
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.naming import name_matches
@@ -113,7 +114,7 @@ class SurfaceRequest(Value):
     """What the configuration asks for in addition, for a worker whose step names no tools (ETS-05)."""
 
 
-class SurfaceDecision(Value):
+class SurfaceDecision(Value, array_like=True):
     """Why one tool is in or out."""
 
     tool: str
@@ -139,14 +140,6 @@ class Surface(Value):
         """Return the decision on a tool; None when it was not registered at the time."""
         return next((each for each in self.decisions if each.tool == tool), None)
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the stored form."""
-        return {
-            "v": 1,
-            "decisions": [[each.tool, each.is_in, each.rule] for each in self.decisions],
-            "unknown": list(self.unknown),
-        }
-
     @classmethod
     def from_json(cls, stored: JsonObject) -> "Surface":
         """Read the stored form.
@@ -155,12 +148,8 @@ class Surface(Value):
             UsageError: it is not one of ours.
         """
         try:
-            rows = cast("Sequence[tuple[str, bool, str]]", stored["decisions"])
-            unknown = cast("Sequence[str]", stored.get("unknown", ()))
-            return cls(
-                tuple(SurfaceDecision(str(tool), bool(is_in), str(rule)) for tool, is_in, rule in rows), tuple(unknown)
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            return convert(stored, cls)
+        except ValidationError as error:
             raise UsageError(f"a stored surface cannot be read: {error}") from error
 
 

@@ -58,7 +58,7 @@ def python_api() -> str:
 def _name(name: str) -> Iterator[str]:
     value = getattr(soong, name)
     yield f"### `{name}`"
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
+    if name in _ALIASES:
         yield f"A type: `{_ALIASES[name]}`."
         return
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body

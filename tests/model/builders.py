@@ -261,7 +261,7 @@ def make_answer(
 
 def make_provenance(*, is_run: bool = False) -> Provenance:
     """Return a shell's child, or a run's."""
-    shell = ProcessFacts(4_241, START_US, "/bin/sh")
+    shell = ProcessFacts(4_241, START_US, "/bin/sh", is_run=False)
     return Provenance("here", (ProcessFacts(4_242, START_US, "/usr/bin/soong", is_run), shell))
 
 

@@ -23,7 +23,7 @@ from soong.shared.agents.replay.script import ModelScript, RecordedBudgets, Reco
 from soong.shared.agents.runtime.agent_task import ModelRules
 from soong.shared.agents.runtime.without_secrets import clean_event, clean_node
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind
 from soong.shared.sandbox.redact import Redactor
@@ -56,9 +56,6 @@ class Difference(Value):
 
     def __str__(self) -> str:
         return f"{self.place}: recorded {self.recorded or 'nothing'}, replayed {self.replayed or 'nothing'}"
-
-    def as_json(self) -> dict[str, Json]:
-        return {"place": self.place, "recorded": self.recorded, "replayed": self.replayed}
 
 
 class ReplayedRun(Value):

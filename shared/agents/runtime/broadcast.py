@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.turn import FINAL_TOOL
-from soong.shared.engine.wire.answers import MAX_CALLS, AnswerDelta
+from soong.shared.engine.wire.answers import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import LiveText
@@ -76,7 +76,7 @@ class AnswerBroadcast:
             case PartStartEvent(part=ToolCallPart(tool_name=name)) if name != FINAL_TOOL:
                 if len(self._calls) >= MAX_CALLS:
                     return
-                self._calls.append(self.redactor.text(unmangle(name)))
+                self._calls.append(self.redactor.text(unmangle(name))[:MAX_NAME_CHARS])
             case _:
                 return
         self._show()

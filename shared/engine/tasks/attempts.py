@@ -47,7 +47,7 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
 def retried_step(step: Step, last: Run, plan: StepSpec | None, surface_of: SurfaceOf, origin: Origin = OWN) -> NewStep:
     """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
     run = next_attempt(step, last, asked_by=origin)
-    made = NewStep(**structs.asdict(step), run=run)
+    made = NewStep(**(structs.asdict(step) | {"run": run}))
     if plan is None:
         return made
     surface, needed = Surfaces(surface_of).of(plan)

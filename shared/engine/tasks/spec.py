@@ -27,6 +27,9 @@ class DeclaredPermissions(Value, omit_defaults=True):
         return bool(self.write or self.hosts or self.run)
 
 
+NO_PERMISSIONS: Final = DeclaredPermissions()
+
+
 class BoundStep(Value):
     """The input of a step's run: instructions and inputs with every reference looked up, once."""
 
@@ -56,7 +59,7 @@ class StepSpec(Value, omit_defaults=True):
     """How its model is asked, where it says so itself."""
     allowed_tools: tuple[str, ...] | None = None
     """None: those of the definition."""
-    permissions: DeclaredPermissions = DeclaredPermissions()
+    permissions: DeclaredPermissions = NO_PERMISSIONS
     """What it will ask people for."""
     inputs: JsonObject = msgspec.field(default_factory=dict)
     output: JsonObject | None = None

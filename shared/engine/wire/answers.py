@@ -6,10 +6,11 @@ unknown fields are ignored, so N reads N-1.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Final
 
-from soong.shared.core.jsontext import Json
+from msgspec import MsgspecError
+from msgspec.json import decode
+
 from soong.shared.core.value import Value
 from soong.shared.engine.wire.jobs import KEY_PREFIX
 
@@ -38,15 +39,6 @@ class AnswerDelta(Value):
     calls: tuple[str, ...] = ()
     is_complete: bool = False
 
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "turn": self.turn,
-            "at": self.at,
-            "text": self.text,
-            "calls": list(self.calls),
-            "is_complete": self.is_complete,
-        }
-
     def payload(self) -> str:
         """Return the form on the wire."""
         return json.dumps({"v": 1, **self.as_json()}, separators=(",", ":"))
@@ -59,18 +51,9 @@ class AnswerDelta(Value):
 def delta_of(payload: str) -> AnswerDelta | None:
     """Read the form on the wire; None when it is not one: anybody with a worker's rights may publish."""
     try:
-        found = json.loads(payload) if len(payload) <= 2 * MAX_PIECE_CHARS else None
-    except (ValueError, RecursionError):
+        delta = decode(payload, type=AnswerDelta)
+    except (MsgspecError, RecursionError):
         return None
-    if not isinstance(found, Mapping):
-        return None
-    turn, at = _count(found.get("turn")), _count(found.get("at"))
-    text, calls = found.get("text"), found.get("calls", [])
-    if turn is None or at is None or not isinstance(text, str) or not isinstance(calls, list):
-        return None
-    names = tuple(str(name)[:MAX_NAME_CHARS] for name in calls[:MAX_CALLS])
-    return AnswerDelta(turn, at, text[:MAX_PIECE_CHARS], names, found.get("is_complete") is True)
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    is_short = len(delta.text) <= MAX_PIECE_CHARS and len(delta.calls) <= MAX_CALLS
+    is_bounded = is_short and all(len(name) <= MAX_NAME_CHARS for name in delta.calls)
+    return delta if is_bounded and min(delta.turn, delta.at) >= 0 else None

@@ -198,7 +198,7 @@ def load_example(name: str) -> Plan:
 
 def _surface_of(step: object) -> JsonObject:
     allowed = getattr(step, "allowed_tools", None)
-    return compute_surface(code_tools(), SurfaceRequest(Role.WORKER, allowed_tools=allowed)).to_json()
+    return compute_surface(code_tools(), SurfaceRequest(Role.WORKER, allowed_tools=allowed)).as_json()
 
 
 def _id(key: str) -> str:

@@ -90,7 +90,9 @@ async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None
     claim = await scene.start("a")
     step = await scene.store.tasks.step(claim.step_key)
 
-    waits = [backoff_s(replace(step, backoff_s=2.0, attempt=attempt)) for attempt in (1, 2, 3, 50)]
+    waits = [
+        backoff_s(replace(step, spec=replace(step.spec, backoff_s=2.0), attempt=attempt)) for attempt in (1, 2, 3, 50)
+    ]
 
     assert waits == [2.0, 4.0, 8.0, BACKOFF_LIMIT_S]
 

@@ -72,4 +72,4 @@ def test_a_service_that_says_nothing_of_use_has_no_modules(said: object) -> None
 
 
 def test_what_a_service_says_is_read_back() -> None:
-    assert read_module_files({name: file.as_json() for name, file in OWN.items()}) == OWN
+    assert read_module_files({name: [file.path, file.changed_ns] for name, file in OWN.items()}) == OWN

@@ -39,7 +39,7 @@ def made() -> tuple[Task, list[Step]]:
     task = new_task(
         parse_plan(PLAN, "p.yaml"), {"folder": "."}, session, surface_of=lambda _: {}, default_model="m", now_us=1
     )
-    steps = [replace(step, status=StepStatus.READY) for step in task.steps]
+    steps: list[Step] = [replace(step, status=StepStatus.READY) for step in task.steps]
     return task_of(task), steps
 
 

@@ -213,7 +213,7 @@ def test_requested_names_that_nobody_answers_to_are_reported() -> None:
 def test_a_stored_surface_is_read_back_as_it_was(request_: SurfaceRequest) -> None:
     surface = compute_surface(TOOLS, request_)
 
-    stored = parse_strict(dump(surface.to_json()))
+    stored = parse_strict(dump(surface.as_json()))
 
     assert isinstance(stored, dict)
     assert Surface.from_json(stored) == surface

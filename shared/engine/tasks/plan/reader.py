@@ -50,7 +50,7 @@ from soong.shared.engine.tasks.plan.plan import (
 )
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
 from soong.shared.engine.tasks.problems import Hint, Problems
-from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import NO_PERMISSIONS, DeclaredPermissions, StepSpec
 
 _OF_THE_MAP: Final[Mapping[str, str]] = {
     "id": "the children of a map step are named after it and their key",
@@ -188,7 +188,7 @@ def planned_step(step: StepDocument | AgentWork | PythonWork) -> StepSpec:
     elif said.get("on_failure") is not None:
         said["on_failure"] = FailurePolicy(said["on_failure"])
     if isinstance(step, AgentWork):
-        said["permissions"] = DeclaredPermissions(**dict(step.permissions or {}))
+        said["permissions"] = DeclaredPermissions(**dict(step.permissions)) if step.permissions else NO_PERMISSIONS
         said["settings"] = {} if step.settings is None else step.settings.model_dump(exclude_none=True)
     if isinstance(step, MapStep):
         said["step"] = replace(planned_step(step.step), on_failure=step.on_item_failure)

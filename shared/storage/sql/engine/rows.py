@@ -35,7 +35,7 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
-from soong.shared.permissions.explain import decision_from, fields_of
+from soong.shared.permissions.explain import decision_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance, provenance_from
 from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
 from soong.shared.storage.sql.engine.strict import (
@@ -404,7 +404,7 @@ def provenance_of(text: str) -> Provenance:
 
 
 def decision_body(decision: Decision) -> str:
-    return pack(fields_of(decision))
+    return pack(decision.as_json())
 
 
 def decision_of(body: str) -> Decision:

@@ -1,7 +1,7 @@
 """How much code one step enters: distinct functions and files of the product, in all processes, from command to result.
 
 ``python -P -m tests.architecture.walk`` runs a service with one worker on SQLite in a home of its own, runs each plan
-once to warm up and once under ``sys.setprofile`` in every process, and prints what was entered. Class bodies,
+twice to warm up and once under ``sys.setprofile`` in every process, and prints what was entered. Class bodies,
 comprehensions, lambdas and modules do not count. A reader who follows a step has to know no more than this.
 """
 
@@ -72,7 +72,7 @@ def write():
 
 
 def begin():
-    threading.setprofile_all_threads(note) if hasattr(threading, "setprofile_all_threads") else threading.setprofile(note)
+    threading.setprofile(note)
     sys.setprofile(note)
     threading.Thread(target=watch, daemon=True, name="walk").start()
 
@@ -112,9 +112,10 @@ class Walk:
         )
 
     def entered(self, name: str) -> dict[str, set[str]]:
-        """Run a plan twice and return what the second run entered, by process."""
+        """Run a plan three times and return what the third run entered, by process."""
         plan = self.project / f"{name}.json"
         plan.write_text(json.dumps(PLANS[name]))
+        self._run(plan)
         self._run(plan)
         for note in self.notes.glob("*.txt"):
             note.unlink()
@@ -155,12 +156,14 @@ def walked(folder: Path) -> dict[str, tuple[int, int, dict[str, set[str]]]]:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soong-walk-") as folder:
         for name, (functions, files, by_process) in walked(Path(folder)).items():
-            print(f"{name}: {functions} functions in {files} files")
+            report = [f"{name}: {functions} functions in {files} files"]
             for process, lines in sorted(by_process.items(), key=lambda item: -len(item[1])):
                 if lines:
-                    print(f"  {process}: {len(lines)} functions in {len({line.split(chr(9))[0] for line in lines})} files")
+                    places = {line.split("\t")[0] for line in lines}
+                    report.append(f"  process {process}: {len(lines)} functions in {len(places)} files")
             if "--list" in sys.argv:
-                print(*sorted(set().union(*by_process.values())), sep="\n")
+                report += sorted(set().union(*by_process.values()))
+            sys.stdout.write("\n".join(report) + "\n")
 
 
 if __name__ == "__main__":

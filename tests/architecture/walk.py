@@ -47,7 +47,7 @@ ON, entered = FOLDER + "/on", set()
 
 
 def note(frame, event, argument):
-    if event == "call":
+    if event == "call" and frame.f_code.co_flags & 1:  # not the body of a class or module
         entered.add(frame.f_code)
 
 

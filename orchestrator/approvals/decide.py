@@ -1,4 +1,4 @@
-"""What an owner rules on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
+"""What an owner decides on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 import asyncio
 import socket
@@ -61,7 +61,7 @@ class UnsignedDecision(Value):
     security: str = ""
 
     def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
-        """Return the unsigned decision of this ruling, bound to exactly the request."""
+        """Return the decision, bound to exactly the request."""
         return Decision(
             id=new_id("dec"),
             request_id=request.id,
@@ -163,7 +163,7 @@ def offers_session(policy: Policy, request: PermissionRequest, home: str) -> boo
 
 
 def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, may_grant: bool) -> UnsignedDecision:
-    """Turn a responder's words into a ruling; what does not fit the question is a failed answer, not a person's no."""
+    """Turn a responder's words into a decision; words that do not fit the question are a failure, not a person's no."""
     security, problem = _problem(session, request, answer, may_grant=may_grant)
     if problem or answer.choice is None:
         is_nobody = not security and answer.choice is None and answer.metadata.get(NO_CALLBACK) is True

@@ -78,7 +78,7 @@ class RemoteResponder:
     _sessions: dict[str, Session] = field(default_factory=dict)
     _waiting: tuple[PermissionRequest, ...] = ()
     _provenance: Provenance = field(default_factory=Provenance)
-    _ruling: tuple[Session, Policy] | None = None
+    _judged_by: tuple[Session, Policy] | None = None
     """The session and its policy, where a question may be read before its owner has looked at it."""
 
     async def run(self) -> None:
@@ -157,7 +157,7 @@ class RemoteResponder:
         found = await self.store.consent.questions(session_id=self.session_id)
         questions = [question for question in found if question.is_proven]
         if self.session_id:
-            if questions and self._ruling is None:
+            if questions and self._judged_by is None:
                 await self._read_policy()
             return questions
         return [question for question in questions if await self._is_ours(question.request)]
@@ -166,7 +166,7 @@ class RemoteResponder:
         """Read the session's policy, which never changes. It may be written after its responder has begun."""
         try:
             session = await self.store.sessions.session(self.session_id)
-            self._ruling = session, Policy.from_json(session.policy)
+            self._judged_by = session, Policy.from_json(session.policy)
         except UnavailableError:
             raise
         except SoongError as error:  # nothing is shown: its owner refuses all that it asks
@@ -224,9 +224,9 @@ class RemoteResponder:
 
     def _is_ruled(self, request: PermissionRequest) -> bool:
         """Say whether the session's policy refuses what is asked: its owner says so, and nobody is to be asked."""
-        if self._ruling is None:
+        if self._judged_by is None:
             return bool(self.session_id)
-        session, policy = self._ruling
+        session, policy = self._judged_by
         return by_policy(session, policy_for(policy, request.identity), request) is not None
 
     async def _answer(self, request: PermissionRequest) -> None:

@@ -1,8 +1,9 @@
 """The questions of one session at its owner's broker.
 
-A look goes over the pending rows: is the request proven by its run, does the policy deny it by now, does a grant cover
-it, has somebody answered, has its time run out. What is shown to people is one question at a time of those that one
-session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is in rows.
+A look goes over the pending rows and tries five rules in order: the request is not proven by its run, the policy denies
+it by now, a grant covers it, somebody has answered, its time has run out. What is shown to people is one question at a
+time of those that one session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is
+in rows.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
-from soong.shared.permissions.scope import Grant, GrantBook
+from soong.shared.permissions.scope import GrantBook
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
@@ -60,6 +61,19 @@ class OpenQuestion:
     """When its turn came."""
     attended_s: float | None = None
     """When somebody was there to see it."""
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at one question. ``may_grant``: a session grant may be given or used, by the policy of this look."""
+
+    session: Session
+    request: PermissionRequest
+    entry: OpenQuestion
+    may_grant: bool = False
+
+    def answered(self, answer: Answer) -> UnsignedDecision:
+        return decide.by_answer(self.session, self.request, answer, may_grant=self.may_grant)
 
 
 class RunEvents(Protocol):
@@ -251,50 +265,68 @@ class SessionApprovals:
             log.error("question_failed", **values, exc_info=not isinstance(error, SoongError))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
-        """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
-        for place, request in enumerate(lane):
-            ruling = await self._ruling(session, request)
-            if ruling is not None:
-                await self._close(session, request, ruling)
-            elif session.approval_mode is not ApprovalMode.INBOX:
-                # What was answered although it was not shown: picked from a list (`soong approvals`).
-                for picked in (one for one in lane[place + 1 :] if one.id in self.answers):
-                    ruling = await self._ruling(session, picked)
-                    if ruling is not None:
-                        await self._close(session, picked, ruling)
-                return  # it has to be answered before the next of its lane is shown
+        """Settle a lane in order. Its first open question is shown; an answer to one behind it counts as well."""
+        is_behind = False
+        for request in lane:
+            if is_behind and request.id not in self.answers:
+                continue
+            unsigned = await self._settled(session, request)
+            if unsigned is None:
+                is_behind = session.approval_mode is not ApprovalMode.INBOX
+            else:
+                await self._close(session, request, unsigned)
 
-    async def _ruling(self, session: Session, request: PermissionRequest) -> UnsignedDecision | None:
-        entry = self.open[request.id]
-        if not check_proof(self.tokens[entry.run_id], request):
-            log.error("forged_request", request=request.id, run=entry.run_id)
-            return decide.forged()
+    async def _settled(self, session: Session, request: PermissionRequest) -> UnsignedDecision | None:
+        """Return what the first rule that applies decides; None: the question stays open."""
+        look = Look(session, request, self.open[request.id])
+        for rule in (self._unproven, self._by_policy, self._by_grant, self._by_answer, self._too_late):
+            if (unsigned := await rule(look)) is not None:
+                return unsigned
+        return None
+
+    async def _unproven(self, look: Look) -> UnsignedDecision | None:
+        if check_proof(self.tokens[look.entry.run_id], look.request):
+            return None
+        log.error("forged_request", request=look.request.id, run=look.entry.run_id)
+        return decide.forged()
+
+    async def _by_policy(self, look: Look) -> UnsignedDecision | None:
         try:
-            policy = self.policy.of(session, request.identity)
+            policy = self.policy.of(look.session, look.request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
-        may_grant = decide.offers_session(policy, request, self.tools.home)
-        by_policy = decide.by_policy(session, policy, request)
-        if by_policy is not None:
-            return by_policy
-        grant = await self._grant(request) if may_grant else None
-        if grant is not None:
-            return decide.by_grant(grant)
-        answer = self.answers.get(request.id)
-        if answer is not None:
-            return decide.by_answer(session, request, answer, may_grant=may_grant)
+        look.may_grant = decide.offers_session(policy, look.request, self.tools.home)
+        return decide.by_policy(look.session, policy, look.request)
+
+    async def _by_grant(self, look: Look) -> UnsignedDecision | None:
+        """A grant answers, but not what a tainted run would carry out (PER-21)."""
+        grant = self.grants.covering(look.request) if look.may_grant else None
+        if grant is None:
+            return None
+        is_outward = facts_of(look.request).is_outward
+        if is_outward and await self.tools.store.runs.is_tainted(look.request.identity.run_id):
+            return None
+        return decide.by_grant(grant)
+
+    async def _by_answer(self, look: Look) -> UnsignedDecision | None:
+        answer = self.answers.get(look.request.id)
+        return None if answer is None else look.answered(answer)
+
+    async def _too_late(self, look: Look) -> UnsignedDecision | None:
+        """The question is shown from now on, and is decided without an answer when its time has run out."""
+        request, entry, store = look.request, look.entry, self.tools.store
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
             await self.tools.notifier.notify_session(self.session_id)
-        ruling = self._too_late(session, entry, entry.asked_s)
-        if ruling is None:
+        unsigned = self._timed_out(look.session, entry, entry.asked_s)
+        if unsigned is None:
             return None
         if not await self._is_waited_for(request):
             # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
             entry.asked_s = entry.attended_s = None
             return None
-        late = await self.tools.store.consent.answer_of(request.id)  # it may have come since this look began
-        return ruling if late is None else decide.by_answer(session, request, late, may_grant=may_grant)
+        late = await store.consent.answer_of(request.id)  # it may have come since this look began
+        return unsigned if late is None else look.answered(late)
 
     async def _is_waited_for(self, request: PermissionRequest) -> bool:
         """Say whether its run waits for it: with a slot, or parked in a running task."""
@@ -304,15 +336,7 @@ class SessionApprovals:
             return run.status is RunStatus.RUNNING
         return (await store.tasks.task(request.identity.task_id)).status is TaskStatus.RUNNING
 
-    async def _grant(self, request: PermissionRequest) -> Grant | None:
-        """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
-        grant = self.grants.covering(request)
-        if grant is None or not facts_of(request).is_outward:
-            return grant
-        return None if await self.tools.store.runs.is_tainted(request.identity.run_id) else grant
-
-    def _too_late(self, session: Session, entry: OpenQuestion, asked_s: float) -> UnsignedDecision | None:
-        """Rule when the time for an answer has run out."""
+    def _timed_out(self, session: Session, entry: OpenQuestion, asked_s: float) -> UnsignedDecision | None:
         if session.approval_mode is ApprovalMode.INBOX:
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
@@ -323,17 +347,17 @@ class SessionApprovals:
         is_alone = now_s - max(asked_s, self.away_since_s) >= settings.responder_wait_s
         return decide.no_callback(settings.responder_wait_s) if is_alone else None
 
-    async def _close(self, session: Session, request: PermissionRequest, ruling: UnsignedDecision) -> None:
+    async def _close(self, session: Session, request: PermissionRequest, unsigned: UnsignedDecision) -> None:
         """Write the signed decision, remember a grant, tell the worker and the clients."""
         store, now_us = self.tools.store, self.tools.clock.now_us()
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
-        decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
+        decision = await self.tools.sign(unsigned.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
             decided = await store.consent.decide(
                 session.ownership,
                 decision,
-                state=ruling.state,
-                events=ruling.events(decision, self.tools.redactor),
+                state=unsigned.state,
+                events=unsigned.events(decision, self.tools.redactor),
                 now_us=now_us,
             )
         except AlreadyDecidedError as error:

@@ -93,14 +93,14 @@ class DirectGate:
         return check_binding(decision, request, now_us=self.clock.now_us())
 
     async def _decided(self, request: PermissionRequest) -> Decision:
-        ruling = await self._ruling(request)
+        unsigned = await self._unsigned(request)
         now_us, ttl_us = self.clock.now_us(), self.decision_ttl // timedelta(microseconds=1)
-        decision = ruling.decision(request, now_us=now_us, ttl_us=ttl_us)
-        await self.record(ruling.events(decision, self.redactor))
+        decision = unsigned.decision(request, now_us=now_us, ttl_us=ttl_us)
+        await self.record(unsigned.events(decision, self.redactor))
         self.grants.remember(decision)
         return decision
 
-    async def _ruling(self, request: PermissionRequest) -> UnsignedDecision:
+    async def _unsigned(self, request: PermissionRequest) -> UnsignedDecision:
         # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
         may_grant = decide.offers_session(self.policy, request, self.home)
         grant = self.grants.covering(request) if may_grant else None

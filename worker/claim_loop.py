@@ -19,7 +19,6 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 
@@ -316,7 +315,7 @@ class ClaimLoop:
     async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
         ended = [end.run_id for turn in turns for end in turn.ends if end.nodes]
-        begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
+        begun = [claim.identity.run_id for claim in advance.claims if claim.kind.traits.is_agent]
         if ended or begun:
             await self.notifier.notify_runs([*ended, *begun])
 

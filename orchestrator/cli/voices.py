@@ -8,7 +8,6 @@ from soong.orchestrator.cli.display import Display
 from soong.orchestrator.cli.narration import GrowingAnswer
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.live_run import listen_to_answers
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.answers import AnswerDelta
 
@@ -29,7 +28,7 @@ class StepVoices:
         if not self.display.shows_answers:
             return
         running = [
-            step.run_id for step in view.steps if step.status is StepStatus.RUNNING and step.kind is StepKind.AGENT
+            step.run_id for step in view.steps if step.status is StepStatus.RUNNING and step.kind.traits.is_agent
         ]
         for run_id in [one for one in self._listening if one not in running]:
             self._listening.pop(run_id).cancel()

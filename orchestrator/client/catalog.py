@@ -28,7 +28,6 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, Registered
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.spec import StepSpec
@@ -161,7 +160,7 @@ class Catalogue(Value, dict=True):
 
     def surface_of(self, step: StepSpec) -> JsonObject:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""
-        if step.kind is not StepKind.AGENT:
+        if not step.kind.traits.is_agent:
             return {}
         try:
             definition = self.definitions.get(step.agent)

@@ -15,7 +15,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import TASK_LIMIT, BudgetSpentError
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.storage.store import Store
@@ -161,7 +161,7 @@ async def _answer(store: Store, task: Task) -> Json:
 
 async def step_report(store: Store, step: Step, granted: Sequence[str]) -> StepReport:
     """Return the report of a step whose run may call the ``granted`` tools."""
-    tools = tools_of(step, granted) if step.kind is StepKind.AGENT else None
+    tools = tools_of(step, granted) if step.kind.traits.is_agent else None
     if not is_unclean(step.status, step.outcome):
         return StepReport(tools)
     result = await store.tasks.result(step.key)

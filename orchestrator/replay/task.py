@@ -21,7 +21,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.expansion import expand_map
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
@@ -160,7 +160,7 @@ class Replayer(Value):
     async def _run(self, record: TaskRecord, one: RunRecord) -> RunVerdict:
         step = record.step_of(one.run)
         name = record.task.title if step is None else step.step_id
-        if step is not None and step.kind is StepKind.PYTHON:
+        if step is not None and not step.kind.traits.is_agent:
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=FUNCTION)
         if one.run.identity.definition.startswith(ACP_PREFIX):
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=OUTSIDE)
@@ -278,7 +278,7 @@ def _of_maps(record: TaskRecord) -> Iterator[Difference]:
     runs = {one.run.id: one.run for one in record.runs}
     root = runs[record.task.root_run_id].identity
     for step in record.steps:
-        if step.kind is not StepKind.MAP or not step.status.is_terminal or step.status is StepStatus.SKIPPED:
+        if not step.kind.traits.has_items or not step.status.is_terminal or step.status is StepStatus.SKIPPED:
             continue
         children = [child for child in record.steps if child.map_key == step.key]
         if not children and step.error is not None:

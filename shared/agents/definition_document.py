@@ -14,7 +14,7 @@ from soong.shared.agents.definition import ID, AgentDefinition, ModelOptions
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.texts import fault
 from soong.shared.engine.tasks.plan.document import Document
-from soong.shared.engine.tasks.plan.models import (
+from soong.shared.engine.tasks.plan.fields import (
     AnswerTokens,
     Flag,
     PlanModel,

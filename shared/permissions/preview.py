@@ -18,7 +18,6 @@ from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
@@ -79,7 +78,7 @@ class Previewer(Value):
 
     def _step(self, step: StepSpec, scope: Names, budget: ExpansionBudget) -> StepPreview:
         work = step.step or step
-        if work.kind is not StepKind.AGENT:
+        if not work.kind.traits.is_agent:
             return StepPreview(step.id, step.title, str(step.kind))
         tools = self.tools_of(work)
         found: list[CheckedPermission] = []
@@ -260,7 +259,7 @@ def _known(words: Sequence[str], names: Names, budget: ExpansionBudget) -> tuple
 def _names_of(step: StepSpec, scope: Names) -> Iterator[Names | None]:
     """Yield what a step's references may name before the start: for a map once an item, None where those come later."""
     work = step.step or step
-    if step.kind is not StepKind.MAP or not any(REFERENCE in word for _, words in _declared(work) for word in words):
+    if not step.kind.traits.has_items or not any(REFERENCE in word for _, words in _declared(work) for word in words):
         yield scope
         return
     try:

@@ -127,7 +127,7 @@ def _by_claiming_run(claiming: ClaimingRun) -> ClaimRefusal | None:
 
 
 def _by_kind(requested: RequestedStep) -> ClaimRefusal | None:
-    if requested.kind is StepKind.AGENT and not requested.is_pull_worker:
+    if requested.kind.traits.is_agent and not requested.is_pull_worker:
         return None
     what = (
         "another run that takes steps like you"

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.step import Step, StepResult, Task
@@ -62,7 +62,7 @@ def _again(steps: Sequence[Step], from_step: str) -> set[str]:
     found = rerun(steps, from_step)
     back = {*(step.key for step in found.attempts), *found.again, *found.regrown}
     back |= {step.map_key for step in steps if step.key in back and step.map_key}
-    back |= {step.key for step in steps if step.kind is StepKind.MAP and step.error is not None}
+    back |= {step.key for step in steps if step.kind.traits.has_items and step.error is not None}
     return {step.step_id for step in steps if step.key in back}
 
 

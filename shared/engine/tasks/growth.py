@@ -15,10 +15,9 @@ from pydantic import ConfigDict, TypeAdapter
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
-from soong.shared.engine.tasks.plan.models import Priority
+from soong.shared.engine.tasks.plan.fields import Priority
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
@@ -211,12 +210,12 @@ def _check_attempt(
     """Check a step that is to be tried otherwise as the plan would have been, had it said so."""
     step = steps[attempt.step_id]
     path: Path = ("retry_steps", index)
-    if step.kind is StepKind.MAP:
+    if step.kind.traits.has_items:
         report(path, f"{attempt.step_id!r} is a map step and is not run itself", "name its failed items")
         return
     if not attempt.changes:
         return
-    if step.kind is not StepKind.AGENT:
+    if not step.kind.traits.is_agent:
         report(path, f"{attempt.step_id!r} is a {step.kind} step", "name only `step`: there is no agent to change")
         return
     # The children of a map were bound when they were made: their text is taken as it is.

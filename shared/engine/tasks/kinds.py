@@ -11,10 +11,16 @@ class KindTraits(Value):
     """What the engine asks about a kind of step. ``brackets`` are its shape in Mermaid."""
 
     brackets: tuple[str, str]
+    is_round: bool = False
+    """Its box in a picture has round ends."""
+    noun: str = "step"
+    """What a claimed one is called."""
     is_agent: bool = False
     """An agent does it, with instructions, a model, tools and permissions."""
     is_untrusted: bool = False
     """What depends on it counts as having read untrusted content: nothing says what it has read itself."""
+    has_items: bool = False
+    """It has no run: a step is made for each item, and they are its value."""
 
 
 class StepKind(StrEnum):
@@ -31,10 +37,10 @@ class StepKind(StrEnum):
 
 _TRAITS: Final[Mapping[StepKind, KindTraits]] = {
     StepKind.AGENT: KindTraits(("[", "]"), is_agent=True),
-    StepKind.PYTHON: KindTraits(("([", "])"), is_untrusted=True),
-    StepKind.MAP: KindTraits(("[[", "]]")),
+    StepKind.PYTHON: KindTraits(("([", "])"), is_round=True, noun="function", is_untrusted=True),
+    StepKind.MAP: KindTraits(("[[", "]]"), has_items=True),
 }
-"""A new kind of step is a row here, its fields in the plan, and a runner in the worker."""
+"""A new kind of step is a row here, a module in ``plan/kinds``, and a runner in the worker."""
 
 
 class TaskKind(StrEnum):

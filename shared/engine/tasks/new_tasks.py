@@ -17,7 +17,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
 from soong.shared.engine.tasks.lineage import Lineage, new_token
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of
@@ -207,7 +207,7 @@ def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfac
     surface, needed = surfaces.of(work)
     model = _model(work, default_model)
     # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
-    is_map = step.kind is StepKind.MAP
+    is_map = step.kind.traits.has_items
     spec = replace(step, depends_on=(), child_surface=surface if is_map else {}, is_limited=lineage.is_limited)
     if spec.step is not None:
         spec = replace(spec, step=replace(spec.step, is_limited=lineage.is_limited))

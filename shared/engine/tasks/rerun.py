@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 
@@ -36,10 +35,10 @@ def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     back = [step for step in steps if step.key in affected or step.status in RETRIED]
     # A map step that waits again for what it had once gone on without is unlocked, and so expanded, again.
     waits = {step.key for step in back}
-    regrown.update(step.key for step in back if step.kind is StepKind.MAP and not waits.isdisjoint(step.depends_on))
+    regrown.update(step.key for step in back if step.kind.traits.has_items and not waits.isdisjoint(step.depends_on))
     kept = [step for step in back if step.map_key not in regrown]
     return Rerun(
-        tuple(step for step in kept if step.kind is not StepKind.MAP),
+        tuple(step for step in kept if not step.kind.traits.has_items),
         tuple(step.key for step in kept if step.status is StepStatus.COMPLETED),
         tuple(sorted(regrown)),
     )
@@ -56,12 +55,12 @@ def _below(steps: Sequence[Step], from_step: str) -> tuple[set[str], set[str]]:
         for parent in step.depends_on:
             dependents.setdefault(parent, []).append(step.key)
     affected = {first.key}
-    regrown = {first.key} if first.kind is StepKind.MAP else set[str]()
+    regrown = {first.key} if first.kind.traits.has_items else set[str]()
     rest = [first.key]
     while rest:
         step = by_key[rest.pop()]
         found = list(dependents.get(step.key, ()))
-        regrown.update(key for key in found if by_key[key].kind is StepKind.MAP)
+        regrown.update(key for key in found if by_key[key].kind.traits.has_items)
         if step.map_key and step.map_key in by_key:
             found.append(step.map_key)  # it waits for this child again; its other children stay
         rest += [key for key in found if key not in affected]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
 
 
@@ -11,5 +10,6 @@ def still_running(steps: Sequence[Step]) -> str:
     left = [step for step in steps if step.status.is_leased]
     if not left:
         return ""
-    noun = "function" if all(step.kind is StepKind.PYTHON for step in left) else "step"
+    nouns = {step.kind.traits.noun for step in left}
+    noun = nouns.pop() if len(nouns) == 1 else "step"
     return f"{len(left)} {noun}{'s' if len(left) > 1 else ''} still running"

@@ -5,17 +5,9 @@ from typing import Annotated, Any, Final
 from pydantic import Field, model_validator
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.plan.models import (
-    PlanModel,
-    Priority,
-    Seconds,
-    StepDocument,
-    StepId,
-    TaskLimitsDocument,
-    Text,
-    Texts,
-    Title,
-)
+from soong.shared.engine.tasks.plan.fields import PlanModel, Priority, Seconds, StepId, Text, Texts, Title
+from soong.shared.engine.tasks.plan.kinds.registry import StepDocument
+from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.validation import Expected
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION
 

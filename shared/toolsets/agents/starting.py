@@ -14,7 +14,7 @@ from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import is_unclean
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
@@ -306,7 +306,7 @@ class StartingTools(Value):
 
     async def _result(self, step: Step) -> StepResult:
         """Return a step's result; of one that ended cleanly its row has all of it."""
-        if step.kind is StepKind.MAP or is_unclean(step.status, step.outcome):
+        if step.kind.traits.has_items or is_unclean(step.status, step.outcome):
             return await self.service.store.tasks.result(step.key)
         return StepResult(step.step_id, step.status, step.output)
 

@@ -11,7 +11,6 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
@@ -132,7 +131,7 @@ class TaskTools(Value):
         if asked:
             step = _found(asked, steps)
             facts = {**step_facts(step, ids), **result_facts(await self.store.tasks.result(step.key))}
-            return {**facts, "tools": await self._tools(step)} if step.kind is StepKind.AGENT else facts
+            return {**facts, "tools": await self._tools(step)} if step.kind.traits.is_agent else facts
         shown: list[Json] = [step_facts(step, ids) for step in steps[:MAX_SHOWN_STEPS]]
         facts = task_facts(task, await self.store.tasks.counts(task.id))
         return {**facts, "each": shown, "truncated": len(steps) > MAX_SHOWN_STEPS}
@@ -152,7 +151,7 @@ class TaskTools(Value):
 
 
 def _is_agents_work(step: Step) -> bool:
-    return step.kind is StepKind.AGENT and not step.is_pull_worker
+    return step.kind.traits.is_agent and not step.is_pull_worker
 
 
 def _found(step_id: str, steps: Sequence[Step]) -> Step:

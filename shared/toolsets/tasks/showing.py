@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolContext, Traits
@@ -64,7 +64,7 @@ def step_facts(step: Step, step_ids: Mapping[str, str]) -> dict[str, Json]:
     facts = step_line(step)
     facts["depends_on"] = [step_ids.get(key, key) for key in step.depends_on]
     facts["attempt"] = step.attempt
-    if step.kind is StepKind.AGENT:
+    if step.kind.traits.is_agent:
         facts["agent"] = step.definition
     for name, value in (("progress", step.progress), ("priority", step.priority)):
         if value:

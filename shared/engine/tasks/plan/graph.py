@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from soong.shared.core.inert import blanked
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
@@ -81,7 +80,7 @@ def mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str
 
 def _shape(step: StepSpec) -> str:
     label = f"{_escape(step.id)}<br/><i>{_escape(step.title)}</i>" if step.title != step.id else _escape(step.id)
-    if step.kind is StepKind.MAP:
+    if step.kind.traits.has_items:
         label += f"<br/>one for each of {_escape(str(step.over))}"
     opening, closing = step.kind.traits.brackets
     return f'{opening}"{label}"{closing}'

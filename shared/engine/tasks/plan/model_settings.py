@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.plan.models import SettingsDocument
+from soong.shared.engine.tasks.plan.kinds.agent import SettingsDocument
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names
 from soong.shared.engine.tasks.problems import Problems

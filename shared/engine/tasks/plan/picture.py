@@ -11,7 +11,6 @@ from typing import Final
 
 from soong.shared.core.inert import blanked
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
@@ -72,7 +71,7 @@ def svg(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
 
 def _box(step: StepSpec) -> _Box:
     lines = [step.id] if step.title in ("", step.id) else [step.id, step.title]
-    if step.kind is StepKind.MAP:
+    if step.kind.traits.has_items:
         lines = [step.id, f"for each of {step.over}"]
     short = tuple(line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…" for line in lines)
     return _Box(step, short, max(80, CHAR * max(map(len, short)) + 24))
@@ -189,8 +188,8 @@ def _edge(start: _Box, end: _Box) -> str:
 
 def _drawn(box: _Box, status: StepStatus | None) -> str:
     fill = "#f4f6fa" if status is None else COLOURS[status]
-    radius = HEIGHT // 2 if box.step.kind is StepKind.PYTHON else 4
-    dashes = ' stroke-dasharray="5 3"' if box.step.kind is StepKind.MAP else ""
+    radius = HEIGHT // 2 if box.step.kind.traits.is_round else 4
+    dashes = ' stroke-dasharray="5 3"' if box.step.kind.traits.has_items else ""
     middle = box.x + box.width / 2
     first = box.y + HEIGHT / 2 + (4 if len(box.lines) == 1 else -3)
     said = f"{box.step.title or box.step.id}" + (f" ({status})" if status else "")

@@ -19,29 +19,15 @@ from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document
-from soong.shared.engine.tasks.plan.models import (
-    BRANCHES,
-    CHILD_MODELS,
-    NAME,
-    STEP_MODELS,
-    AgentWork,
-    InputDocument,
-    MapStep,
-    PlanHead,
-    PythonWork,
-    StepDocument,
-    TaskLimitsDocument,
-    WorkDocument,
-)
+from soong.shared.engine.tasks.plan.fields import NAME, WorkDocument
+from soong.shared.engine.tasks.plan.kinds.registry import BRANCHES, KINDS, StepDocument
+from soong.shared.engine.tasks.plan.models import InputDocument, PlanHead, TaskLimitsDocument
 from soong.shared.engine.tasks.plan.plan import (
-    DEFAULT_RETRIES,
     INPUT_TYPES,
     InputType,
-    OnFailure,
     Plan,
     PlanInput,
     PlanNames,
@@ -50,7 +36,7 @@ from soong.shared.engine.tasks.plan.plan import (
 )
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
 from soong.shared.engine.tasks.problems import Hint, Problems
-from soong.shared.engine.tasks.spec import NO_PERMISSIONS, DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import StepSpec
 
 _OF_THE_MAP: Final[Mapping[str, str]] = {
     "id": "the children of a map step are named after it and their key",
@@ -173,37 +159,17 @@ def read_step(value: Json, path: Path, report: Report) -> StepSpec:
     step = _STEP.read(value, path, report, _STAND_INS)
     if step is None:
         return _UNREADABLE
-    planned = planned_step(step)
+    planned = step.planned()
     return planned if planned.id != _STAND_INS["id"] else replace(planned, id="")
-
-
-def planned_step(step: StepDocument | AgentWork | PythonWork) -> StepSpec:
-    """Return a validated step, or the child of a map step, as it is planned."""
-    said = {**step.__dict__}
-    said["kind"] = StepKind(step.kind)
-    if said.get("on_failure") is OnFailure.RETRY:
-        said["on_failure"] = None
-        if "retries" not in step.model_fields_set:
-            said["retries"] = DEFAULT_RETRIES
-    elif said.get("on_failure") is not None:
-        said["on_failure"] = FailurePolicy(said["on_failure"])
-    if isinstance(step, AgentWork):
-        said["permissions"] = DeclaredPermissions(**dict(step.permissions)) if step.permissions else NO_PERMISSIONS
-        said["settings"] = {} if step.settings is None else step.settings.model_dump(exclude_none=True)
-    if isinstance(step, MapStep):
-        said["step"] = replace(planned_step(step.step), on_failure=step.on_item_failure)
-    if not said["title"]:
-        said["title"] = said.get("id", "")
-    return StepSpec(**said)
 
 
 def _elsewhere(model: type[BaseModel], name: str) -> str:
     """Say where a field belongs that a step of this kind does not have."""
-    if model in CHILD_MODELS.values() and name in _OF_THE_MAP:
+    if name in _OF_THE_MAP and any(kind.child is model for kind in KINDS.values()):
         return _OF_THE_MAP[name]
-    if model is MapStep and name in WorkDocument.model_fields:
+    if name in WorkDocument.model_fields and not issubclass(model, WorkDocument):
         return "a map step is not run itself; write it into its `step`"
-    kinds = [kind for kind, one in STEP_MODELS.items() if name in field_names(one)]
+    kinds = [name_of for name_of, kind in KINDS.items() if name in field_names(kind.document)]
     return f"only a step of `kind: {kinds[0]}` has it; set the kind, or remove it" if len(kinds) == 1 else ""
 
 

@@ -12,8 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.models import STEP_MODELS, PlanDocument
+from soong.shared.engine.tasks.plan.kinds.registry import KINDS
+from soong.shared.engine.tasks.plan.models import PlanDocument
 
 SCHEMA_ID: Final = "plan.schema.json"
 MODELINE: Final = "# yaml-language-server: $schema="
@@ -65,9 +65,9 @@ def plan_schema() -> JsonObject:
 def step_schema() -> JsonObject:
     """Return a step as tools describe it to models: one flat object in the subset of tool schemas (SCH-01)."""
     properties: _Schema = {}
-    for model in STEP_MODELS.values():
-        properties = {**tool_schema(model)["properties"], **properties}
-    kinds = [kind.value for kind in StepKind]
+    for kind in KINDS.values():
+        properties = {**tool_schema(kind.document)["properties"], **properties}
+    kinds = [kind.value for kind in KINDS]
     properties["kind"] = {"type": "string", "description": "What does the work.", "enum": kinds}
     properties["step"] = {"type": "object", "description": properties["step"]["description"]}
     return {"type": "object", "required": ["id"], "properties": properties}

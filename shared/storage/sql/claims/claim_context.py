@@ -220,7 +220,7 @@ def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str
 def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
     """Return the same, given the rows of :data:`DEPENDENCIES`."""
     found = [ResultRow._make(row) for row in rows]
-    maps = [row.key for row in found if row.kind == StepKind.MAP]
+    maps = [row.key for row in found if StepKind(row.kind).traits.has_items]
     lists = _map_outputs(tx, maps)
     told = _with_remains(tx, {row.key: _result(row, lists) for row in found}, set(maps))
     results: dict[str, dict[str, StepResult]] = {}
@@ -235,7 +235,7 @@ def result_of(tx: Transaction, step_key: str) -> StepResult | None:
     if not rows:
         return None
     row = ResultRow._make(rows[0])
-    is_map = row.kind == StepKind.MAP
+    is_map = StepKind(row.kind).traits.has_items
     result = _result(row, _map_outputs(tx, [step_key] if is_map else []))
     return _with_remains(tx, {step_key: result}, {step_key} if is_map else set())[step_key]
 
@@ -291,7 +291,7 @@ def _object(text: str | None) -> JsonObject | None:
 def _result(row: ResultRow, lists: "_Lists") -> StepResult:
     _, key, step_id, status, kind, output, outcome = row
     try:
-        value = lists.of(key) if kind == StepKind.MAP else output_of(output)
+        value = lists.of(key) if StepKind(kind).traits.has_items else output_of(output)
     except MalformedError as error:
         words = f"the row of {step_id!r} is malformed: {error}"
         return StepResult(
@@ -320,10 +320,10 @@ def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
     if not map_keys:
         return lists
     rows = [ItemRow._make(row) for row in tx.rows(ITEMS, map_keys=sorted(set(map_keys)))]
-    inner = _map_outputs(tx, [row.key for row in rows if row.kind == StepKind.MAP])
+    inner = _map_outputs(tx, [row.key for row in rows if StepKind(row.kind).traits.has_items])
     for map_key, key, kind, output in rows:
         try:
-            value: Json = inner.of(key) if kind == StepKind.MAP else output_of(output)
+            value: Json = inner.of(key) if StepKind(kind).traits.has_items else output_of(output)
         except MalformedError as error:
             lists.problems.setdefault(map_key, f"item {key}: {error}")
             continue

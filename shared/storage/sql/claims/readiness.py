@@ -146,5 +146,5 @@ def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **mor
 def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
     """Note that a step was opened, if a worker's end did it and no log says so yet."""
     if ready_us is not None:
-        type_ = EventType.STEP_EXPANDING if kind == StepKind.MAP else EventType.STEP_READY
+        type_ = EventType.STEP_EXPANDING if StepKind(kind).traits.has_items else EventType.STEP_READY
         run_log.note(run_id, type_, ready_us, step=key)

@@ -66,11 +66,11 @@ SET_DEPENDENTS: Final = Statement(
 
 def opened(kind: StepKind) -> StepStatus:
     """Return what a pending step becomes that waits for nothing more."""
-    return advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind is StepKind.MAP else StepEvent.UNLOCK)
+    return advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind.traits.has_items else StepEvent.UNLOCK)
 
 
 def opening(kind: StepKind) -> EventType:
-    return EventType.STEP_EXPANDING if kind is StepKind.MAP else EventType.STEP_READY
+    return EventType.STEP_EXPANDING if kind.traits.has_items else EventType.STEP_READY
 
 
 def insert_steps(

@@ -145,7 +145,7 @@ def _retry(
         run_log.create(run, RunStatus.QUEUED)
     run_log.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
     for key, kind in tx.paced(rows):
-        if kind == StepKind.MAP:
+        if StepKind(kind).traits.has_items:
             run_log.note(root_run_id, EventType.STEP_RETRIED, step=key)
     start_again(tx, run_log, [(key, by_step.get(key), None) for key, _ in rows])
     keys = [key for key, _ in rows]
@@ -167,7 +167,7 @@ def _put_back(tx: Transaction, task_id: str, again: Sequence[str], runs: dict[st
     if missing:
         raise NotFoundError("step", missing[0])
     for key, kind in rows:
-        if kind != StepKind.MAP and key not in runs:
+        if not StepKind(kind).traits.has_items and key not in runs:
             raise NotFoundError("new run for step", key)
     return rows
 
@@ -190,11 +190,11 @@ def _open_again(
     counted = {key: fields for key, *fields in tx.rows(COUNT_AGAIN, keys=keys)}
     for key in keys:
         kind, run_id, open_deps = counted[key]
-        if open_deps and kind == StepKind.MAP and tx.value(CHILDREN, key=key):
+        if open_deps and StepKind(kind).traits.has_items and tx.value(CHILDREN, key=key):
             raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded again")
         if not open_deps:
             reopen(tx, run_log, key, StepKind(kind), run_id or root_run_id)
-            if kind == StepKind.MAP:
+            if StepKind(kind).traits.has_items:
                 _wait_again(tx, run_log, task_id, key, now_us)
 
 

@@ -293,7 +293,7 @@ class _Changing:
             self.tx.rows(ASK_ONE, key=step.key, reason=plain(self.change.reason))
             workers.add(step.worker_id)
             return
-        for row in self.tx.rows(CHILDREN_OF, key=step.key) if step.kind is StepKind.MAP else ():
+        for row in self.tx.rows(CHILDREN_OF, key=step.key) if step.kind.traits.has_items else ():
             self._stop(_standing_of(row), StepEvent.CANCEL, workers)
         if self.tx.count(END_ONE, key=step.key, status=status.value, was=step.status.value, now_us=self.now_us):
             if step.run_id:

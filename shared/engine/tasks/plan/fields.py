@@ -1,0 +1,133 @@
+"""The fields of steps in a plan that steps of several kinds have, and the types of all fields (DAG-02, DAG-08).
+
+A field that is null counts as left out: in YAML that is a name without a value.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
+
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
+from soong.shared.engine.tasks.plan.plan import DEFAULT_RETRIES, OnFailure
+from soong.shared.engine.tasks.plan.validation import Expected, branch, unexpected
+from soong.shared.engine.tasks.spec import StepSpec
+
+STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
+NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+LONGEST_S: Final = 30 * 86_400
+LONGEST_PAUSE_S: Final = 3600
+MOST_COUNTED: Final = 10**15
+MOST_USD: Final = 10**9
+"""Of a task's limits; larger ones are mistakes."""
+
+
+class PlanModel(BaseModel):
+    """A mapping of a plan or of a change to a task. Unknown fields are refused, and no value is converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Treat null as left out."""
+        if isinstance(value, Mapping) and None in value.values():
+            return {name: item for name, item in value.items() if item is not None}
+        return value
+
+
+# -- values
+def sequence(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return value
+    raise unexpected("a list of texts")
+
+
+Text: TypeAlias = Annotated[str, Expected("a text")]
+Name: TypeAlias = Annotated[str, Field(pattern=f"^{NAME}$"), Expected("letters, digits and `_`")]
+StepId: TypeAlias = Annotated[str, Field(pattern=f"^{STEP_ID}$"), Expected("1 to 64 letters, digits, `_`, `.` or `-`")]
+Title: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")]
+Item: TypeAlias = Annotated[str, Field(min_length=1), Expected("a text that is not empty")]
+Texts: TypeAlias = Annotated[tuple[Item, ...], Field(strict=False, fail_fast=True), BeforeValidator(sequence)]
+Object: TypeAlias = Annotated[dict[str, Any], Field(strict=False), Expected("a mapping")]
+Flag: TypeAlias = Annotated[bool, Expected("true or false")]
+Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000), Expected("an integer from -1000 to 1000")]
+Seconds: TypeAlias = Annotated[
+    float, Field(gt=0, le=LONGEST_S), Expected(f"a number of seconds above 0, at most {LONGEST_S}")
+]
+Pause: TypeAlias = Annotated[
+    float, Field(gt=0, le=LONGEST_PAUSE_S), Expected(f"a number of seconds above 0, at most {LONGEST_PAUSE_S}")
+]
+Policy: TypeAlias = Annotated[FailurePolicy, Field(strict=False)]
+Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2), Expected("a number from 0 to 2")]
+AnswerTokens: TypeAlias = Annotated[int, Field(ge=1, le=10_000_000), Expected("an integer from 1 to 10000000")]
+Thinking: TypeAlias = Literal["off", "low", "medium", "high"]
+
+
+# -- steps
+class StepModel(PlanModel):
+    """A step as it is written, of any kind."""
+
+    def planned(self, **values: Any) -> StepSpec:
+        """Return the step as it is planned; ``values`` are those of fields that a spec has in another form."""
+        fields = {**self.__dict__, **values}
+        fields["kind"] = StepKind(fields["kind"])
+        policy = fields.get("on_failure")
+        if policy is OnFailure.RETRY and "retries" not in self.model_fields_set:
+            fields["retries"] = DEFAULT_RETRIES
+        fields["on_failure"] = None if policy in (None, OnFailure.RETRY) else FailurePolicy(policy)
+        fields["title"] = fields["title"] or fields.get("id", "")
+        return StepSpec(**fields)
+
+
+class WorkDocument(StepModel):
+    """What every step has that is run, alone or for an item of a map."""
+
+    title: Text = Field(default="", description="What people see; the id when absent.")
+    inputs: Object = Field(
+        default={},
+        description="Values for the step; references such as ${look.output.files} are looked up when it starts.",
+    )
+    output: Object | None = Field(
+        default=None,
+        description="JSON Schema of the result. An agent is asked again until its answer holds to it.",
+    )
+    priority: Priority = Field(default=0, description="Higher first, among steps that are ready.")
+    retries: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] = Field(
+        default=0, description="More attempts after a failure."
+    )
+    backoff_s: Pause = Field(
+        default=1.0, description="Pause before the first of these attempts, doubled each time, in seconds."
+    )
+    timeout_s: Seconds | None = Field(
+        default=None, description="Time limit of one attempt in seconds, waiting for people not counted."
+    )
+    pool: StepId = Field(default="default", description="Queue that the step waits in.")
+    needs: Texts = Field(default=(), description="Capabilities that its worker must announce.")
+
+
+class NodeDocument(StepModel):
+    """What every step of the DAG has."""
+
+    id: StepId = Field(description="Unique in the plan; letters, digits, `_`, `.` or `-`.")
+    title: Text = Field(default="", description="What people see; the id when absent.")
+    depends_on: Texts = Field(default=(), description="Ids of the steps whose results this one needs.")
+
+
+ON_FAILURE: Final = (
+    "At the final failure: skip what depends on it, fail the task, or keep going with a null result. "
+    f"`retry`: {DEFAULT_RETRIES} more attempts first, unless `retries` says how many. Left out: what depends on it "
+    "is skipped, or waits for the agent that plans the task."
+)
+
+
+def by_kind(union: str) -> Discriminator:
+    """Choose the branch of a union of documents by their ``kind``."""
+
+    def branch_of(value: Any) -> str:
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        return branch(union, "agent" if kind is None else kind)
+
+    return Discriminator(branch_of)

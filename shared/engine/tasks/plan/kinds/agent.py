@@ -1,0 +1,218 @@
+"""An agent step: a child agent does it, with instructions, a model, tools and permissions."""
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.paths import Path
+from soong.shared.engine.tasks.plan.fields import (
+    ON_FAILURE,
+    AnswerTokens,
+    Flag,
+    Item,
+    NodeDocument,
+    PlanModel,
+    Seconds,
+    Temperature,
+    Text,
+    Texts,
+    Thinking,
+    WorkDocument,
+    sequence,
+)
+from soong.shared.engine.tasks.plan.kinds.kind import Kind
+from soong.shared.engine.tasks.plan.permissions import (
+    MAX_DECLARED,
+    PermissionProblem,
+    host_problem,
+    run_problem,
+    write_problem,
+)
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, PlanNames, Report
+from soong.shared.engine.tasks.plan.references import References, check_references, check_work
+from soong.shared.engine.tasks.plan.validation import problem, unexpected
+from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Unknown
+from soong.shared.engine.tasks.scripted import WHERE, known_scripts
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, DeclaredPermissions, StepSpec
+
+MAX_TOOL_PATTERNS = 1_000
+"""Different ones in one plan; each is compared with every tool there is."""
+
+
+# -- how it is written
+def _program(value: Any) -> Any:
+    """Take a text for a program alone."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+        return value
+    raise unexpected("a list of texts, such as [git, status]")
+
+
+def held_to(rule: Callable[[Any], PermissionProblem | None]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        found = rule(value)
+        if found is not None:
+            raise problem(*found)
+        return value
+
+    return AfterValidator(check)
+
+
+_Declared = Field(max_length=MAX_DECLARED, strict=False)
+_Program: TypeAlias = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    held_to(run_problem),
+    BeforeValidator(_program, json_schema_input_type=Annotated[list[str], Field(min_length=1)] | Item),
+]
+
+
+class PermissionsDocument(PlanModel):
+    """What a step says beforehand that it will ask for."""
+
+    write: Annotated[tuple[Annotated[Item, held_to(write_problem)], ...], _Declared, BeforeValidator(sequence)] = Field(
+        default=(), description="Folders and files to write; relative ones start at the working directory."
+    )
+    hosts: Annotated[tuple[Annotated[Item, held_to(host_problem)], ...], _Declared, BeforeValidator(sequence)] = Field(
+        default=(), description="Hosts to reach, such as api.example.org."
+    )
+    run: Annotated[tuple[_Program, ...], _Declared, BeforeValidator(sequence)] = Field(
+        default=(), description="Programs to run, each as a list of words, such as [git, status]."
+    )
+
+
+class SettingsDocument(PlanModel):
+    """How an agent's model is asked; what is left out is as the agent's definition says."""
+
+    temperature: Temperature | None = None
+    max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
+    thinking: Thinking | None = None
+    timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
+    parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
+    cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")
+
+
+class AgentWork(WorkDocument):
+    """What an agent does."""
+
+    model_config = ConfigDict(title="agent step without an id")
+
+    kind: Literal["agent"] = Field(default="agent", description="A child agent does it.")
+    instructions: Text = Field(
+        default="", description="What to do, for a model. References such as ${inputs.path} are looked up."
+    )
+    agent: Text = Field(default=DEFAULT_DEFINITION, description="Id of an agent definition.")
+    model: Text = Field(
+        default="", description="A model of its own (provider:name); else the one that the task runs with."
+    )
+    settings: SettingsDocument | None = Field(
+        default=None, description="How its model is asked, instead of what its definition says."
+    )
+    allowed_tools: Texts | None = Field(
+        default=None, description="Tools it asks for instead of its definition's; names or globs."
+    )
+    claim: Annotated[ClaimMode, Field(strict=False)] = Field(
+        default=ClaimMode.ASSIGNED,
+        description="Who claims it. `pull`: a run that asks for it with agent.task_claim_step and does it with its own "
+        "agent, model and tools; no worker begins it by itself.",
+    )
+    script: Text = Field(default="", description="Name of the scripted agent that runs when no model is chosen.")
+    permissions: PermissionsDocument | None = Field(
+        default=None,
+        description="What it will ask people for, to be seen beforehand and answered once. It grants nothing.",
+    )
+
+    def planned(self, **values: Any) -> StepSpec:
+        declared = DeclaredPermissions(**dict(self.permissions)) if self.permissions else NO_PERMISSIONS
+        settings = self.settings.model_dump(exclude_none=True) if self.settings else {}
+        return super().planned(permissions=declared, settings=settings, **values)
+
+
+class AgentStep(AgentWork, NodeDocument):
+    """A step that an agent does."""
+
+    model_config = ConfigDict(title="agent step")
+
+    on_failure: Annotated[OnFailure, Field(strict=False)] | None = Field(default=None, description=ON_FAILURE)
+
+
+# -- what is checked
+def _check(step: StepSpec, path: Path, names: References, known: PlanNames, report: Report) -> None:
+    check_work(step, path, names, report)
+    if step.permissions:
+        check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
+    if step.output is not None and step.output.get("type") != "object":
+        report((*path, "output"), "an agent's output is not an object", "set `type: object`")
+    if step.claim is ClaimMode.PULL:
+        _check_pulled(step, path, report)
+    _check_agent(step, path, names, known, report)
+
+
+def _check_pulled(step: StepSpec, path: Path, report: Report) -> None:
+    """Report fields of a pulled step that set its agent: the run that claims it does the work."""
+    hint = "remove it; `soong tasks add-workers` says it for the runs that pull"
+    names = ("model", "allowed_tools", "script", "timeout_s")
+    said = [name for name in names if getattr(step, name) not in (None, "")]
+    said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
+    said += [name for name in ("permissions", "settings") if getattr(step, name)]
+    for name in said:
+        report((*path, name), f"a step of `claim: pull` has no {name} of its own", hint)
+
+
+def _check_agent(step: StepSpec, path: Path, names: References, known: PlanNames, report: Report) -> None:
+    if not step.instructions.strip() and not step.script:
+        report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
+    if known.definitions is not None and step.agent not in known.definitions:
+        hint = Unknown(step.agent, known.definitions, names_all=True)
+        report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
+    if (ACP_PREFIX in (step.agent[:4], step.model[:4])) and step.model not in ("", step.agent):
+        words = f"the agent {step.agent!r} does not run on the model {step.model!r}"
+        report((*path, "model"), words, f"an agent of others ({ACP_PREFIX}NAME) has its own model: leave it out")
+    if step.agent == ORCHESTRATOR and not known.may_name_orchestrator:
+        words = f"{ORCHESTRATOR!r} plans and delegates, and the agent of a step starts no other agents"
+        report((*path, "agent"), words, "give the goal with `soong ask`, or write what it would plan as steps")
+    if known.tools is not None:
+        _check_tools(step, known.tools, names.patterns, path, report)
+    if step.script:
+        _check_script(step, path, known, report)
+
+
+def _check_tools(step: StepSpec, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
+    """Report names of tools and globs that mean none; ``patterns`` keeps what is known of the plan's globs."""
+    for index, pattern in enumerate(step.allowed_tools or ()):
+        place = (*path, "allowed_tools", index)
+        if pattern in tools:
+            continue
+        if pattern not in patterns:
+            if len(patterns) == MAX_TOOL_PATTERNS:
+                report(place, f"the plan has more than {MAX_TOOL_PATTERNS:,} patterns of tools", "name the tools")
+                return
+            is_short = len(pattern) <= 2 * MAX_WORD_CHARS
+            patterns[pattern] = is_short and any(fnmatchcase(name, pattern) for name in tools)
+        if not patterns[pattern]:
+            report(place, f"there is no tool {pattern!r}", Unknown(pattern, tools))
+
+
+def _check_script(step: StepSpec, path: Path, known: PlanNames, report: Report) -> None:
+    name, place = step.script, (*path, "script")
+    scripts = known.scripts if known.scripts is not None else frozenset(known_scripts())
+    if name not in scripts and (known.scripts is not None or name.startswith("builtin.")):
+        report(place, f"there is no scripted agent {name!r}", Unknown(name, scripts, after=WHERE))
+    if known.tools is None:
+        return
+    for tool in known.calls.get(name, ()):
+        if tool not in known.tools:
+            report(place, f"{name!r} calls the tool {tool!r}, which does not exist", Unknown(tool, known.tools))
+    calls = step.inputs.get("calls") if name == "builtin.calls" else None
+    for index, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
+        called = call.get("call") if isinstance(call, Mapping) else None
+        if isinstance(called, str) and "${" not in called and called not in known.tools:
+            place = (*path, "inputs", "calls", index, "call")
+            report(place, f"there is no tool {called!r}", Unknown(called, known.tools))
+
+
+AGENT: Final = Kind(AgentStep, AgentWork, _check)

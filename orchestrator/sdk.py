@@ -29,7 +29,7 @@ from soong.shared.core.texts import require_text
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.model_settings import read_settings
+from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService

@@ -17,8 +17,7 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.step_work import StepWork
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.lost_lease import UNKNOWN
+from soong.shared.engine.tasks.claims import UNKNOWN, ClaimStore
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, RunFence, StepEnd, StepError
 from soong.shared.engine.wire.notifier import Notifier

@@ -36,8 +36,8 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.events import MAX_DECISION_CHARS
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest

@@ -21,7 +21,7 @@ from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.model_settings import parse_settings
+from soong.shared.engine.tasks.plan.kinds.agent import parse_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 

@@ -12,8 +12,8 @@ from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.fork import forked_plan
 from soong.shared.engine.tasks.plan.yaml_document import read_document
+from soong.shared.engine.tasks.rerun import forked_plan
 from soong.shared.engine.tasks.status import StepStatus
 
 COLUMNS: Final = 110

@@ -10,7 +10,7 @@ from soong.shared.core.config import load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.notification_outbox import Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 from soong.shared.toolsets.mcp.references import resolved
 
 _CHECK: Final = "notifications"

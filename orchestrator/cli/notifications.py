@@ -13,7 +13,7 @@ from soong.shared.core.config import load_config
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.tasks.notification_outbox import Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 

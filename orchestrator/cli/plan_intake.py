@@ -36,7 +36,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.model_settings import parse_settings
+from soong.shared.engine.tasks.plan.kinds.agent import parse_settings
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Subscription

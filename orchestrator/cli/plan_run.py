@@ -29,7 +29,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.new_tasks import models_of
-from soong.shared.engine.tasks.plan.model_settings import parse_settings
+from soong.shared.engine.tasks.plan.kinds.agent import parse_settings
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan
 from soong.shared.permissions.consent import Preview, StepGrant
 

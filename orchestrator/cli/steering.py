@@ -8,8 +8,8 @@ from soong.orchestrator.cli.console import say
 from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.still_running import still_running
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import TaskService

@@ -8,9 +8,9 @@ from soong.orchestrator.client.outcome import TaskOutcome
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
 from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
-from soong.shared.engine.tasks.still_running import still_running
 
 ROWS_SHOWN = 60
 DENIALS_SHOWN = 10

@@ -13,7 +13,7 @@ from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.usage import UsageSum
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import usd_text
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 
 
 def command(

@@ -21,14 +21,13 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
-from soong.shared.engine.tasks.ending import TaskEnd
+from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
-from soong.shared.engine.tasks.matching import lacking
-from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.planner import Planner, check_total
 from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
-from soong.shared.engine.tasks.totals import check_total
+from soong.shared.engine.tasks.store import TaskEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest
 from soong.shared.storage.store import Store, retry_until_confirmed

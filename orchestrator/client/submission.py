@@ -29,7 +29,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.model_settings import with_settings
+from soong.shared.engine.tasks.plan.kinds.agent import with_settings
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec

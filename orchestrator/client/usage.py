@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from soong.shared.engine.runs.record import UsageBy, UsageTotal
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
 
 
 async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:

@@ -9,7 +9,7 @@ import socket
 
 from soong.orchestrator.embedded.process_start import descends_from, start_of
 from soong.shared.core.log import get_logger
-from soong.shared.engine.tasks.lost_lease import lost_to
+from soong.shared.engine.tasks.claims import lost_to
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)

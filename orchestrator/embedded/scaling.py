@@ -13,7 +13,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.matching import lacking
+from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from soong.shared.storage.store import Store
 

@@ -16,7 +16,7 @@ from soong.orchestrator.http.strict import StrictRoute
 from soong.orchestrator.schemas.usage import UsageSums
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.clock import rfc3339
-from soong.shared.engine.runs.usage_sums import UsageBy
+from soong.shared.engine.runs.record import UsageBy
 from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute)

@@ -30,7 +30,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.model_settings import SETTING_NAMES, read_settings
+from soong.shared.engine.tasks.plan.kinds.agent import SETTING_NAMES, read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.access.token import Right

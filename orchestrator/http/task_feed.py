@@ -22,7 +22,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
+from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import Store
 

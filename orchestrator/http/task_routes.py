@@ -40,10 +40,10 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.growth import planned_task
+from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.plan.graph import mermaid
-from soong.shared.engine.tasks.plan.model_settings import read_settings
+from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.reader import planned_limits
@@ -51,7 +51,6 @@ from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Task
-from soong.shared.engine.tasks.update_models import MAX_PULL_WORKERS
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.store import Store
 

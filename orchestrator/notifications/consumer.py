@@ -17,8 +17,7 @@ from soong.shared.core.errors import ForgedError, NotFoundError
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EventName, NotificationRule, NotificationsConfig
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun
-from soong.shared.engine.tasks.notification_outbox import Notice, NotificationOutbox
+from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Notice, NotificationOutbox
 from soong.shared.permissions.request import PermissionRequest, RequestState
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.sandbox.redact import Redactor

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.notification_outbox import Notice
+from soong.shared.engine.tasks.event_feed import Notice
 
 SHOWN: Final = 10
 """Notices that a text describes; the others are counted."""

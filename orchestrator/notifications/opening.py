@@ -20,7 +20,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.notification_outbox import Notice
+from soong.shared.engine.tasks.event_feed import Notice
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 

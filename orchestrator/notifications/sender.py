@@ -21,8 +21,7 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError, Unavaila
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
-from soong.shared.engine.tasks.event_feed import Totals
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState, NotificationOutbox
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, NotificationOutbox, Totals
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.sandbox.redact import Redactor
 

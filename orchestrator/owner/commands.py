@@ -13,15 +13,14 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.runs.call_aborts import CallAbort, calls_under_way
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.runs.store import CallAbort, RunStore, calls_under_way
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.attempts import next_attempt
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import read_update
 from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.new_tasks import next_attempt
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO, read_dispatch
 from soong.shared.engine.tasks.rerun import rerun

@@ -21,8 +21,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.matching import is_able, lacking
+from soong.shared.engine.tasks.claims import ClaimStore, is_able, lacking
 from soong.shared.engine.tasks.step import WaitingSteps
 from soong.shared.engine.wire.notifier import Notifier
 

@@ -17,10 +17,10 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.expansion import expand_map
+from soong.shared.engine.tasks.planner import check_total
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, NewStep, Step, StepError, StepResult
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.engine.tasks.totals import check_total
 
 log = get_logger(__name__)
 

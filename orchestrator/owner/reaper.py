@@ -16,8 +16,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.lost_lease import lost_to
+from soong.shared.engine.tasks.claims import ClaimStore, lost_to
 
 log = get_logger(__name__)
 

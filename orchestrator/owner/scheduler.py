@@ -20,13 +20,12 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import LIMIT_ENDS, TASK_LIMIT
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.attempts import next_attempt
-from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.metrics import still_running
+from soong.shared.engine.tasks.new_tasks import next_attempt
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork, Step
-from soong.shared.engine.tasks.still_running import still_running
-from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.engine.tasks.store import FinishedTask, TaskStore
 
 log = get_logger(__name__)
 

@@ -24,8 +24,8 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
-from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import retry_until_confirmed
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from soong.orchestrator.schemas.base import Schema
 from soong.shared.engine.runs.budgets import usd_text
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 
 MOST_SUMS: Final = 200
 

@@ -11,8 +11,7 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
 from soong.shared.engine.tasks.asks import AskStore
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.event_feed import EventFeed
-from soong.shared.engine.tasks.notification_outbox import NotificationOutbox
+from soong.shared.engine.tasks.event_feed import EventFeed, NotificationOutbox
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore

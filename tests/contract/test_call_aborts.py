@@ -3,8 +3,8 @@
 import pytest
 
 from soong.shared.core.errors import NotOwnerError
-from soong.shared.engine.runs.call_aborts import CallAbort, calls_under_way
 from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import CallAbort, calls_under_way
 from soong.shared.engine.tasks.step import Claim, Interrupt
 from tests.contract.scene import ContractHarness
 from tests.contract.test_asks import ask, successor, take_up

@@ -4,8 +4,7 @@ import pytest
 
 from soong.shared.core.notification_config import EVENTS
 from soong.shared.engine.sessions.session import Owner
-from soong.shared.engine.tasks.event_feed import Totals
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness
 

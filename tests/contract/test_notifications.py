@@ -21,9 +21,8 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
-from soong.shared.engine.tasks.event_feed import FeedRun
+from soong.shared.engine.tasks.event_feed import FeedRun, Notice
 from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
-from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.signing import prove

@@ -9,10 +9,10 @@ from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import CommandKind
-from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
+from soong.shared.engine.tasks.store import TaskEnd
 from tests.contract.scene import ContractHarness, completed
 from tests.contract.test_asks import ask, take_up
 from tests.model.builders import make_map, make_step, make_task

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import SessionWork
+from soong.shared.engine.tasks.store import FinishedTask
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_session, make_step
 

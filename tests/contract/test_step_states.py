@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
+from soong.shared.engine.tasks.store import StepSnapshot
 from tests.contract.scene import ContractHarness, completed, failed
 
 

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.client.usage import usage_totals
 from soong.shared.engine.runs.budgets import Budget, Charge, session_scope
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy
+from soong.shared.engine.runs.record import UnsummedUsage, Usage, UsageBy
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_step
 

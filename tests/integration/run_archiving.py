@@ -12,9 +12,9 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
+from soong.shared.engine.tasks.store import FinishedTask
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from tests.model.builders import open_session, open_task, open_worker

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.permissions import MAX_LENGTH
+from soong.shared.engine.wire.events import MAX_LENGTH
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier

@@ -18,8 +18,7 @@ from soong.orchestrator.schemas.run import RunSchema
 from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.usage_sums import UsageBy
+from soong.shared.engine.runs.record import Usage, UsageBy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.engine.wire.events import REQUESTS
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS
 from soong.shared.storage.redis import client
 from soong.shared.storage.redis.client import DirectConnection, RedisClients
 from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier

@@ -14,8 +14,7 @@ import soong.worker
 from soong.orchestrator.client.workers import list_workers
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.event_feed import Totals
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.request import Choice

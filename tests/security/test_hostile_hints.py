@@ -11,9 +11,8 @@ from typing import Final
 import pytest
 import redis
 
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from soong.shared.engine.wire.events import MAX_LENGTH, OWNERS_CHANNEL, REQUESTS, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
 from soong.shared.core.log import get_logger
+from soong.shared.engine.wire.events import split_hint
 from soong.shared.engine.wire.notifier import Subscriber, Subscription
-from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.signing import SigningKey, check_signature
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore

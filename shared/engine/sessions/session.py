@@ -79,7 +79,7 @@ class CommandKind(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     ABORT = "abort"
-    """End a run with its tool calls, or one call alone (:mod:`soong.shared.engine.runs.call_aborts`)."""
+    """End a run with its tool calls, or one call alone (:mod:`soong.shared.engine.runs.store`)."""
     RETRY = "retry"
     """Run again what did not complete; with ``from`` in the detail also that step and all that came of it."""
     CLOSE = "close"

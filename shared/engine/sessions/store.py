@@ -97,7 +97,7 @@ class SessionStore(Protocol):
         """Insert a command; an existing one of that id is kept.
 
         In a closed session, a command about a task that has ended is inserted as ended, with its refusal
-        (:mod:`soong.shared.engine.tasks.late_commands`); a retry, and any other where nobody owns the session, opens it
+        (:mod:`soong.shared.engine.tasks.change`); a retry, and any other where nobody owns the session, opens it
         again for whichever owner adopts it.
         """
         ...

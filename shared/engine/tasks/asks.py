@@ -11,7 +11,7 @@ from msgspec import convert
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.call_aborts import CallAbort
+from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from soong.shared.core.errors import ConflictError
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.core.value import Value
+from soong.shared.engine.sessions.session import Command, CommandKind
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.plan.graph import find_cycle
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
+from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 
 
@@ -89,3 +90,18 @@ def check_over(open_ids: Sequence[str]) -> None:
     if open_ids:
         shown = ", ".join(open_ids[:5]) + (" …" if len(open_ids) > 5 else "")
         raise ConflictError(f"{len(open_ids)} steps have not ended ({shown}); wait for them, skip or cancel them")
+
+
+def outcome_in_closed_session(command: Command, status: TaskStatus | None) -> str | None:
+    """Return how a command to a closed session ends at once: why it is refused, or nothing if it asks for what is so.
+
+    None: an owner carries it out, as of a task that is open or that is tried again. ``status``: that of the task that
+    the command names; None when its session has no such task.
+    """
+    if command.kind is CommandKind.CLOSE:
+        return ""
+    if command.kind is CommandKind.RETRY:
+        return None
+    if status is None:
+        return str(NotFoundError("task", command.subject))
+    return str(InvalidTransitionError("task", status, command.kind)) if status.is_terminal else None

@@ -1,14 +1,15 @@
 """The port for claims: which worker holds which step, under which fence, within which concurrency limits.
 
 Every adapter passes tests/contract. Each method is one transaction. A worker's methods name their ``worker_id`` and
-carry fences. A worker inserts no step and no run: claiming is an update.
+carry fences. A worker inserts no step and no run: claiming is an update. Also the words for lost leases (DAG-05), and
+for what keeps every worker from steps that wait.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
+from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
-from soong.shared.engine.tasks.lost_lease import WORKER_GONE
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
@@ -20,6 +21,15 @@ from soong.shared.engine.tasks.step import (
     StepEnd,
     StepError,
 )
+from soong.shared.engine.wire.capabilities import in_words
+
+UNKNOWN: Final = "unknown_after_crash"
+"""How a step fails whose function ended with its worker: its effects are unknown, and nothing repeats it."""
+
+WORKER_GONE: Final = "its worker is gone"
+ABANDONED: Final = "its worker is gone and held it still"
+MAX_LOST_CHARS: Final = 300
+"""A worker chooses its own name."""
 
 
 class ClaimStore(Protocol):
@@ -141,7 +151,7 @@ class ClaimStore(Protocol):
 
         Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
         ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: it says which
-        worker it was and how that ended (:func:`soong.shared.engine.tasks.lost_lease.lost_to`). Returns the sessions
+        worker it was and how that ended (:func:`soong.shared.engine.tasks.claims.lost_to`). Returns the sessions
         concerned.
         """
         ...
@@ -152,3 +162,40 @@ class ClaimStore(Protocol):
         Their leases end as those of :meth:`expire_worker` do. The audit log says each as ``malformed_row``.
         """
         ...
+
+
+def lost_to(node_name: str, how: str) -> str:
+    """Return the sentence that is kept with a lost lease, such as ``worker-2@host died (SIGKILL, killed)``."""
+    return f"{node_name} {how}"[:MAX_LOST_CHARS]
+
+
+def poisoned(times: int, because: str) -> StepError:
+    """Return the error of a step that has lost its lease too often."""
+    return StepError("poisoned", f"it lost its lease {times} times; the last time {because or WORKER_GONE}")
+
+
+def ended_with_worker(because: str) -> StepError:
+    """Return the error of a step whose time was over and whose function ended with its worker."""
+    return StepError(UNKNOWN, f"its time was over, and its function ended when {because or WORKER_GONE}")
+
+
+def is_able(worker: Worker, pool: str, needs: Iterable[str]) -> bool:
+    """Say whether a worker may claim such steps."""
+    return worker.state is ProcessState.LIVE and pool in worker.pools and set(needs) <= set(worker.capabilities)
+
+
+def lacking(pool: str, needs: Sequence[str], workers: Sequence[Worker]) -> str:
+    """Return what keeps every live worker from such steps, in words; nothing when one of them is able.
+
+    What nobody has is named; where each has a part, all that one of them would need.
+    """
+    live = [worker for worker in workers if worker.state is ProcessState.LIVE]
+    if any(is_able(worker, pool, needs) for worker in live):
+        return ""
+    if not live:
+        return "no worker lives"
+    serving = [worker for worker in live if pool in worker.pools]
+    if not serving:
+        return f"no capable worker: needs the pool {pool!r}"
+    nobodys = [need for need in needs if not any(need in worker.capabilities for worker in serving)]
+    return f"no capable worker: needs {', '.join(in_words(need) for need in nobodys or needs)}"

@@ -13,8 +13,7 @@ from soong.shared.core.ids import step_key
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import FailurePolicy
-from soong.shared.engine.tasks.lineage import Lineage
-from soong.shared.engine.tasks.new_tasks import Titles
+from soong.shared.engine.tasks.new_tasks import Lineage, Titles
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.step import Step
 
 
 class WorkerLoad(Value):
@@ -85,3 +86,13 @@ class MetricsSource(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def still_running(steps: Sequence[Step]) -> str:
+    """Return how many of the steps are leased, in words; empty when none is."""
+    left = [step for step in steps if step.status.is_leased]
+    if not left:
+        return ""
+    nouns = {step.kind.traits.noun for step in left}
+    noun = nouns.pop() if len(nouns) == 1 else "step"
+    return f"{len(left)} {noun}{'s' if len(left) > 1 else ''} still running"

@@ -1,12 +1,16 @@
-"""Makes the rows of plans: a task with its steps and their first runs, and the steps that are added to it later.
+"""Makes the rows of plans: a task with its steps and their first runs, the steps that are added to it later, and the
+next attempts of steps.
 
-Pure but for ids and tokens.
+Pure but for ids and tokens. Every lineage of a DAG comes from here, in the session's owner or the client that makes
+the task, and never from a worker.
 """
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
@@ -14,19 +18,24 @@ from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
-from soong.shared.engine.tasks.lineage import Lineage, new_token
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.step import NewStep, NewTask, Task
-from soong.shared.engine.wire.capabilities import declared, functions_needed, project_needed, tools_needed
+from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
+from soong.shared.engine.wire.capabilities import (
+    declared,
+    functions_needed,
+    project_needed,
+    projects_among,
+    tools_needed,
+)
 from soong.shared.engine.wire.jobs import written_in
 from soong.shared.tools.surface import Surface
 
@@ -202,6 +211,48 @@ class Surfaces(Value):
         return self._known[asked]
 
 
+def _tokens() -> Iterator[str]:
+    """Yield tokens of runs; the system is asked for many at once."""
+    while True:
+        many = secrets.token_hex(16 * 32)
+        yield from (many[at : at + 32] for at in range(0, len(many), 32))
+
+
+class Lineage(Value):
+    """What all runs of one task share."""
+
+    session_id: str
+    task_id: str
+    root_run_id: str
+    root_agent_id: str
+    project: tuple[str, ...] = ()
+    """What a worker must have to work in the session's project."""
+    origin: Origin = OWN
+    is_limited: bool = False
+    """The task has limits."""
+    tokens: Iterator[str] = msgspec.field(default_factory=_tokens)
+
+    def run(
+        self, key: str, title: str, definition: str, model: str, surface: JsonObject, role: Role = Role.WORKER
+    ) -> NewRun:
+        """Return the first run of a step; all but ``surface`` and ``role`` are the step's own."""
+        identity = RunIdentity(
+            session_id=self.session_id,
+            run_id=new_id("run"),
+            agent_id=new_id("agent"),
+            role=role,
+            definition=definition,
+            parent_run_id=self.root_run_id,
+            parent_agent_id=self.root_agent_id,
+            task_id=self.task_id,
+            step_key=key,
+            step_title=title,
+            model=model,
+            origin=self.origin,
+        )
+        return NewRun(identity, surface, next(self.tokens))
+
+
 def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
     work = step.work
     surface, needed = surfaces.of(work)
@@ -254,3 +305,59 @@ def definition_of(work: StepSpec) -> str:
 
 def _model(work: StepSpec, default_model: str) -> str:
     return (work.model or default_model) if work.is_own_agent else ""
+
+
+def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model: str = "") -> NewRun:
+    """Return the run of a step's next attempt: its own agent, the lineage and surface of the last.
+
+    An attempt that somebody asked for is theirs, and may fail as often as the plan allows. ``model`` replaces the model
+    of an agent.
+    """
+    identity = RunIdentity(
+        session_id=last.identity.session_id,
+        run_id=new_id("run"),
+        agent_id=new_id("agent"),
+        role=last.identity.role,
+        definition=step.definition,
+        parent_run_id=last.identity.parent_run_id,
+        parent_agent_id=last.identity.parent_agent_id,
+        task_id=step.task_id,
+        step_key=step.key,
+        step_title=step.title,
+        model=(model or step.model) if step.model else "",
+        origin=last.identity.origin if asked_by is None else asked_by,
+    )
+    additional = step.spec.retries + 1
+    return NewRun(
+        identity,
+        last.surface,
+        new_token(),
+        attempt=step.attempt + 1,
+        retry_of=last.id,
+        max_attempts=None if asked_by is None else step.attempt + additional,
+    )
+
+
+def retried_step(step: Step, last: Run, plan: StepSpec | None, surface_of: SurfaceOf, origin: Origin = OWN) -> NewStep:
+    """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
+    run = next_attempt(step, last, asked_by=origin)
+    made = NewStep(**(structs.asdict(step) | {"run": run}))
+    if plan is None:
+        return made
+    surface, needed = Surfaces(surface_of).of(plan)
+    identity = replace(run.identity, definition=definition_of(plan), model=plan.model)
+    bound = plan.bound and replace(plan.bound, instructions=plan.instructions)  # an item's text is taken as it is
+    return replace(
+        made,
+        spec=replace(plan, bound=bound),
+        pool=plan.pool,
+        needs=needs_of(plan, needed, projects_among(step.needs), plan.model),
+        definition=definition_of(plan),
+        model=plan.model,
+        run=replace(run, identity=identity, surface=surface),
+    )
+
+
+def new_token() -> str:
+    """Return a token of a run: its secret."""
+    return secrets.token_hex(16)

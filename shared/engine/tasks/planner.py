@@ -3,23 +3,25 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 
+from soong.shared.core.errors import LimitExceededError
 from soong.shared.core.identity import OWN, Origin, RunIdentity
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import Update, planned
-from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown
+from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown, retried_step
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Step, Task
-from soong.shared.engine.tasks.totals import check_total
+
+SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
 
 
 def no_tools(_step: StepSpec) -> JsonObject:
@@ -34,7 +36,7 @@ class Planner(Value):
     surface_of: SurfaceOf = no_tools
     default_model: str = ""
     max_children: int = 0
-    """Most children of one run, 0 for any number (:mod:`soong.shared.engine.tasks.totals`)."""
+    """Most children of one run, 0 for any number (:mod:`soong.shared.engine.tasks.planner`)."""
     of_project: "Callable[[str], Planner] | None" = None
     """Makes the planner of a project that may have agent definitions of its own; reads files."""
 
@@ -104,3 +106,9 @@ class Planner(Value):
             cancelled=tuple(key_of[name] for name in update.cancelled),
             reason=update.reason,
         )
+
+
+def check_total(standing: int, added: int, limit: int) -> None:
+    """Raises: LimitExceededError when the run would have more than ``limit`` children; 0 means unlimited."""
+    if limit and added and standing + added > limit:
+        raise LimitExceededError(f"the run would have {standing + added} children, and {SETTING} is {limit}")

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.paths import Path, show
 
 MAX_PROBLEMS: Final = 50
 MAX_SUGGESTIONS: Final = 20
@@ -25,6 +24,9 @@ MAX_WORD_CHARS: Final = 64
 """Of a word that is compared with others: the comparison costs the product of both lengths."""
 MAX_TEXT_CHARS: Final = 500
 """Of a problem and of a hint."""
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and indexes from the root of a document to one of its parts."""
 
 
 class Unknown(Value):
@@ -153,3 +155,11 @@ def _short(name: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}… ({len(text):,} characters)"
+
+
+def show(path: Path) -> str:
+    """Return a path as people write it: ``steps[2].depends_on[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

@@ -14,16 +14,15 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.growth import DispatchDocument
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.validation import DocumentReader
-from soong.shared.engine.tasks.problems import Hint, Problems
+from soong.shared.engine.tasks.problems import Hint, Path, Problems
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, Step, Task
-from soong.shared.engine.tasks.update_models import DispatchDocument
 
 SOURCE: Final = "dispatch"
 _FORM: Final = DocumentReader.of(DispatchDocument)

@@ -1,17 +1,25 @@
 """What is run again when an ended task is tried again from one of its steps (DAG-08).
 
 The step itself, all that came of it, and whatever did not complete: otherwise something below could wait for ever.
-What completed apart from it stays as it is.
+What completed apart from it stays as it is. In a fork of the task, a step that is kept becomes a function's step with
+the recorded output, so that a fork is a plan like any other (DAG-11).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
-from soong.shared.core.errors import NotFoundError
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.tasks.step import Step, StepResult, Task
 
 RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})
+
+GIVEN: Final = "builtin.given"
+"""The function of a kept step (:mod:`soong.shared.engine.tasks.functions`)."""
 
 
 class Rerun(Value):
@@ -66,3 +74,82 @@ def _below(steps: Sequence[Step], from_step: str) -> tuple[set[str], set[str]]:
         rest += [key for key in found if key not in affected]
         affected.update(found)
     return affected, regrown
+
+
+def forked_plan(task: Task, steps: Sequence[Step], results: Mapping[str, StepResult], from_step: str) -> JsonObject:
+    """Return the document of a plan that runs ``from_step`` of a task again, and all that comes of it.
+
+    ``results`` are those of the completed steps, by step key. Steps that did not complete run again, too.
+
+    Raises:
+        NotFoundError: the task has no such step.
+        ConflictError: its steps are not all of its plan, or the step is an item of a map step.
+    """
+    own = {step.step_id: step for step in steps if not (step.map_key or step.is_pull_worker)}
+    _check(task, own, steps, from_step)
+    kept = set(own) - _again(steps, from_step)
+    document = cast("dict[str, Any]", dict(task.plan))
+    planned = cast("list[dict[str, Any]]", document["steps"])
+    document["title"] = f"{task.title} (from {from_step})"
+    if task.inputs:
+        document["inputs"] = {name: _input(document, name, value) for name, value in task.inputs.items()}
+    document["steps"] = [
+        _given(one, results[own[one["id"]].key], kept) if one["id"] in kept else one for one in planned
+    ]
+    return document
+
+
+def _check(task: Task, own: Mapping[str, Step], steps: Sequence[Step], from_step: str) -> None:
+    if task.kind is not TaskKind.PLAN:
+        raise ConflictError(f"task {task.id} is an ask: it has no plan to fork; ask again with `soong ask --session`")
+    if from_step not in own:
+        item = next((step for step in steps if step.step_id == from_step and step.map_key), None)
+        if item is not None:
+            name = item.map_key.partition("/")[2]
+            raise ConflictError(f"{from_step!r} is an item of the map step {name!r}; fork from that: --from {name}")
+        raise NotFoundError("step", from_step, Unknown(from_step, own).text())
+    planned = {str(one.get("id")) for one in cast("list[dict[str, Any]]", task.plan.get("steps") or [])}
+    added = sorted(set(own) - planned)
+    if added:
+        words = f"steps were added to task {task.id} while it ran ({', '.join(added[:5])})"
+        raise ConflictError(f"{words}; its plan alone does not make them, so it cannot be forked")
+
+
+def _again(steps: Sequence[Step], from_step: str) -> set[str]:
+    """Return the ids of the planned steps that run again; a map step does if one of its items does."""
+    found = rerun(steps, from_step)
+    back = {*(step.key for step in found.attempts), *found.again, *found.regrown}
+    back |= {step.map_key for step in steps if step.key in back and step.map_key}
+    back |= {step.key for step in steps if step.kind.traits.has_items and step.error is not None}
+    return {step.step_id for step in steps if step.key in back}
+
+
+def _given(planned: Mapping[str, Any], result: StepResult, kept: set[str]) -> dict[str, Any]:
+    """Return a step that ends at once with the output that it had; it waits for nothing that runs again."""
+    waits = [name for name in planned.get("depends_on") or () if name in kept]
+    step: dict[str, Any] = {"id": planned["id"], "kind": "python", "call": GIVEN, "inputs": {"output": None}}
+    if planned.get("title"):
+        step["title"] = planned["title"]
+    if waits:
+        step["depends_on"] = waits
+    step["inputs"] = {"output": literal(result.output)}
+    return step
+
+
+def _input(document: Mapping[str, Any], name: str, value: Json) -> dict[str, Json]:
+    """Return an input of the plan whose default is what the task was given."""
+    said = (document.get("inputs") or {}).get(name)
+    shape = dict(said) if isinstance(said, Mapping) else {}
+    shape.pop("required", None)
+    return {**shape, "default": value}
+
+
+def literal(value: Json) -> Json:
+    """Return a value as a plan has to write it so that nothing in its texts is taken for a reference."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, Mapping):
+        return {name: literal(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(item) for item in value]
+    return value

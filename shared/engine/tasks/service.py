@@ -23,14 +23,13 @@ from soong.shared.engine.sessions.session import Command, CommandKind, RefusalTy
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.paths import show
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
-from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.problems import show
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.engine.tasks.totals import check_total
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 
 COMMAND_LIMIT_S: Final = 30.0

@@ -10,20 +10,21 @@ ended in the same transaction.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import OWN, Origin
-from soong.shared.engine.runs.call_aborts import CallAbort
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.store import CallAbort, LastRuns
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.ending import SessionLook, TaskEnd
 from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewStep,
     NewTask,
     OpenTask,
+    Outcome,
     SessionWork,
     Step,
     StepError,
@@ -31,9 +32,62 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 
 NO_PLANNER: Final = "the agent that plans this task has been stopped"
+
+
+class StepSnapshot(Value):
+    """The state of one step at one moment; equal to a former one as long as nothing that people watch has changed."""
+
+    key: str
+    status: StepStatus
+    outcome: Outcome | None
+    run_id: str
+    worker_id: str
+    attempt: int
+    progress: str
+    error: StepError | None
+    started_us: int | None
+    ended_us: int | None
+
+    @classmethod
+    def of(cls, step: Step) -> "StepSnapshot":
+        return cls(
+            step.key,
+            step.status,
+            step.outcome,
+            step.run_id,
+            step.worker_id,
+            step.attempt,
+            step.progress,
+            step.error,
+            step.started_us,
+            step.ended_us,
+        )
+
+
+class TaskEnd(Value):
+    """The task, its steps in the order in which they were inserted, and what their last runs tell."""
+
+    task: Task
+    steps: Sequence[Step]
+    last_runs: LastRuns
+
+
+class FinishedTask(Value):
+    """A task that a look has ended.
+
+    ``is_closed``: its session was closed with it. ``is_recorded``: its runs have no folders to be written.
+    """
+
+    task_id: str
+    status: TaskStatus
+    is_closed: bool = False
+    is_recorded: bool = False
+
+
+SessionLook: TypeAlias = tuple[SessionWork, Sequence[FinishedTask]]
+"""What there is to do in a session, and the tasks that the look at it has ended."""
 
 
 class TaskStore(Protocol):

@@ -85,7 +85,7 @@ class Subscriber(Protocol):
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         """Hear decided requests of one worker: request ids, each with the decision that came with it
-        (:func:`soong.shared.engine.wire.permissions.split_hint`).
+        (:func:`soong.shared.engine.wire.events.split_hint`).
         """
         ...
 

@@ -22,12 +22,15 @@ from redis.exceptions import RedisError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
+    DECISIONS_LENGTH,
+    MAX_LENGTH,
     OWNERS_CHANNEL,
+    REQUESTS,
+    decisions_of,
     run_channel,
     session_channel,
     worker_channel,
 )
-from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
 from soong.shared.storage.redis.client import Command, DirectConnection
 
 log = get_logger(__name__)

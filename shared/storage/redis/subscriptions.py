@@ -16,9 +16,18 @@ from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.events import (
+    MAX_DECISION_CHARS,
+    MAX_LENGTH,
+    OWNERS_CHANNEL,
+    REQUESTS,
+    decisions_of,
+    hint_of,
+    run_channel,
+    session_channel,
+    worker_channel,
+)
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, MAX_LENGTH, REQUESTS, decisions_of, hint_of
 from soong.shared.storage.redis.client import DirectConnection
 
 log = get_logger(__name__)

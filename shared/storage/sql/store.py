@@ -83,7 +83,7 @@ class SqlFeed(_Part, SqlEventFeed):
 
 
 class SqlOutbox(_Part, SqlNotificationOutbox):
-    """Implements :class:`soong.shared.engine.tasks.notification_outbox.NotificationOutbox`."""
+    """Implements :class:`soong.shared.engine.tasks.event_feed.NotificationOutbox`."""
 
 
 class SqlStore:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
-from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.notifier import Subscriber

@@ -5,9 +5,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from soong.shared.engine.wire.answers import answer_channel
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.events import (
+    OWNERS_CHANNEL,
+    REQUESTS,
+    decisions_of,
+    hint_of,
+    run_channel,
+    session_channel,
+    worker_channel,
+)
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
 
 
 class MemorySubscription:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from soong.shared.engine.tasks.event_feed import Totals
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from tests.model.memory.rows import Rows, transaction
 
 GIVEN_UP = (NoticeState.DEAD, NoticeState.GONE)

@@ -8,13 +8,12 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.budgets import task_scope
-from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.ending import SessionLook
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
@@ -26,6 +25,7 @@ from soong.shared.engine.tasks.status import (
     advance_task,
 )
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
+from soong.shared.engine.tasks.store import SessionLook
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import cancel_all, cancel_unheld, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import note_run, note_step, tell_step

@@ -14,13 +14,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.runs.budgets import Budget, Charge
-from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import Event, NewEvent, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.runs.store import CallAbort, CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
-from soong.shared.engine.tasks.event_feed import FeedCursor
-from soong.shared.engine.tasks.notification_outbox import Notice
+from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditEntry

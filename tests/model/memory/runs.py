@@ -10,10 +10,9 @@ from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.record import Run, UnsummedUsage, Usage, UsageBy, UsageTotal
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.explain import notified_decision

@@ -17,7 +17,7 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.late_commands import outcome_in_closed_session
+from soong.shared.engine.tasks.change import outcome_in_closed_session
 from tests.model.memory.making import add_session, adopt
 from tests.model.memory.rows import Rows, page_before, transaction
 

@@ -10,9 +10,8 @@ from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent
 from soong.shared.engine.sessions.session import ProcessState, Session
-from soong.shared.engine.tasks.ending import TaskEnd
+from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
-from soong.shared.engine.tasks.lost_lease import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import (
     Advance,
@@ -30,7 +29,7 @@ from soong.shared.engine.tasks.step import (
     TaskCounts,
     WaitingSteps,
 )
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
+from soong.shared.engine.tasks.store import StepSnapshot, TaskEnd
 from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, poison, result_of, write_end
 from tests.model.memory.logs import move_run, note_step

@@ -10,7 +10,7 @@ import pytest
 from soong.orchestrator.cli.finding import Level
 from soong.orchestrator.cli.notification_check import check_notifications
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState
 from soong.shared.storage.sql.store import open_store
 from tests.model.builders import make_owner
 from tests.notification_receivers import HttpReceiver, http_receiver

@@ -6,7 +6,7 @@ import pytest
 
 from soong.orchestrator.cli.usage import _cost, _left_out
 from soong.orchestrator.schemas.usage import UsageSum
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageTotal
+from soong.shared.engine.runs.record import UnsummedUsage, UsageTotal
 
 pytestmark = pytest.mark.spec("DIS-11")
 

@@ -25,7 +25,7 @@ from soong.orchestrator.notifications.channels.smtp import EmailChannel, mail_of
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig
-from soong.shared.engine.tasks.notification_outbox import Notice
+from soong.shared.engine.tasks.event_feed import Notice
 from tests.notification_receivers import HttpReceiver, http_receiver
 
 pytestmark = pytest.mark.spec("OPS-11.a")

@@ -14,7 +14,7 @@ from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.notification_config import WebhookConfig
-from soong.shared.engine.tasks.notification_outbox import Notice
+from soong.shared.engine.tasks.event_feed import Notice
 from tests.notification_receivers import HttpReceiver, http_receiver
 
 pytestmark = pytest.mark.spec("OPS-11.d")

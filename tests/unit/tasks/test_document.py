@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soong.shared.core.errors import InvalidPlanError
-from soong.shared.engine.tasks.paths import show
 from soong.shared.engine.tasks.plan.document import MAX_CHARS
 from soong.shared.engine.tasks.plan.yaml_document import MAX_DEPTH, read_document
+from soong.shared.engine.tasks.problems import show
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["C"])),

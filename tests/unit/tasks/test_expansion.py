@@ -9,10 +9,9 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.attempts import next_attempt, retried_step
 from soong.shared.engine.tasks.expansion import expand_map, map_items
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
-from soong.shared.engine.tasks.new_tasks import new_task
+from soong.shared.engine.tasks.new_tasks import new_task, next_attempt, retried_step
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan

@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.matching import is_able, lacking
+from soong.shared.engine.tasks.claims import is_able, lacking
 from soong.shared.engine.wire.capabilities import (
     catalogue_of,
     declared,

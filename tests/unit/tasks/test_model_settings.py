@@ -8,11 +8,10 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentDefinitionRegistry, ModelOptions
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.growth import planned
-from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.plan.model_settings import parse_settings, read_settings, with_settings
+from soong.shared.engine.tasks.new_tasks import new_task, retried_step
+from soong.shared.engine.tasks.plan.kinds.agent import parse_settings, read_settings, with_settings
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.step import NewTask, StepResult
 from tests.unit.agents.parts import row_of, task_of

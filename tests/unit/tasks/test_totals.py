@@ -9,10 +9,9 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, LimitExceededError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.planner import Planner, check_total
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.totals import check_total
 from soong.shared.tools.result import ErrorType
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.notifier import MemoryBus

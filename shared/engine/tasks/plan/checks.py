@@ -11,12 +11,11 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.plan.kinds.registry import KINDS
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered, Report
 from soong.shared.engine.tasks.plan.references import RESERVED, References
-from soong.shared.engine.tasks.problems import Unknown
+from soong.shared.engine.tasks.problems import Path, Unknown
 
 Standing: TypeAlias = Mapping[str, Sequence[str]]
 """The steps of a task that these ones are added to: what each depends on, by id."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.paths import Path, show
+from soong.shared.engine.tasks.problems import Path, show
 
 MAX_CHARS = 4 * 1024 * 1024
 

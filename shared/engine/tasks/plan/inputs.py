@@ -8,11 +8,10 @@ from typing import cast
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
-from soong.shared.engine.tasks.paths import show
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import InputType, Plan, PlanInput, has_type
 from soong.shared.engine.tasks.plan.template import Scope, as_text, json_head, render, render_text
-from soong.shared.engine.tasks.problems import Problems, Unknown
+from soong.shared.engine.tasks.problems import Problems, Unknown, show
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.step import StepResult
 

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
-from soong.shared.engine.tasks.paths import Path
-from soong.shared.engine.tasks.problems import Hint
+from soong.shared.engine.tasks.problems import Hint, Path
 from soong.shared.engine.tasks.spec import StepSpec
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]

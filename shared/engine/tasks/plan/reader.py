@@ -19,7 +19,6 @@ from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document
 from soong.shared.engine.tasks.plan.fields import NAME, WorkDocument
@@ -35,7 +34,7 @@ from soong.shared.engine.tasks.plan.plan import (
     has_type,
 )
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
-from soong.shared.engine.tasks.problems import Hint, Problems
+from soong.shared.engine.tasks.problems import Hint, Path, Problems
 from soong.shared.engine.tasks.spec import StepSpec
 
 _OF_THE_MAP: Final[Mapping[str, str]] = {

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.plan import Report
 from soong.shared.engine.tasks.plan.template import Reference, references
-from soong.shared.engine.tasks.problems import Hint, JoinedNames, Unknown
+from soong.shared.engine.tasks.problems import Hint, JoinedNames, Path, Unknown
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.tools.schema import schema_problems
 

@@ -17,9 +17,8 @@ from typing import Final, TypeAlias
 from soong.shared.core.errors import InvalidJsonError, TemplateError
 from soong.shared.core.jsontext import Json, dump, parse_strict
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
-from soong.shared.engine.tasks.problems import listed
+from soong.shared.engine.tasks.problems import Path, listed
 
 Scope: TypeAlias = Mapping[str, Json]
 

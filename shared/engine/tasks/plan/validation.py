@@ -15,9 +15,8 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import nearest
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.plan import Report
-from soong.shared.engine.tasks.problems import Hint, Unknown
+from soong.shared.engine.tasks.problems import Hint, Path, Unknown
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=BaseModel)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.lost_lease import ABANDONED, lost_to
+from soong.shared.engine.tasks.claims import ABANDONED, lost_to
 from soong.shared.engine.tasks.step import BadWorker
 from soong.shared.permissions.audit_log.notes import of_malformed_worker
 from soong.shared.storage.sql.engine.audit_log import AuditTrail

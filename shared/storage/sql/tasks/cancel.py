@@ -9,7 +9,7 @@ from typing import Final
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.tasks.lost_lease import ended_with_worker, poisoned
+from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened

@@ -1,11 +1,10 @@
-"""The outbox of notifications in SQL (soong.shared.engine.tasks.notification_outbox). Nothing is on the hot path."""
+"""The outbox of notifications in SQL (soong.shared.engine.tasks.event_feed). Nothing is on the hot path."""
 
 from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any, Final
 
-from soong.shared.engine.tasks.event_feed import Totals
-from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
+from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import pack, unpack
 from soong.shared.storage.sql.engine.statements import Insert, Statement

@@ -19,7 +19,7 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.late_commands import outcome_in_closed_session
+from soong.shared.engine.tasks.change import outcome_in_closed_session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.engine.audit_log import AuditTrail

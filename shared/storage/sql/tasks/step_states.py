@@ -6,7 +6,7 @@ from typing import Any, Final
 from soong.shared.engine.tasks.failure_report import error_of
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, StepError
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
+from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MAX_TEXT_CHARS, RowReader
 from soong.shared.storage.sql.engine.transaction import Transaction

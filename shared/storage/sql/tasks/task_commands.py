@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import task_scope
-from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
+from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.storage.sql.claims.readiness import tell_maps
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import (

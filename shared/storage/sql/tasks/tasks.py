@@ -10,7 +10,6 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
@@ -20,8 +19,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
-from soong.shared.engine.tasks.step_snapshot import StepSnapshot
-from soong.shared.engine.tasks.store import NO_PLANNER
+from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot, TaskEnd
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database

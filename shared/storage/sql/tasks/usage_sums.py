@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from soong.shared.core.clock import utc_date
-from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.lost_lease import WORKER_GONE
+from soong.shared.engine.tasks.claims import WORKER_GONE
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,

@@ -1,13 +1,16 @@
 """An agent step: a child agent does it, with instructions, a model, tools and permissions."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.kinds import ClaimMode
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
     AnswerTokens,
@@ -31,15 +34,30 @@ from soong.shared.engine.tasks.plan.permissions import (
     run_problem,
     write_problem,
 )
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, PlanNames, Report
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, Plan, PlanNames, Report
 from soong.shared.engine.tasks.plan.references import References, check_references, check_work
-from soong.shared.engine.tasks.plan.validation import problem, unexpected
-from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Unknown
+from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
+from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, DeclaredPermissions, StepSpec
 
 MAX_TOOL_PATTERNS = 1_000
 """Different ones in one plan; each is compared with every tool there is."""
+
+
+class SettingsDocument(PlanModel):
+    """How an agent's model is asked; what is left out is as the agent's definition says."""
+
+    temperature: Temperature | None = None
+    max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
+    thinking: Thinking | None = None
+    timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
+    parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
+    cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")
+
+
+SETTING_NAMES: Final = ", ".join(field_names(SettingsDocument))
+_READER: Final = DocumentReader.of(SettingsDocument)
 
 
 # -- how it is written
@@ -83,17 +101,6 @@ class PermissionsDocument(PlanModel):
     run: Annotated[tuple[_Program, ...], _Declared, BeforeValidator(sequence)] = Field(
         default=(), description="Programs to run, each as a list of words, such as [git, status]."
     )
-
-
-class SettingsDocument(PlanModel):
-    """How an agent's model is asked; what is left out is as the agent's definition says."""
-
-    temperature: Temperature | None = None
-    max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
-    thinking: Thinking | None = None
-    timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
-    parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
-    cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")
 
 
 class AgentWork(WorkDocument):
@@ -216,3 +223,48 @@ def _check_script(step: StepSpec, path: Path, known: PlanNames, report: Report) 
 
 
 AGENT: Final = Kind(AgentStep, AgentWork, _check)
+
+
+def read_settings(given: JsonObject, source: str = "settings") -> JsonObject:
+    """Return the settings that are set, checked. Raises: InvalidPlanError, with every problem."""
+    if not given:
+        return {}
+    problems = Problems(source, joint=".")
+    said = _READER.read(dict(given), (), problems.report)
+    problems.refuse()
+    return {} if said is None else said.model_dump(exclude_none=True)
+
+
+def parse_settings(words: Sequence[str]) -> JsonObject:
+    """Read settings as they are typed: ``temperature=0.2``, ``thinking=off``; the last of one name counts.
+
+    Raises:
+        UsageError: one is not NAME=VALUE.
+        InvalidPlanError: a name or a value is wrong.
+    """
+    found: dict[str, Json] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(f"--setting {word!r} is not NAME=VALUE; the settings are {SETTING_NAMES}")
+        found[name.strip()] = _value(text.strip())
+    return read_settings(found, "--setting")
+
+
+def with_settings(plan: Plan, settings: JsonObject) -> Plan:
+    """Return the plan whose agents' models are asked with these settings, whatever its steps say of the same."""
+    return replace(plan, steps=tuple(_with(step, settings) for step in plan.steps)) if settings else plan
+
+
+def _with(step: StepSpec, settings: JsonObject) -> StepSpec:
+    if step.step is not None:
+        return replace(step, step=_with(step.step, settings))
+    return replace(step, settings={**step.settings, **settings}) if step.is_own_agent else step
+
+
+def _value(text: str) -> Json:
+    try:
+        value: Json = json.loads(text)
+    except ValueError:
+        return text
+    return value

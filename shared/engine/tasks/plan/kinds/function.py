@@ -5,12 +5,11 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from soong.shared.engine.tasks.functions import known_functions
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.fields import ON_FAILURE, NodeDocument, Title, WorkDocument
 from soong.shared.engine.tasks.plan.kinds.kind import Kind
 from soong.shared.engine.tasks.plan.plan import OnFailure, PlanNames, Report
 from soong.shared.engine.tasks.plan.references import References, check_work
-from soong.shared.engine.tasks.problems import Unknown
+from soong.shared.engine.tasks.problems import Path, Unknown
 from soong.shared.engine.tasks.spec import StepSpec
 
 

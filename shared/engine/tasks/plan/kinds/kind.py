@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.fields import StepModel
 from soong.shared.engine.tasks.plan.plan import PlanNames, Report
 from soong.shared.engine.tasks.plan.references import References
+from soong.shared.engine.tasks.problems import Path
 from soong.shared.engine.tasks.spec import StepSpec
 
 Check: TypeAlias = Callable[[StepSpec, Path, References, PlanNames, Report], None]

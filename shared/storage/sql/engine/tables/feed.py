@@ -2,7 +2,7 @@
 
 from sqlalchemy import CheckConstraint, Column, Index, PrimaryKeyConstraint, Table, Text
 
-from soong.shared.engine.tasks.notification_outbox import NoticeState
+from soong.shared.engine.tasks.event_feed import NoticeState
 from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import number_column as _number

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from soong.shared.agents.pacing import LIFTED
 from soong.shared.agents.runtime.without_secrets import clean_end
+from soong.shared.core import timing
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
@@ -27,9 +28,6 @@ log = get_logger(__name__)
 
 REASONS_KEPT: Final = 32
 """For how many steps of a run it is remembered why it lost them."""
-
-LOOK_S: Final = 1.0
-"""How often a process with lent slots looks for steps: the jobs that would bring it some may all be with its runs."""
 
 
 @dataclass(slots=True)
@@ -213,4 +211,4 @@ class LentSlots:
     async def _look(self, slots: Capacity) -> None:
         while True:
             slots.fill()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)

@@ -15,6 +15,7 @@ from celery import Celery, signals
 from celery.exceptions import InvalidTaskError
 from celery.worker.strategy import default
 
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_of
@@ -25,7 +26,6 @@ from soong.worker.process import LoopThread, WorkerProcess
 log = get_logger(__name__)
 
 PARENT_FD = "SOONG_PARENT_FD"
-ORPHAN_GRACE_S = 5.0
 
 UNREADABLE = (ValueError, TypeError, LookupError, RecursionError)
 """What the transport raises over something on the queue that no Celery has sent."""
@@ -124,7 +124,7 @@ def run_celery(
         if not is_ready.is_set():
             os._exit(1)  # it holds nothing, and Celery, which would answer a signal in order, is still starting
         thread.call(lambda: process.drain(timedelta(0)))
-        threading.Timer(ORPHAN_GRACE_S, os._exit, (1,)).start()
+        threading.Timer(timing.GRACE_S, os._exit, (1,)).start()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def begin_work(**_: object) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.prepared import AgentObserver
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
@@ -44,8 +45,6 @@ from soong.worker.starter import StatusPipe
 
 log = get_logger(__name__)
 
-STOP_S = 30.0
-SWITCH_INTERVAL_S = 0.001
 
 HANDOVER_FD: Final = "SOONG_HANDOVER_FD"
 
@@ -66,7 +65,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
             return 0
     unblock_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(timing.TICK_S)
     if not settings.redis_url:
         raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
     for module in dict.fromkeys(settings.functions):
@@ -103,7 +102,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     finally:
         thread.submit(_drain(process, settings, recycle_limits)).result()
         watcher.stop()
-        thread.submit(process.stop()).result(timeout=STOP_S)
+        thread.submit(process.stop()).result(timeout=timing.PATIENCE_S)
         thread.stop()
     if retirement.is_due and not recycle_limits.is_told_to_stop:
         return EXIT_RETIRED

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
@@ -26,21 +27,6 @@ log = get_logger(__name__)
 
 BATCH = 64
 """Most steps claimed at once: beyond it a transaction's latency grows faster than its throughput."""
-
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits between attempts while the database is away; the last one repeats."""
-
-NOTIFY_FIRST_S = 0.002
-NOTIFY_AGAIN_S = 0.25
-"""Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
-
-FILL_AGAIN_S = 0.02
-"""A worker claims its share of what is ready, also where the others are full. What they leave, it claims after this."""
-
-
-def retry_s(attempt: int) -> float:
-    """Return how long to wait after the ``attempt``-th try (from 0)."""
-    return RETRY_S[min(attempt, len(RETRY_S) - 1)]
 
 
 @dataclass(slots=True)
@@ -226,7 +212,7 @@ class ClaimLoop:
         self._place(self._answer(turns, advance.claims))
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
-            self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
+            self._fill_again(0.0 if len(advance.claims) == BATCH else timing.HINTS_S)
         await self._notify_owners(advance)
         await self._tell_followers(turns, advance)
 
@@ -257,7 +243,7 @@ class ClaimLoop:
             turn.stale = frozenset[str]().union(*stale)
         self._answer(turns, ())
         # Who hears of it calls this worker again: one that can claim nothing must not be called all the time.
-        self._notify_later(retry_s(self._failures))
+        self._notify_later(timing.retry_s(self._failures))
         self._failures += 1
 
     async def _end_alone(self, capacity: WorkerCapacity, end: StepEnd) -> frozenset[str]:
@@ -301,7 +287,7 @@ class ClaimLoop:
                 if self.capacity().worker_id != capacity.worker_id:
                     return Advance()
                 log.warning("advance_unanswered", error=str(error), attempt=attempt)
-                await asyncio.sleep(retry_s(attempt))
+                await asyncio.sleep(timing.retry_s(attempt))
         raise AssertionError("a count does not end")
 
     async def _notify_owners(self, advance: Advance) -> None:
@@ -309,7 +295,7 @@ class ClaimLoop:
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
         if advance.ready_left:
-            self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
+            self._notify_later(timing.LEAST_PAUSE_S if self._was_left else timing.HINT_S)
         self._was_left = advance.ready_left
 
     async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
@@ -321,7 +307,7 @@ class ClaimLoop:
 
     def pass_on(self) -> None:
         """Let owners call again: a dispatch came here that was meant for a worker with a free slot."""
-        self._notify_later(NOTIFY_AGAIN_S)
+        self._notify_later(timing.LEAST_PAUSE_S)
 
     def _notify_later(self, delay_s: float) -> None:
         if self._notifying is None or self._notifying.done():

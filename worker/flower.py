@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from soong.shared.agents.runtime.prepared import NullObserver
+from soong.shared.core import timing
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
@@ -27,7 +28,6 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 
 log = get_logger(__name__)
 
-EVERY_S = 0.25
 _TITLE_CHARS: Final = 200
 KEEP = 5_000
 
@@ -131,7 +131,7 @@ class FlowerEvents:
         self._waiting.append((type_, {**fields, "timestamp": time.time()}))
 
     def _run(self) -> None:
-        while not self._stopping.wait(EVERY_S):
+        while not self._stopping.wait(timing.PROGRESS_S):
             self._send()
         self._send()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -38,7 +39,6 @@ EXIT_RETIRED: Final = 3
 """By this its service knows the end from a failure (:mod:`soong.orchestrator.embedded.child`)."""
 
 PULSE_FD: Final = "SOONG_PULSE_FD"
-LONGEST_PAUSE_S: Final = 1.0
 PAUSES: Final = 5
 """Signs within the time after which a process counts as hanging."""
 
@@ -208,7 +208,7 @@ class Pulse:
         try:
             while True:
                 self._say(self._hang_s)
-                await asyncio.sleep(min(LONGEST_PAUSE_S, self._hang_s / PAUSES))
+                await asyncio.sleep(min(timing.SIGN_OF_LIFE_S, self._hang_s / PAUSES))
         finally:
             self._say(0)
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
@@ -26,8 +26,6 @@ from soong.shared.tools.schedule import Executor
 
 log = get_logger(__name__)
 
-AGAIN_S: Final = 1.0
-
 
 @dataclass(slots=True)
 class ParkingCoordinator:
@@ -37,7 +35,7 @@ class ParkingCoordinator:
     clock: Clock
     after_s: float
     max_parked: int
-    again_s: float = AGAIN_S
+    again_s: float = timing.POLL_ROWS_S
     """A run that could not park (the session has as many as it may) tries again after this at the earliest."""
     _here: dict["RunParking", None] = field(default_factory=dict)
     _is_hurried: bool = False

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopReason
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -32,9 +33,6 @@ from soong.worker.slots import ClaimRunner, RunObserver, Slots
 log = get_logger(__name__)
 
 T = TypeVar("T")
-
-RELEASE_S = 10.0
-"""How long handing back may take after the grace; what is not handed back then, the reaper frees."""
 
 
 class CommandCaller(Protocol):
@@ -231,7 +229,7 @@ class WorkerProcess:
         if not await self._idle_in_time():
             self.slots.stop_all("release", "the worker stops")
             self.slots.leave_functions()
-            await self.slots.until_idle(RELEASE_S)
+            await self.slots.until_idle(timing.RELEASE_LIMIT_S)
         try:
             await self.claim_loop.return_unheard()
         except SoongError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
@@ -23,7 +24,7 @@ from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps, LentSlots
-from soong.worker.claim_loop import ClaimLoop, retry_s
+from soong.worker.claim_loop import ClaimLoop
 from soong.worker.function_step import crashed
 from soong.worker.unended import HeldRun, UnendedRuns
 
@@ -323,7 +324,7 @@ class Slots:
                 await self.claims.release(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
             except UnavailableError as error:
                 log.warning("release_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
-                await asyncio.sleep(retry_s(attempt))
+                await asyncio.sleep(timing.retry_s(attempt))
             else:
                 return
 

@@ -7,11 +7,12 @@ step reports it to owners and people: at once when a time limit has passed, and 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -23,9 +24,6 @@ from soong.shared.engine.tasks.step import Claim, RunFence, StepEnd, StepError
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
-
-REPORTED_AFTER_S: Final = 0.25
-"""A run that ends within this time of being asked to is not reported."""
 
 
 @dataclass(slots=True)
@@ -95,12 +93,12 @@ class UnendedRuns:
             watching.cancel()
 
     async def _watch(self, held: HeldRun) -> None:
-        await asyncio.sleep(REPORTED_AFTER_S)
+        await asyncio.sleep(timing.SETTLE_S)
         error = held.end.error if held.end is not None else None
         if error is not None:
             await self._report(held, f"{error.message}; {' and '.join(held.work.names)} still runs", error)
         late_s = self.beat_s if held.interruption.is_pausing else 0.0
-        await asyncio.sleep(max(0.0, self.stuck_s - REPORTED_AFTER_S) + late_s)
+        await asyncio.sleep(max(0.0, self.stuck_s - timing.SETTLE_S) + late_s)
         if not held.work:
             return
         held.is_stuck = True

@@ -7,19 +7,16 @@ the same questions under the same ids, reads the stored answers, and has none of
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.session_approvals import ApprovalContext, RunEvents, SessionApprovals, UnheldRuns
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.scope import Grant
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
-
-MOMENT_S: Final = 0.1
-"""So long after it was heard of, a question may still be under way here."""
 
 
 class ApprovalBroker:
@@ -47,7 +44,7 @@ class ApprovalBroker:
     @property
     def is_busy(self) -> bool:
         """Say whether questions or answers come in: work for which nobody waits would hold them up."""
-        return self._tools.clock.monotonic_s() - self._heard_s < MOMENT_S
+        return self._tools.clock.monotonic_s() - self._heard_s < timing.SETTLE_S
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the broker's own."""

@@ -13,7 +13,8 @@ from soong.orchestrator.approvals.approval import question_of, status_of_questio
 from soong.orchestrator.approvals.decide import by_policy
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
-from soong.orchestrator.approvals.responders import POLL_EVERY_S, answer_by, insert_answer, lane_of
+from soong.orchestrator.approvals.responders import answer_by, insert_answer, lane_of
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
@@ -27,10 +28,6 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
-GRANT_SETTLES_S = 5.0
-"""How long questions that our grant answers are not shown, while the owner decides them one after another."""
-OTHERS_SETTLE_S = 0.5
-"""The same after somebody else's answer, which may have been a grant."""
 
 _ScopedLane = tuple[str, str, str]
 """A session's lane."""
@@ -116,7 +113,7 @@ class RemoteResponder:
                 return await check_person(self.store.sessions, "answer")
             except UnavailableError as error:
                 log.warning("provenance_unread", error=str(error))
-                await asyncio.sleep(POLL_EVERY_S)
+                await asyncio.sleep(timing.POLL_ROWS_S)
 
     async def _wait(self, subscription: Subscription) -> None:
         """Wait for a notification, the end of the question that is shown, or the next poll."""
@@ -147,7 +144,7 @@ class RemoteResponder:
     async def _left(self) -> int:
         """Return how many questions stay open: what ended with their task, after the last look, does not."""
         try:
-            async with asyncio.timeout(POLL_EVERY_S):
+            async with asyncio.timeout(timing.POLL_ROWS_S):
                 return sum(question.answer is None for question in await self._questions())
         except (UnavailableError, TimeoutError):
             return len(self._waiting)
@@ -202,7 +199,7 @@ class RemoteResponder:
         now_s = asyncio.get_running_loop().time()
         lanes = {request.id: _scoped(request) for request in pending}
         for request_id in self._lanes.keys() - lanes.keys() - self._said:
-            self._held.setdefault(self._lanes[request_id], now_s + OTHERS_SETTLE_S)
+            self._held.setdefault(self._lanes[request_id], now_s + timing.SETTLE_S)
         self._lanes = lanes
         self._held = {lane: until_s for lane, until_s in self._held.items() if until_s > now_s}
 
@@ -262,7 +259,7 @@ class RemoteResponder:
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is not None and answer.choice.is_grant:
-            self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
+            self._held[_scoped(request)] = asyncio.get_running_loop().time() + timing.GRACE_S
         await self.notifier.permission_raised(request.id, request.identity.session_id)
 
 
@@ -285,7 +282,7 @@ def _left_open(count: int) -> str:
 
 
 async def _hear(subscription: Subscription) -> Sequence[str]:
-    return await subscription.wait(POLL_EVERY_S)
+    return await subscription.wait(timing.POLL_ROWS_S)
 
 
 async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:

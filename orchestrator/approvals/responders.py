@@ -9,6 +9,7 @@ import asyncio
 import msgspec
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
@@ -28,7 +29,6 @@ from soong.shared.permissions.store import ConsentStore
 
 log = get_logger(__name__)
 
-POLL_EVERY_S = 1.0
 MAX_REASON_CHARS = 2_000
 MAX_METADATA_BYTES = 16 * 1024
 
@@ -117,7 +117,7 @@ async def insert_answer(store: ConsentStore, answer: Answer) -> str:
             return error.state
         except UnavailableError as error:
             log.warning("answer_unwritten", request=answer.request_id, error=str(error))
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)
             continue
         return ""
 

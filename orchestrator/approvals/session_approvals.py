@@ -18,6 +18,7 @@ from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
 from soong.orchestrator.approvals.responders import Lane, lane_of
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     AlreadyDecidedError,
@@ -48,8 +49,6 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-POLL_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -207,7 +206,7 @@ class SessionApprovals:
     async def _run(self) -> None:
         while await self._look_safely():
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_EVERY_S):
+                async with asyncio.timeout(timing.POLL_ROWS_S):
                     await self.woken.wait()
 
     async def _look_safely(self) -> bool:

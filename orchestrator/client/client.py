@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
@@ -24,7 +25,7 @@ from soong.shared.engine.sessions.session import CommandKind, ProcessState, Sess
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.planner import Planner, check_total
-from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
+from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
 from soong.shared.engine.tasks.store import TaskEnd
@@ -233,7 +234,7 @@ class Client:
         return None
 
     async def command(
-        self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
+        self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = timing.PATIENCE_S
     ) -> None:
         """Ask the task's owner for something and wait until it is done.
 

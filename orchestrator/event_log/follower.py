@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -27,7 +28,6 @@ LOOK_BACK: Final = timedelta(minutes=2)
 """How long after its end a task is still looked at: the clocks of its writers differ, and commits take time."""
 CATCH_UP: Final = timedelta(hours=24)
 """A consumer that was away for longer than this leaves out what had ended before."""
-LONGEST_PAUSE_S: Final = 60.0
 
 
 class UndeliveredError(SoongError):
@@ -135,13 +135,15 @@ class EventFollower:
             await self.look()
         except (UndeliveredError, UnavailableError) as error:
             self._failures += 1
-            pause_s = min(self.interval_s * float(2 ** min(self._failures, 10)), max(LONGEST_PAUSE_S, self.interval_s))
+            pause_s = min(
+                self.interval_s * float(2 ** min(self._failures, 10)), max(timing.LONGEST_BACKOFF_S, self.interval_s)
+            )
             if self._failures == 1:
                 log.warning("following_failed", consumer=self.consumer.name, error=str(error))
             return pause_s
         except Exception:  # what one log holds must not end the loop for all
             log.exception("following_failed", consumer=self.consumer.name)
-            return LONGEST_PAUSE_S
+            return timing.LONGEST_BACKOFF_S
         if self._failures:
             log.warning("following_continues", consumer=self.consumer.name, after_failures=self._failures)
         self._failures = 0

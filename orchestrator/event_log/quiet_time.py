@@ -8,9 +8,9 @@ from typing import Final
 
 import psutil
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 
-WINDOW_S: Final = 0.25
 FREE_CORES: Final = 0.75 * min(2, os.cpu_count() or 1)
 """So many must have had nothing to do in a window: the work that can wait takes one, its database a part of another.
 Workers on this machine leave less while there are steps for them; the CPU time of this process says little of them,
@@ -36,6 +36,6 @@ class QuietTime(Value):
         until_s = self.now_s() + self.longest_s
         while (began_s := self.now_s()) < until_s:
             before_s = self.idle_s()
-            await self.sleep(min(WINDOW_S, until_s - began_s))
+            await self.sleep(min(timing.SETTLE_S, until_s - began_s))
             if self.idle_s() - before_s >= FREE_CORES * (self.now_s() - began_s):
                 return

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from soong.orchestrator.event_log.event_facts import word
+from soong.shared.core import timing
 from soong.shared.core.clock import utc_date
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject
@@ -24,7 +25,6 @@ from soong.shared.permissions.request import PermissionRequest
 from soong.shared.sandbox.redact import Redactor
 
 MAX_SUMMARY: Final = 200
-HOUR_US: Final = 3_600_000_000
 LIMIT_REACHED: Final = frozenset({EndReason.COST_LIMIT.value, EndReason.TOKEN_LIMIT.value})
 _ENDS: Final[Mapping[str, str]] = {
     EventType.TASK_COMPLETED: "completed",
@@ -137,7 +137,7 @@ def _run_failed(_run: FeedRun, event: Event) -> Occurrence | None:
 
 def _lost(run: FeedRun, event: Event) -> Occurrence:
     """Return one occurrence per task and hour, however many steps of it were lost."""
-    key = f"lost/{run.identity.task_id}/{event.time_us // HOUR_US}"
+    key = f"lost/{run.identity.task_id}/{event.time_us // timing.HOUR_US}"
     return Occurrence(("worker_lost",), key, event.time_us, "lost", word(event.data, "reason"))
 
 

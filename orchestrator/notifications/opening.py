@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Channel, Delivery
@@ -14,6 +14,7 @@ from soong.orchestrator.notifications.channels.webhook import WebhookChannel
 from soong.orchestrator.notifications.consumer import CONSUMER, NotificationConsumer
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import NotificationSender
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
@@ -23,11 +24,6 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import Notice
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
-
-FOLLOW_S: Final = 2.0
-FINISH_S: Final = 5.0
-LEFTOVERS_S: Final = 60.0
-"""Between looks for what waits although no rule is left; the first that finds nothing is the last."""
 
 log = get_logger(__name__)
 
@@ -71,7 +67,7 @@ def open_notifications(
     if not config.rules:
         return Notifications((lambda: _end_leftovers(config, store, clock, owner_id, redactor),))
     consumer = NotificationConsumer(config, store.outbox, store.consent, store.runs, clock, redactor)
-    follower = EventFollower(store.feed, consumer, clock, owner_id, FOLLOW_S)
+    follower = EventFollower(store.feed, consumer, clock, owner_id, timing.FOLLOW_LOGS_S)
     sender = NotificationSender(
         config,
         channels_of(config, clock, is_local=is_local),
@@ -84,8 +80,8 @@ def open_notifications(
     )
 
     async def close() -> None:
-        await follower.finish(FINISH_S)
-        await sender.finish(FINISH_S)
+        await follower.finish(timing.CLOSE_LIMIT_S)
+        await sender.finish(timing.CLOSE_LIMIT_S)
 
     return Notifications((follower.run, sender.run), (close,))
 
@@ -103,4 +99,4 @@ async def _end_leftovers(
             await sender.end_leftovers()
         except UnavailableError as error:
             log.info("notifications_wait", error=str(error))
-        await asyncio.sleep(LEFTOVERS_S)
+        await asyncio.sleep(timing.MINUTE_S)

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from soong.orchestrator.notifications.channels.channel import Channel, Delivery
 from soong.orchestrator.notifications.consumer import CONSUMER
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.ids import new_id
@@ -28,20 +29,15 @@ from soong.shared.sandbox.redact import Redactor
 log = get_logger(__name__)
 
 TOTAL: Final = "notifications"
-INTERVAL_S: Final = 1.0
-ATTEMPT_S: Final = 30.0
 PAGE: Final = 500
 MAX_NOTICES: Final = 20
 """In one message: receivers of webhooks expect small ones."""
-BACKOFF_S: Final = (5, 30, 120, 600, 1800, 3600, 7200, 18_000, 36_000, 50_400, 72_000)
-"""Between attempts; after the last of them a message is given up: two days and four hours."""
 JITTER: Final = 0.2
 KEPT: Final = timedelta(days=30)
 PRUNE_EVERY: Final = timedelta(hours=1)
 REMOVED: Final = "no rule or channel of the configuration is for it any more; add it, then `soong notifications retry`"
 MANY_QUESTIONS: Final = 10_000
 _MICRO: Final = 1_000_000
-_HOUR_US: Final = timedelta(hours=1) // timedelta(microseconds=1)
 
 
 @dataclass(slots=True)
@@ -66,7 +62,7 @@ class NotificationSender:
         while True:
             if self.is_acting():
                 await self._safely(self._start())
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)
 
     async def _start(self) -> None:
         """Begin to serve each channel that is not being served."""
@@ -143,7 +139,7 @@ class NotificationSender:
         now_us = self.clock.now_us()
         if not any(one.due_us <= now_us or (is_last and one.event != "question") for one in fresh):
             return
-        sent = await self.outbox.sent_since(name, now_us - _HOUR_US)
+        sent = await self.outbox.sent_since(name, now_us - timing.HOUR_US)
         if sent >= self.config.channels[name].max_per_hour:
             return  # they wait, and go together as soon as there is room
         closed = await self._closed(fresh)
@@ -166,12 +162,12 @@ class NotificationSender:
 
     async def _delivered(self, name: str, message: Message) -> Delivery:
         try:
-            async with asyncio.timeout(ATTEMPT_S):
+            async with asyncio.timeout(timing.PATIENCE_S):
                 return await self.channels[name].send(message)
         except InvalidConfigError as error:
             return Delivery(str(error))
         except TimeoutError:
-            return Delivery(f"the receiver took longer than {ATTEMPT_S:g} s")
+            return Delivery(f"the receiver took longer than {timing.PATIENCE_S:g} s")
         except Exception as error:  # an adapter's fault concerns one message; its text may hold a secret
             log.exception("notification_raised", channel=name)
             return Delivery(f"sending raised {type(error).__name__}")
@@ -182,9 +178,9 @@ class NotificationSender:
             return MessageOutcome(NoticeState.SENT, attempts, error=error)
         if delivery.is_gone:
             return MessageOutcome(NoticeState.GONE, attempts, error=error)
-        if attempts > len(BACKOFF_S):
+        if attempts > len(timing.DELIVERY_BACKOFF_S):
             return MessageOutcome(NoticeState.DEAD, attempts, error=error)
-        delay_s = BACKOFF_S[attempts - 1] * (1 + JITTER * (2 * self.random() - 1))
+        delay_s = timing.DELIVERY_BACKOFF_S[attempts - 1] * (1 + JITTER * (2 * self.random() - 1))
         delay_s = max(delay_s, delivery.retry_after_s)
         return MessageOutcome(NoticeState.WAITING, attempts, self.clock.now_us() + round(delay_s * _MICRO), error)
 

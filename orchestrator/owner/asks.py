@@ -6,7 +6,6 @@ paused, cancelled or is no longer ours. A successor takes a run up under the nex
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -14,6 +13,7 @@ from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.agents.runtime.without_secrets import clean_end
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     ForgedError,
@@ -39,9 +39,6 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.time_limit import TimeLimit, aborted_by_person
 
 log = get_logger(__name__)
-
-AGAIN_S: Final = 1.0
-"""Between two attempts to write an end that the database did not answer."""
 
 
 @dataclass(slots=True)
@@ -170,10 +167,10 @@ class AskRunner:
             log.info("ask_left", task=task_id, reason=str(error))
         except UnavailableError as error:
             log.warning("ask_unanswered", task=task_id, error=str(error))
-            await asyncio.sleep(AGAIN_S)  # then the next look takes it up again, as a successor would
+            await asyncio.sleep(timing.RETRY_EVERY_S)  # then the next look takes it up again, as a successor would
         except Exception:  # nobody awaits this task: a fault is logged here, and the next look tries again
             log.exception("ask_failed", task=task_id)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(timing.RETRY_EVERY_S)
 
     async def _end_of(self, claim: Claim, signal: StopSignal) -> StepEnd:
         end = with_report(await self._agent_end(claim, signal), signal.incidents)
@@ -246,7 +243,7 @@ class AskRunner:
                 return await self.asks.end_ask(ownership, task_id, end, now_us=self.clock.now_us())
             except UnavailableError as error:
                 log.warning("ask_end_unanswered", task=task_id, error=str(error))
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(timing.RETRY_EVERY_S)
 
     async def _put_down(self, ownership: Ownership, claim: Claim) -> None:
         try:

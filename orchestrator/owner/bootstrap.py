@@ -31,6 +31,7 @@ from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_t
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.configured_settings import with_config
@@ -59,8 +60,6 @@ from soong.shared.toolsets.agents import DefinitionsOf
 from soong.shared.toolsets.memory.provider import MemoryProvider, import_extractor
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks
 
-BROKER_TIMEOUT_S = 5.0
-SWITCH_INTERVAL_S = 0.001
 AGENT_CONNECTIONS = 512
 """With more calls waiting than this, some look at the rows every second and hear nothing in between."""
 
@@ -89,7 +88,7 @@ async def build(settings: Settings) -> Orchestrator:
     if not settings.redis_url:
         raise InvalidConfigError("SOONG_REDIS_URL is not set; start an embedded service with `soong up` instead")
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(timing.TICK_S)
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
@@ -156,7 +155,9 @@ def _followers(
 
 def _broker(redis_url: str) -> CeleryBroker:
     """Return the queues of workers, over a client that does not wait long."""
-    return CeleryBroker(make_celery(redis_url), redis_sync.Redis.from_url(redis_url, socket_timeout=BROKER_TIMEOUT_S))
+    return CeleryBroker(
+        make_celery(redis_url), redis_sync.Redis.from_url(redis_url, socket_timeout=timing.COMMAND_LIMIT_S)
+    )
 
 
 def _run_events(settings: Settings) -> CeleryRunEvents | None:

@@ -30,6 +30,7 @@ from soong.orchestrator.client.memory_candidates import (
 )
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.model import SCRIPT
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
@@ -59,7 +60,6 @@ MAX_TASKS: Final = 50
 MAX_STEPS: Final = 20
 MAX_TEXT_CHARS: Final = 8_000
 MAX_CHARS: Final = 40_000
-TIMEOUT_S: Final = 300.0
 
 _GOAL: Final = (
     "Read what was asked and answered in a session, in your inputs. Return what a later session should know, in "
@@ -162,7 +162,7 @@ class MemoryJob:
             inputs={"session": session.id, "project": session.project, "conversation": conversation},
             output=OUTPUT_SCHEMA,
             script=self.script,
-            timeout_s=TIMEOUT_S,
+            timeout_s=timing.EXTRACTION_LIMIT_S,
         )
         task = new_ask(
             spec,

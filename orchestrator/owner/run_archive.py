@@ -24,6 +24,7 @@ from soong.orchestrator.owner.run_folder import (
     write_delivered,
     write_logs,
 )
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -38,19 +39,10 @@ from soong.shared.sandbox.rooted import RootedFolder
 
 log = get_logger(__name__)
 
-COMMITTED_US: Final = 1_000_000
-"""So long after its end a run is found: by then the transaction that wrote the end is committed."""
 MOST_ENDED: Final = 1_000
 """So many such runs are read at a time."""
-RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-"""Waits between attempts while the database is away; then the next full sweep starts again."""
-GIVEN_UP_S: Final = 600.0
-"""After this time folders that could not be written are tried again: a disk that was full may have room."""
 TRIED_AGAIN: Final = 20
 """So many at one look: those of other tasks, which can be written, come first."""
-PUT_OFF_S: Final = 2.0
-"""How long folders wait at most while people answer questions."""
-LOOK_S: Final = 0.05
 MOST_ENDS: Final = 3
 """Of a task, one after the other while its folders are being written."""
 
@@ -211,7 +203,7 @@ class RunArchive:
         Some that were given up long ago are forgotten by this: found unrecorded, they are tried again. Where something
         foreign was found they are not, which would report it again.
         """
-        long_ago_s = self.clock.monotonic_s() - GIVEN_UP_S
+        long_ago_s = self.clock.monotonic_s() - timing.GIVEN_UP_S
         due = (one for one, at_s in self._given_up.items() if at_s <= long_ago_s and one not in self._writer.tampered)
         for task_id in list(islice(due, TRIED_AGAIN)):
             del self._given_up[task_id]
@@ -232,7 +224,8 @@ class RunArchive:
         await asyncio.gather(*self._writing.values(), *early, return_exceptions=True)
 
     async def _write_ended(self, owner_id: str) -> None:
-        before_us = self.clock.now_us() - COMMITTED_US
+        # By then the transaction that wrote the end is committed.
+        before_us = self.clock.now_us() - round(timing.SHORT_LIMIT_S * 1_000_000)
         found: Sequence[Run] = ()
         is_more = True
         try:
@@ -253,7 +246,7 @@ class RunArchive:
 
     async def _write_task(self, task_id: str) -> None:
         """Write all folders of a task, again and again while the database is away: nobody else will."""
-        for wait_s in (*RETRY_S, None):
+        for wait_s in (*timing.RETRY_S, None):
             try:
                 if not await self._record(task_id):
                     self._give_up(task_id)
@@ -295,10 +288,10 @@ class RunArchive:
 
     async def _let_answers_pass(self) -> None:
         """Wait while people's answers are dealt with, for a while."""
-        until_s = self.clock.monotonic_s() + PUT_OFF_S
+        until_s = self.clock.monotonic_s() + timing.PUT_OFF_S
         while self.waits_while() and self.clock.monotonic_s() < until_s and not self._closing.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(timing.LEAST_PAUSE_S):
                     await self._closing.wait()
 
     async def _write_runs(self, task_id: str, found: Sequence[Run]) -> bool:

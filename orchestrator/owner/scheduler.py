@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.owner.expander import Expander
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.core.log import get_logger
@@ -32,7 +33,6 @@ log = get_logger(__name__)
 NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"})
 """Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
 
-BACKOFF_LIMIT_S: Final = 300.0
 
 _MOVING: Final = (
     StepStatus.READY,
@@ -97,12 +97,12 @@ class Scheduler:
     async def _promote(self, ownership: Ownership) -> int | None:
         """Make due retries ready; return when the next is due.
 
-        No retry waits longer than BACKOFF_LIMIT_S: one that seems to was written, or is read now, by a wall clock that
-        has jumped, and is as good as due.
+        No retry waits longer than STEP_BACKOFF_LIMIT_S: one that seems to was written, or is read now, by a wall clock
+        that has jumped, and is as good as due.
         """
         now_us = self.clock.now_us()
         due = await self.tasks.promote_due(ownership, now_us=now_us)
-        while due is not None and due - now_us > BACKOFF_LIMIT_S * 1_000_000:
+        while due is not None and due - now_us > timing.STEP_BACKOFF_LIMIT_S * 1_000_000:
             log.warning("clock_jumped", session=ownership.session_id, ahead_s=(due - now_us) // 1_000_000)
             due = await self.tasks.promote_due(ownership, now_us=due)
         return due
@@ -181,8 +181,8 @@ def _ends_task(final: Sequence[Step]) -> bool:
 
 
 def backoff_s(step: Step) -> float:
-    """Return the wait before the next attempt: doubled each time, at most BACKOFF_LIMIT_S."""
-    return float(min(step.spec.backoff_s * 2 ** (step.attempt - 1), BACKOFF_LIMIT_S))
+    """Return the wait before the next attempt: doubled each time, at most STEP_BACKOFF_LIMIT_S."""
+    return float(min(step.spec.backoff_s * 2 ** (step.attempt - 1), timing.STEP_BACKOFF_LIMIT_S))
 
 
 def may_retry(step: Step) -> bool:

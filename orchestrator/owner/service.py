@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
 
 from soong.orchestrator.owner.background_work import BackgroundWork, safely, within
 from soong.orchestrator.owner.owned_sessions import OwnedSessions
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
+from soong.shared.core import timing
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
@@ -31,10 +31,6 @@ from soong.shared.storage.store import retry_until_confirmed
 
 log = get_logger(__name__)
 
-CALLED_S: Final = 0.05
-"""How long a worker that was called has for its claim before messages are sent for what is still ready."""
-ADOPT_AGAIN_S: Final = 0.01
-"""The wait before the next try to adopt a new session; each wait is five times the one before."""
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
@@ -138,12 +134,12 @@ class Orchestrator:
                 sessions |= await within(self._owned.adopt(self.owner_id), set())
                 if not news and not is_sweep and sessions.isdisjoint(self._owned):
                     return  # they are another's, who fills the slots for them
-                self._adopt_later(news - self._owned.keys(), ADOPT_AGAIN_S)
+                self._adopt_later(news - self._owned.keys(), timing.HINTS_S)
             if news and not is_called:
                 await within(self.parts.dispatcher.dispatch(), 0)
             is_over = await self._look_at(sessions, news)
             if is_called:  # the worker claims at this moment: what it leaves is counted when it has
-                self._work.begin_soon("", CALLED_S, lambda: self.reconcile(()))
+                self._work.begin_soon("", timing.CALLED_S, lambda: self.reconcile(()))
             elif not is_over:  # nothing becomes ready by an end, and workers notify of what ends leave for others
                 await within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
                 await safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))

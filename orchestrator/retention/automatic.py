@@ -6,10 +6,10 @@ Several orchestrators may collect at the same time, also next to `soong gc`: eac
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final
 
 from soong.orchestrator.retention.amounts import read_age, read_size
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import get_logger
@@ -17,9 +17,6 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 
 log = get_logger(__name__)
-
-FIRST_AFTER_S: Final = 60.0
-"""The first collection waits, so that a service that has just started first serves its clients."""
 
 
 class RetentionSettings(Value):
@@ -53,7 +50,7 @@ class AutomaticRetention(Value):
 
     async def run(self) -> None:
         """Collect at each interval. A collection that fails is logged; the next one finishes what it left."""
-        wait_s = min(FIRST_AFTER_S, self.wanted.every_s)
+        wait_s = min(timing.MINUTE_S, self.wanted.every_s)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self.wanted.every_s

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
@@ -19,9 +20,7 @@ from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArti
 
 ROWS_AT_ONCE: Final = 1000
 """Most rows of steps in one transaction: a few milliseconds, so that a running service does not wait."""
-GRACE_S: Final = 86_400.0
-"""Artifacts younger than this stay: the rows that name them may not be written yet."""
-FOREVER_US: Final = 1 << 62
+FOREVER: Final = 1 << 62
 log = get_logger(__name__)
 
 PAGE: Final = 100
@@ -36,7 +35,7 @@ class RetentionLimits(Value):
 
     before_us: int
     keep_bytes: int = 0
-    grace_s: float = GRACE_S
+    grace_s: float = timing.DAY_S
 
 
 @dataclass(slots=True)
@@ -157,7 +156,7 @@ class GarbageCollector:
         seen = CollectionPreview(used_bytes=await self._used_bytes())
         old, kept = await self._folders_without_row(limits)
         seen.add_folders([size for name in old if (size := await self.folders.size(name)) is not None])
-        before_us = FOREVER_US if limits.keep_bytes else limits.before_us
+        before_us = FOREVER if limits.keep_bytes else limits.before_us
         found = await self._forecast(before_us, limits, kept)
         seen.add_artifacts(found.unnamed, found)
         async for removal in found.removals():
@@ -181,7 +180,7 @@ class GarbageCollector:
         await self._remove_files(limits, done)
         await self._shrink(limits, done, tell)
         # What has just been made may be about to be used: a session whose task is written next, a command that is read.
-        old_us = min(limits.before_us or FOREVER_US, self.clock.now_us() - round(limits.grace_s * 1_000_000))
+        old_us = min(limits.before_us or FOREVER, self.clock.now_us() - round(limits.grace_s * 1_000_000))
         done.sessions = await self.rows.remove_sessions(before_us=old_us)
         done.processes = await self.rows.remove_processes(before_us=old_us)
         done.used_bytes = await self._used_bytes()
@@ -213,8 +212,8 @@ class GarbageCollector:
         while is_removing and (excess := await self._used_bytes() - limits.keep_bytes) > 0:
             is_removing = False  # what is left is open
             _, kept = await self._folders_without_row(limits)
-            async for removal in (await self._forecast(FOREVER_US, limits, kept)).removals():
-                if await self._remove(removal.task, FOREVER_US, done):
+            async for removal in (await self._forecast(FOREVER, limits, kept)).removals():
+                if await self._remove(removal.task, FOREVER, done):
                     is_removing = True
                     excess -= removal.freed_bytes
                     tell(done)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.installation import install_line
 from soong.shared.core.log import get_logger
@@ -16,11 +17,8 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
-FINISH_S: Final = 3.0
-"""How long the end of an orchestrator waits for a collector."""
 LONGEST_INTERVALS: Final = 6
 """How long spans wait for a free core, in intervals of their sending."""
-METRICS_INTERVAL_S: Final = 5.0
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; {install_line('otel')}"
 
 
@@ -33,7 +31,7 @@ class Telemetry(Value):
 
 def count_events(store: Store, clock: Clock, owner_id: Callable[[], str]) -> Telemetry:
     """Return what counts events for the metrics of the deployment."""
-    follower = EventFollower(store.feed, MetricsConsumer(), clock, owner_id, METRICS_INTERVAL_S)
+    follower = EventFollower(store.feed, MetricsConsumer(), clock, owner_id, timing.FOLLOW_LOGS_S)
     return Telemetry((follower.run,))
 
 
@@ -62,7 +60,7 @@ def open_telemetry(
     follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s, quiet.wait)
 
     async def close() -> None:
-        await follower.finish(FINISH_S)
+        await follower.finish(timing.CLOSE_LIMIT_S)
         await asyncio.to_thread(collector.close)
 
     return Telemetry((follower.run,), (close,))

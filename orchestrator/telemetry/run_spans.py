@@ -145,7 +145,7 @@ class RunSpans:
             names.STEP_TITLE: inert(identity.step_title[:MAX_WORD]),
             names.FENCE: agent.counts.get("fence", 0),
             names.WORKER: self.work.worker,
-            names.QUEUE_MS: self.work.queue_ms,
+            names.QUEUED: self.work.queue_ms,
             names.INPUT_TOKENS: agent.counts.get("input_tokens", 0),
             names.OUTPUT_TOKENS: agent.counts.get("output_tokens", 0),
             names.CACHED_TOKENS: agent.counts.get("cached_tokens", 0),

@@ -33,13 +33,11 @@ from pydantic_ai.settings import ModelSettings, ThinkingLevel
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.messages import taken_in
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
-from soong.shared.agents.pacing import LONGEST_S, Pacing, Sleep
+from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.unusable_model import UnusableModelError
+from soong.shared.core import timing
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
-
-BACKOFF_S: Final = 1.0
-BACKOFF_LIMIT_S: Final = 30.0
 
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
 _PASSING_CODES: Final = frozenset({408, 425, 429})
@@ -136,7 +134,7 @@ async def request(
             if isinstance(error, BrokenAnswerError) and error.response is not None:
                 refused(error.response)
             may_pass, asked_s = _may_pass(error), _asked_s(error)
-            is_beyond = (asked_s or 0.0) > (LONGEST_S if pacing is None else pacing.longest_s)
+            is_beyond = (asked_s or 0.0) > (timing.PERSON_LIMIT_S if pacing is None else pacing.longest_s)
             is_retried = may_pass and attempt < attempts and not is_beyond
             failed(attempt, str(error), is_retried, _status_of(error))
             if not is_retried:
@@ -217,7 +215,7 @@ def _asked_s(error: Exception) -> float | None:
 
 def _backoff_s(attempt: int) -> float:
     # Spread, so that the runs of one wave do not come back together.
-    return float(min(BACKOFF_S * 2 ** (attempt - 1), BACKOFF_LIMIT_S) * (0.5 + random.random() / 2))  # noqa: S311
+    return float(min(timing.BACKOFF_S * 2 ** (attempt - 1), timing.LONGEST_BACKOFF_S) * (0.5 + random.random() / 2))  # noqa: S311
 
 
 def is_too_long(status: int, words: str) -> bool:

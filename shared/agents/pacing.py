@@ -12,13 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 
-MINUTE_S: Final = 60.0
-LONGEST_S: Final = 600.0
-"""The longest pause that a provider may ask for, unless a setting has another."""
-LOOK_S: Final = 1.0
-"""How often a run that waits looks whether its pause was lifted."""
 PAUSE: Final = ":pause:"
 """In the key of a pause: before the name of its model."""
 LIFTED: Final = "the pause was lifted"
@@ -97,7 +93,7 @@ class LocalPacer:
         now = self.clock()
         ends, counted = self._minutes.get(key, (0.0, 0))
         if ends <= now:
-            ends, counted = now + MINUTE_S, 0
+            ends, counted = now + timing.MINUTE_S, 0
         if counted and counted + amount > limit:
             return ends - now
         self._minutes[key] = (ends, counted + amount)
@@ -112,7 +108,7 @@ class Pacing(Value):
     limits: RateLimits = RateLimits()
     sleep: Sleep = asyncio.sleep
     name: str = ""
-    longest_s: float = LONGEST_S
+    longest_s: float = timing.PERSON_LIMIT_S
 
     @property
     def pause_key(self) -> str:
@@ -132,7 +128,7 @@ class Pacing(Value):
         """Wait for the end of a pause, or for the person who lifts it."""
         sleeping = asyncio.ensure_future(self.sleep(seconds))
         try:
-            while not (await asyncio.wait({sleeping}, timeout=LOOK_S))[0]:
+            while not (await asyncio.wait({sleeping}, timeout=timing.POLL_ROWS_S))[0]:
                 if await self.pacer.pause_left_s(self.pause_key) <= 0:
                     sleeping.cancel(LIFTED)
                     await asyncio.wait({sleeping})

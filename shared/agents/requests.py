@@ -21,13 +21,13 @@ from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
 from soong.shared.agents.turn import add, usage_of
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import WARN_AT, Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
 
-SHOWN_WAIT_S: Final = 2.0
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
 Check = Callable[[Model[Any]], None]
@@ -210,7 +210,7 @@ class ModelRequests:
 
     async def _wait(self, seconds: float) -> None:
         """Wait; one that a person may wonder about is recorded as it begins."""
-        if seconds >= SHOWN_WAIT_S:
+        if seconds >= timing.SIGN_OF_LIFE_S:
             self.talk.note(EventType.MODEL_WAITING, {"turn": self.talk.turns + 1, "seconds": round(seconds, 1)})
             await self.talk.flush()
         await self.sleep(seconds)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
+from soong.shared.core import timing
 from soong.shared.core.acp_config import AcpConfig
-from soong.shared.core.config_section import MAX_WAIT_S, ConfigSection, Seconds, Text
+from soong.shared.core.config_section import ConfigSection, Seconds, Text
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
 from soong.shared.core.notification_config import NotificationsConfig
@@ -29,7 +30,7 @@ MAX_CONFIG_BYTES: Final = 1024 * 1024
 
 ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
 Globs = Annotated[tuple[Text, ...], Field(strict=False)]
-Milliseconds = Annotated[int, Field(ge=1, le=MAX_WAIT_S * 1000)]
+Milliseconds = Annotated[int, Field(ge=1, le=timing.LONGEST_S * 1000)]
 
 
 class RuleConfig(ConfigSection):
@@ -50,11 +51,11 @@ class PermissionConfig(ConfigSection):
         default="auto", description="`strict` asks each time for everything above reading (PER-20)."
     )
     rules: tuple[RuleConfig, ...] = Field(default=(), strict=False, description="Rules, `[[permission.rules]]`.")
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_WAIT_S)] | None = Field(
+    timeout_s: Annotated[float, Field(gt=0, le=timing.LONGEST_S)] | None = Field(
         default=None,
         description="How long an attached responder may take for one question [300]; SOONG_PERMISSION_TIMEOUT_S wins.",
     )
-    park_after_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = Field(
+    park_after_s: Annotated[float, Field(ge=0, le=timing.LONGEST_S)] | None = Field(
         default=None,
         description="How long a waiting run keeps its slot [30]; 0: not at all. SOONG_PARK_AFTER_S wins.",
     )

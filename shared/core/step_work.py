@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from soong.shared.core import timing
 from soong.shared.core.call_threads import CallThreads
 
 T = TypeVar("T")
@@ -22,8 +23,6 @@ T = TypeVar("T")
 STEP_THREADS: Final = "soong-step"
 """Name of the threads on which users' functions run."""
 MAX_STACK_CHARS: Final = 4000
-ENDS_SOON_S: Final = 0.25
-"""How long a cancelled coroutine may take to end before its step is reported as one that still runs."""
 
 _ASYNCIO: Final = f"{Path(asyncio.__file__).parent}{os.sep}"
 """Where a coroutine waits in there is of no use to a reader."""
@@ -84,7 +83,7 @@ class StepWork:
     async def end_soon(self) -> bool:
         """Wait a short time for the end of the coroutines; False when a call continues, such as any on a thread."""
         if self._calls and len(tasks := self._tasks()) == len(self._calls):
-            await asyncio.wait(tasks, timeout=ENDS_SOON_S)
+            await asyncio.wait(tasks, timeout=timing.SETTLE_S)
         return not self._calls
 
     def _tasks(self) -> "list[asyncio.Task[Any]]":
@@ -158,4 +157,4 @@ async def call_in_task(name: str, work: Coroutine[Any, Any, T]) -> T:
 async def cancelled_soon(task: "asyncio.Future[Any]") -> None:
     """Cancel a task and wait for its end, for a short time."""
     task.cancel()
-    await asyncio.wait({task}, timeout=ENDS_SOON_S)
+    await asyncio.wait({task}, timeout=timing.SETTLE_S)

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import CommandAccess
@@ -27,9 +28,6 @@ from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """A longer line of its output is not read; who reads it ends the process."""
 MAX_ERROR_BYTES: Final = 16 * 1024
-_LONGEST_S: Final = 30 * 86_400
-"""For a subreaper whose owner lives and has forgotten it; the limits of a run are the run's business."""
-_SWEEP_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 
 
 class DuplexCommand(Value):
@@ -106,7 +104,7 @@ class FamilyLauncher:
         argv: Sequence[str] = command.argv
         if HAS_SUBREAPER:
             own = (sys.executable, "-I", "-S", subreaper.__file__)
-            argv = (*own, *map(str, pipes.far_ends), str(_LONGEST_S), *command.argv)
+            argv = (*own, *map(str, pipes.far_ends), str(timing.LONGEST_STEP_S), *command.argv)
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -169,7 +167,7 @@ class _FamilyProcess:
             return
         self.kill()
         try:
-            async with asyncio.timeout(_SWEEP_S):
+            async with asyncio.timeout(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
                 await self._process.wait()
         except TimeoutError:
             self._send(signal.SIGKILL)

@@ -20,6 +20,7 @@ import psutil
 from msgspec import Meta
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 
@@ -27,8 +28,6 @@ HAS_MARK: Final = sys.platform.startswith("linux")
 MOST_ANCESTORS: Final = 64
 MOST_PROGRAM_CHARS: Final = 300
 _LIMIT_LINE: Final = "Max file locks"
-_START_DOUBT_US: Final = 5_000_000
-"""A row carries wall time and the kernel counts from boot: a start within this of the row's time proves nothing."""
 
 
 class ProcessFacts(Value, forbid_unknown_fields=True):
@@ -49,7 +48,7 @@ class RegisteredWorker(Value):
 
     def is_that(self, pid: int, started_us: int) -> bool:
         """Say whether a living process is this worker, and not a later process with its number."""
-        return pid == self.pid and started_us <= self.registered_us + _START_DOUBT_US
+        return pid == self.pid and started_us <= self.registered_us + timing.CLOCK_DOUBT_S * 1_000_000
 
 
 def mark_family() -> bool:

@@ -15,14 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
-_NO_LIMIT_S: Final = 10 * 366 * 86_400.0
-_LEAVE_S: Final = 2.0
-"""How long a program may take to end by itself once its input is closed."""
-_KILL_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 _TAIL_BYTES: Final = 4_096
 _CHUNK_BYTES: Final = 64 * 1024
 
@@ -52,7 +49,7 @@ class KeptProcess:
         keeper: tuple[str, ...] = ()
         if HAS_SUBREAPER:
             ends = map(str, pipes.far_ends)
-            keeper = (sys.executable, "-I", "-S", subreaper.__file__, *ends, str(_NO_LIMIT_S))
+            keeper = (sys.executable, "-I", "-S", subreaper.__file__, *ends, str(timing.LONGEST_S))
         try:
             process = await asyncio.create_subprocess_exec(
                 *keeper,
@@ -89,11 +86,11 @@ class KeptProcess:
         """
         with contextlib.suppress(OSError):
             self.stdin.close()
-        if not await self._ends_within(_LEAVE_S):
+        if not await self._ends_within(timing.CLOSE_LIMIT_S):
             self._pipes.let_go()
             if not HAS_SUBREAPER:
                 _kill_group(self.pid)
-            if not await self._ends_within(_KILL_S):
+            if not await self._ends_within(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()

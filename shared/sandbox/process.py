@@ -22,25 +22,18 @@ from typing import Final, cast
 
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandEnd, Finished, Stream
 from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
 HAS_SUBREAPER: Final = sys.platform.startswith("linux")
 
-_SUBREAPER_LIMIT_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
-"""How long a subreaper may need to end its family before it is taken for broken."""
-_SUBREAPER_GRACE_S: Final = 5.0
-"""How much later than we the subreaper itself counts the time as over: it acts when we are stuck."""
 
 _STREAMS: Final[dict[int, Stream]] = {1: "stdout", 2: "stderr"}
 
-_LAST_WORDS_S: Final = 1.0
-"""How long the end of a pipe is waited for after the exit; only a process that we could not kill holds one open."""
 _FULL_SPEED_BYTES: Final = 8 * 1024 * 1024
 _PIPE_BYTES: Final = 64 * 1024
-_PAUSE_S: Final = 0.001
-"""A child that fills its pipe again after the first read is read once per pause: 64 MB/s, and the loop stays free."""
 
 
 async def run(command: ChildCommand) -> Finished:
@@ -91,7 +84,7 @@ class ProcessRunner:
 
 
 async def _run_kept(command: ChildCommand, pipes: SubreaperPipes) -> Finished:
-    limit_s = command.timeout.total_seconds() + _SUBREAPER_GRACE_S
+    limit_s = command.timeout.total_seconds() + timing.GRACE_S
     # By path and isolated: neither the current folder nor the environment decides what it imports.
     argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, pipes.far_ends), str(limit_s), *command.argv)
     child = await _started(command, argv, (*pipes.far_ends, *command.inherited))
@@ -163,7 +156,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def close(self) -> None:
         """Hear the last words of what has ended and let go of its pipes."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(timing.SHORT_LIMIT_S):
                 await self._silent.wait()
         self._transport.close()
 
@@ -182,7 +175,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(fd))
         if pipe is not None and pipe.is_reading():
             pipe.pause_reading()
-            asyncio.get_running_loop().call_later(_PAUSE_S, _resume, pipe)
+            # 64 KiB per tick: 64 MB/s, and the loop stays free.
+            asyncio.get_running_loop().call_later(timing.TICK_S, _resume, pipe)
 
 
 async def _started(command: ChildCommand, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> ChildProcess:
@@ -226,7 +220,7 @@ async def _leave_kept(child: ChildProcess, pipes: SubreaperPipes) -> None:
     pipes.let_go()
     child.send(signal.SIGCONT)
     try:
-        async with asyncio.timeout(_SUBREAPER_LIMIT_S):
+        async with asyncio.timeout(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
             await child.exited.wait()
     except TimeoutError:
         child.send(signal.SIGKILL)

@@ -19,6 +19,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.installation import install_line
 from soong.shared.core.value import Value
@@ -31,9 +32,6 @@ T = TypeVar("T")
 SCHEME: Final = "s3"
 REMOVING: Final = ".removing"
 """Where the marks of removals are: see :meth:`S3Artifacts.remove`."""
-REMOVAL_S: Final = 30.0
-"""A mark that is older was left by a collection that was killed."""
-_LOOK_S: Final = 0.2
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_.=-]+/)*", re.ASCII)
@@ -157,16 +155,16 @@ class S3Artifacts:
 
     def _write(self, digest: str, data: bytes) -> None:
         self._put(digest, data)
-        until_s = time.monotonic() + REMOVAL_S
+        until_s = time.monotonic() + timing.PATIENCE_S
         was_marked = False
         while (age_s := self._mark_age_s(digest)) is not None:
-            if age_s >= REMOVAL_S or time.monotonic() >= until_s:
+            if age_s >= timing.PATIENCE_S or time.monotonic() >= until_s:
                 # A removal from now on sees the object that was just written, and leaves it.
                 with suppress(_DeniedError):  # without the right to delete, the mark costs each write this one look
                     self._delete(self._mark_of(digest))
                 break
             was_marked = True
-            time.sleep(_LOOK_S)
+            time.sleep(timing.LEAST_PAUSE_S)
         # Without a mark, a removal that began before the object was written has ended: it took the object, or did not.
         if was_marked or not self._has(digest):
             self._put(digest, data)

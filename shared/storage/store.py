@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from soong.shared.core import timing
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.budgets import BudgetStore
@@ -21,8 +22,6 @@ from soong.shared.permissions.store import ConsentStore
 T = TypeVar("T")
 
 log = get_logger(__name__)
-
-AGAIN_S: Final = (0.05, 0.2, 0.5)
 
 
 class Store(Protocol):
@@ -79,7 +78,7 @@ async def retry_until_confirmed(write: Callable[[], Awaitable[T]], *, what: str)
 
     Raises: UnavailableError, the last one; TooSlowError at once: the same again fails again.
     """
-    for wait_s in AGAIN_S:
+    for wait_s in timing.RETRY_S[:4]:
         try:
             return await write()
         except TooSlowError:

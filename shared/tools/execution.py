@@ -10,6 +10,7 @@ from typing import Final, TypeVar, cast
 
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.foreign import ForeignError, await_foreign
 from soong.shared.core.jsontext import Json, JsonObject
@@ -24,8 +25,6 @@ from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20
-PROGRESS_EVERY_S: Final = 0.25
-"""After a burst, progress is an event this often: a chatty tool costs no more than a clock."""
 PERSON: Final = "person"
 _MAX_PARTIAL_CHARS: Final = 4_000
 
@@ -127,7 +126,7 @@ class CallProgress:
 
     def _may_tell(self) -> bool:
         now_s = self.clock.monotonic_s()
-        self._room = min(PROGRESS_BURST, self._room + (now_s - self._filled_s) / PROGRESS_EVERY_S)
+        self._room = min(PROGRESS_BURST, self._room + (now_s - self._filled_s) / timing.PROGRESS_S)
         self._filled_s = now_s
         if self._room < 1:
             return False

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import pytest
 
+from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.settings import load_settings
 from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.storage.s3_artifacts import REMOVAL_S, REMOVING, S3Artifacts, parse_bucket
+from soong.shared.storage.s3_artifacts import REMOVING, S3Artifacts, parse_bucket
 from tests.s3_server import CREDENTIALS, s3_server
 
 pytestmark = pytest.mark.spec("EVT-04.a", "EVT-04.b")
@@ -209,7 +210,7 @@ async def test_the_mark_of_a_collection_that_was_killed_holds_up_no_write_and_go
     def older(self: S3Artifacts, digest: str) -> float | None:
         age_s = look(self, digest)
         ages.append(age_s)
-        return None if age_s is None else age_s + REMOVAL_S
+        return None if age_s is None else age_s + timing.PATIENCE_S
 
     monkeypatch.setattr(S3Artifacts, "_mark_age_s", older)
     monkeypatch.setattr(time, "sleep", sleeps.append)
@@ -218,7 +219,7 @@ async def test_the_mark_of_a_collection_that_was_killed_holds_up_no_write_and_go
 
     first, second = ages
     assert first is not None
-    assert 0 <= first < REMOVAL_S
+    assert 0 <= first < timing.PATIENCE_S
     assert (second, sleeps) == (None, [])
     assert await site.store.get(digest) == b"left"
 

@@ -15,7 +15,8 @@ from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.consumer import NotificationConsumer
 from soong.orchestrator.notifications.facts import facts_of, occurrence_of, one_line
 from soong.orchestrator.notifications.message import Message
-from soong.orchestrator.notifications.sender import BACKOFF_S, PAGE, NotificationSender
+from soong.orchestrator.notifications.sender import PAGE, NotificationSender
+from soong.shared.core import timing
 from soong.shared.core.config import parse_config
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
@@ -330,7 +331,7 @@ async def test_a_receiver_that_is_down_gets_the_same_message_until_it_is_given_u
     site.channel.answer = Delivery("the receiver answered 503")
     await site.look()
     await site.look(61)
-    for delay_s in BACKOFF_S:
+    for delay_s in timing.DELIVERY_BACKOFF_S:
         assert await site.states() == ["waiting"]
         sent = len(await site.look(delay_s - 1))
         assert len(await site.look(2)) == sent + 1
@@ -345,7 +346,7 @@ async def test_a_receiver_that_is_down_gets_the_same_message_until_it_is_given_u
     assert len({message.id for message in site.channel.messages}) == 1
     totals = await site.scene.store.feed.totals()
     assert {outcome: total for (_, (_, outcome)), total in totals.items()} == {
-        "failed": len(BACKOFF_S),
+        "failed": len(timing.DELIVERY_BACKOFF_S),
         "dead": 1,
         "sent": 1,
     }

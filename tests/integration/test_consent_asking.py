@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals import remote_responder, session_approvals
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input
+from soong.shared.core import timing
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
@@ -339,8 +339,7 @@ async def test_nobody_is_asked_about_a_call_before_its_answer_has_arrived(open_b
 @pytest.mark.spec("PER-13")
 async def test_a_client_shows_what_was_raised_while_it_showed_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notifications alone have the owner and the client look."""
-    for module in (remote_responder, session_approvals):
-        monkeypatch.setattr(module, "POLL_EVERY_S", 3600.0)
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 3600.0)
     callback = Callback(gate=asyncio.Event())
     async with open_consent(callback) as bench:
         first, second = await bench.claim(2)

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from soong.orchestrator.cli.commands import COMMANDS
+from soong.shared.core import timing
 from soong.shared.core.config import load_config, parse_config
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.roles.scaling import SLOTS_WANTED
 from soong.shared.toolsets.declarative.definition import Bounds
 from soong.shared.toolsets.declarative.folder import read_tool_files
-from soong.worker.process import RELEASE_S
 from tests.extra import kubernetes_validate
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_every_part_says_what_it_takes_and_when_it_is_well(name: str) -> None:
 def test_a_worker_has_time_to_drain() -> None:
     drain = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_DRAIN_S")
 
-    assert pod("soong-worker")["terminationGracePeriodSeconds"] >= float(drain) + RELEASE_S + 15
+    assert pod("soong-worker")["terminationGracePeriodSeconds"] >= float(drain) + timing.RELEASE_LIMIT_S + 15
 
 
 def test_a_database_that_is_away_restarts_no_orchestrator() -> None:

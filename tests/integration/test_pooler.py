@@ -12,11 +12,11 @@ import pytest
 import soong
 from soong.orchestrator.cli.checks import check_database
 from soong.orchestrator.cli.finding import Level
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.storage.sql.engine import pooler as probing
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL, keep_settings, require_own_process
@@ -142,7 +142,7 @@ def test_a_pooler_that_forgets_the_settings_of_a_session_is_refused(postgres_url
 
 
 def test_a_pooler_with_too_few_server_connections_is_named(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "ANSWER_S", 0.5)
+    monkeypatch.setattr(timing, "EXCHANGE_LIMIT_S", 0.5)
 
     with (
         pooler(postgres_url, Mode.SESSION, 1) as url,

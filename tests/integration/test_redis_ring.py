@@ -8,10 +8,10 @@ from typing import TypeAlias
 import pytest
 import redis
 
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.wire.events import REQUESTS
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.storage.redis import client
 from soong.shared.storage.redis.client import DirectConnection, RedisClients
 from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
@@ -150,7 +150,7 @@ async def test_equal_hints_that_wait_are_sent_once(clients: RedisClients, notifi
 async def test_hints_to_followers_gather_and_go_with_the_next_that_work_waits_for(
     clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("soong.shared.storage.redis.notifier.FOLLOWERS_S", 3600.0)
+    monkeypatch.setattr(timing, "HINTS_S", 3600.0)
     notifier._sent_s = asyncio.get_running_loop().time()
     follower, owner = await subscriber.subscribe_run("run_1"), await subscriber.subscribe_owner()
 
@@ -331,7 +331,7 @@ async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(ask: 
 
 
 async def test_a_command_has_a_time_limit(ask: Ask, clients: RedisClients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "COMMAND_LIMIT_S", 0.1)
+    monkeypatch.setattr(timing, "COMMAND_LIMIT_S", 0.1)
     await clients.blocking.client_pause(500)
 
     with pytest.raises(TimeoutError):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.owner import run_archive
-from soong.orchestrator.owner.run_archive import GIVEN_UP_S, TRIED_AGAIN
+from soong.orchestrator.owner.run_archive import TRIED_AGAIN
+from soong.shared.core import timing
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.sandbox.rooted import RootedFolder
 from tests.contract.scene import ContractHarness, open_scene
@@ -21,7 +21,7 @@ from tests.model.memory.store import MemoryStore
 async def test_a_folder_waits_for_a_database_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int, is_written: bool
 ) -> None:
-    monkeypatch.setattr("soong.orchestrator.owner.run_archive.RETRY_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(timing, "RETRY_S", (0.01, 0.01, 0.01))
     store = AwayStore()
     ended, run_id = await ended_run(store)
     folders = run_folders(store, tmp_path)
@@ -89,7 +89,7 @@ async def test_folders_that_could_not_be_written_are_tried_again_some_time_later
     folders._writer.folder = place
 
     at_once = set(folders.set_aside())
-    clock.advance(timedelta(seconds=GIVEN_UP_S))
+    clock.advance(timedelta(seconds=timing.GIVEN_UP_S))
     later = set(folders.set_aside())
     await folders.write(ended.task_id)
     await folders.close()
@@ -106,7 +106,7 @@ async def test_of_many_that_could_not_be_written_a_few_are_tried_again_at_once(t
     stuck = [f"task_{number}" for number in range(2 * TRIED_AGAIN + 1)]
     for task_id in stuck:
         folders._give_up(task_id)
-    clock.advance(timedelta(seconds=GIVEN_UP_S))
+    clock.advance(timedelta(seconds=timing.GIVEN_UP_S))
 
     looks = [set(folders.set_aside()) for _ in range(3)]
 
@@ -207,7 +207,8 @@ async def test_folders_that_wait_for_answers_are_written_within_five_seconds(tmp
 async def test_folders_do_not_wait_for_answers_for_ever_nor_at_the_end(
     tmp_path: Path, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_archive, "PUT_OFF_S", limit_s)
+    monkeypatch.setattr(timing, "PUT_OFF_S", limit_s)
+    monkeypatch.setattr(timing, "LEAST_PAUSE_S", 0.01)
     store = MemoryStore()
     ended, run_id = await ended_run(store)
     folders = run_folders(store, tmp_path)

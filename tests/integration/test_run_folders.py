@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.owner import run_archive
-from soong.orchestrator.owner.run_archive import GIVEN_UP_S, RunArchive
+from soong.orchestrator.owner.run_archive import RunArchive
+from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage
@@ -197,7 +198,7 @@ async def test_what_a_worker_has_left_in_a_folder_is_reported_once(tmp_path: Pat
     for _ in range(3):
         await folders.write(ended.task_id)
         await asyncio.gather(*folders._writing.values())
-        clock.advance(timedelta(seconds=GIVEN_UP_S))
+        clock.advance(timedelta(seconds=timing.GIVEN_UP_S))
         assert set(folders.set_aside()) == {ended.task_id}
 
     assert await security(store, run_id) == ["foreign_entry"]

@@ -9,12 +9,13 @@ import pytest
 
 from soong.orchestrator.client.tail import RunTail, no_subscription
 from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import UNFOLLOWED_S, RedisNotifier
+from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, open_scene
@@ -100,7 +101,7 @@ async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
     last = (await running.scene.store.runs.run(running.run_id)).last_seq
     await until(seen, last - 3)
     assert [event.seq for event in seen] == list(range(4, last + 1))
-    await asyncio.sleep(UNFOLLOWED_S + 0.2)  # nobody followed the first events, so hints stay away for a moment
+    await asyncio.sleep(timing.UNFOLLOWED_S + 0.2)  # nobody followed the first events, so hints stay away for a moment
 
     while len(seen) < last - 3 + 20:
         before = len(seen)

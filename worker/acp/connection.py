@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from soong.shared.agents.acp_agents import RUN_COMMAND, WRITE_FILE, AcpAgent
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
@@ -24,8 +25,6 @@ from soong.shared.tools.result import ErrorType
 from soong.shared.tools.risk import access_of
 from soong.worker.acp.client import AcpClient
 
-ANSWER_S: Final = 120.0
-"""For the answers before the first prompt: some programs are loaded from afar when they start."""
 _ERROR_CHARS: Final = 1_000
 
 MAX_GARBAGE_LINES: Final = 100
@@ -231,10 +230,12 @@ class AgentConnection:
     async def _answer(self, method: str, work: Any) -> Any:
         """Wait for an answer that comes soon. Raises: AgentFailedError."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(timing.AGENT_START_LIMIT_S):
                 return await self._called(method, work)
         except TimeoutError:
-            raise AgentFailedError(f"it has not answered {method} for {ANSWER_S:g} s", "agent_silent") from None
+            raise AgentFailedError(
+                f"it has not answered {method} for {timing.AGENT_START_LIMIT_S:g} s", "agent_silent"
+            ) from None
 
     async def _called(self, method: str, work: Any) -> Any:
         try:

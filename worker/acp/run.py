@@ -18,6 +18,7 @@ from soong.shared.agents.messages import VERSION, opening_nodes, user_node
 from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.prepared import PreparedCalls
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewNode, Node, NodeKind
@@ -41,7 +42,6 @@ from soong.worker.acp.output import PROMPT_AFTER_NO, prompt_of, prompt_to_go_on,
 
 T = TypeVar("T")
 MAX_CORRECTIONS: Final = 1
-TICK_S: Final = 1.0
 _STOPS: Final[Mapping[str, tuple[EndReason, str]]] = {
     "max_tokens": (EndReason.TOKEN_LIMIT, "the agent's model reached its limit of tokens"),
     "max_turn_requests": (EndReason.MAX_TURNS, "the agent reached its own limit of turns"),
@@ -257,7 +257,7 @@ class AcpRun:
         waiting: set[asyncio.Future[Any]] = {task, self._broken}
         try:
             while not task.done() and not self._broken.done():
-                await asyncio.wait(waiting, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, timeout=timing.POLL_ROWS_S, return_when=asyncio.FIRST_COMPLETED)
                 await self._tick()
             if self._broken.done():
                 self._broken.result()

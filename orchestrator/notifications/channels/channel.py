@@ -6,10 +6,9 @@ from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 
-TIMEOUT_S: Final = 15.0
-LONGEST_RETRY_AFTER_S: Final = 86_400.0
 GONE: Final = 410
 
 
@@ -46,7 +45,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], now_us: int) -
     sent = {"Content-Type": "application/json", "User-Agent": "soong-notifications", **headers}
     try:
         async with (
-            httpx2.AsyncClient(follow_redirects=False, timeout=TIMEOUT_S) as client,
+            httpx2.AsyncClient(follow_redirects=False, timeout=timing.EXCHANGE_LIMIT_S) as client,
             client.stream("POST", url, content=body, headers=sent) as response,
         ):
             status, retry_after = response.status_code, response.headers.get("Retry-After", "")
@@ -65,11 +64,11 @@ def seconds_of(retry_after: str, now_us: int) -> float:
     """Return the seconds of a ``Retry-After`` header (RFC 9110, section 10.2.3); 0 where there is none or another."""
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:10]), LONGEST_RETRY_AFTER_S)
+        return min(float(text[:10]), timing.DAY_S)
     try:
         until = parsedate_to_datetime(text)
     except (TypeError, ValueError, IndexError, OverflowError):
         return 0.0
     until = until if until.tzinfo else until.replace(tzinfo=UTC)
     delay_s = (until - datetime.fromtimestamp(now_us / 1_000_000, UTC)).total_seconds()
-    return min(max(0.0, delay_s), LONGEST_RETRY_AFTER_S)
+    return min(max(0.0, delay_s), timing.DAY_S)

@@ -10,11 +10,11 @@ from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_own_program
 
-TIMEOUT_S: Final = 10.0
 MAX_TEXT: Final = 500
 SESSION: Final = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
 """Variables by which notify-send finds the desktop."""
@@ -63,10 +63,10 @@ async def _run(command: Sequence[str]) -> Delivery:
     except OSError as error:
         return Delivery(f"{command[0]} cannot be started ({type(error).__name__})")
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timing.EXCHANGE_LIMIT_S):
             code = await process.wait()
     except TimeoutError:
-        return Delivery(f"{command[0]} took longer than {TIMEOUT_S:g} s")
+        return Delivery(f"{command[0]} took longer than {timing.EXCHANGE_LIMIT_S:g} s")
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):

@@ -10,11 +10,11 @@ from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core import timing
 from soong.shared.core.notification_config import EmailConfig
 from soong.shared.core.value import Value
 from soong.shared.toolsets.mcp.references import resolved
 
-TIMEOUT_S: Final = 15.0
 MAX_SUBJECT: Final = 150
 
 
@@ -48,8 +48,10 @@ class EmailChannel(Value):
     def _connected(self) -> smtplib.SMTP:
         config = self.config
         if config.security == "tls":
-            return smtplib.SMTP_SSL(config.host, config.port, timeout=TIMEOUT_S, context=ssl.create_default_context())
-        client = smtplib.SMTP(config.host, config.port, timeout=TIMEOUT_S)
+            return smtplib.SMTP_SSL(
+                config.host, config.port, timeout=timing.EXCHANGE_LIMIT_S, context=ssl.create_default_context()
+            )
+        client = smtplib.SMTP(config.host, config.port, timeout=timing.EXCHANGE_LIMIT_S)
         if config.security == "starttls":
             try:
                 client.starttls(context=ssl.create_default_context())

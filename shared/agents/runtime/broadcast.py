@@ -18,6 +18,7 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.turn import FINAL_TOOL
+from soong.shared.core import timing
 from soong.shared.engine.wire.answers import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
@@ -25,10 +26,6 @@ from soong.shared.sandbox.terminal_text import LiveText
 from soong.shared.tools.naming import unmangle
 from soong.shared.tools.value_limits import storable
 
-EVERY_S: Final = 0.05
-UNHEARD_EVERY_S: Final = 1.0
-FULL_EVERY_S: Final = 2.0
-"""So often a piece starts at 0: for listeners that came late or missed one."""
 MAX_FULL_CHARS: Final = 20_000
 MAX_SHOWN_CHARS: Final = 100_000
 """Of an answer that is longer, the rest is shown when it is complete, from its node."""
@@ -41,8 +38,8 @@ class AnswerBroadcast:
     notifier: Notifier
     redactor: Redactor
     run_id: str
-    every_s: float = EVERY_S
-    unheard_every_s: float = UNHEARD_EVERY_S
+    every_s: float = timing.SHOW_PIECES_S
+    unheard_every_s: float = timing.POLL_ROWS_S
     _turn: int = 0
     _text: LiveText = field(init=False)
     _calls: list[str] = field(default_factory=list)
@@ -121,7 +118,7 @@ class AnswerBroadcast:
         shown = storable(self._text.shown(is_complete=self._is_complete))
         turn, before = self._told
         now_s = asyncio.get_running_loop().time()
-        is_full = turn != self._turn or (now_s - self._full_s >= FULL_EVERY_S and len(shown) <= MAX_FULL_CHARS)
+        is_full = turn != self._turn or (now_s - self._full_s >= timing.SIGN_OF_LIFE_S and len(shown) <= MAX_FULL_CHARS)
         at = 0 if is_full else _shared_chars(before, shown)
         self._full_s = now_s if at == 0 else self._full_s
         self._told = (self._turn, shown)

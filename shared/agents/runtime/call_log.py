@@ -12,10 +12,11 @@ of a write, question or end among its calls.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.without_secrets import clean_event, clean_events
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -37,9 +38,6 @@ T = TypeVar("T")
 KeptWrite: TypeAlias = Callable[[Sequence[NewNode], Sequence[NewEvent]], Coroutine[Any, Any, T]]
 """Writes what was kept back, in one transaction with something of its own."""
 
-WRITE_AFTER_S: Final = 0.1
-"""The log's write interval: a crash loses the events of at most this time, and an answer, which is asked for again."""
-
 
 @dataclass(slots=True)
 class RunCallLog:
@@ -56,7 +54,7 @@ class RunCallLog:
     fence: int
     interruption: StopSignal = field(default_factory=StopSignal)
     redactor: Redactor = field(default_factory=Redactor)
-    write_after_s: float = WRITE_AFTER_S
+    write_after_s: float = timing.WRITE_AFTER_S
     notifier: Notifier | None = None
     """Notifies followers of the run after each write to its log (EVT-02)."""
     on_error: Callable[[str, str], object] | None = None

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.events import split_hint
@@ -20,11 +21,8 @@ from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 
 log = get_logger(__name__)
 
-POLL_EVERY_S = 1.0
 EARLY = 256
 """Far more than are decided between the commit of a question and the next turn of its loop."""
-CLOSE_S = 0.001
-"""A time this near counts as reached: timers are not finer, and a shorter wait would not advance time."""
 MAX_KEYS = 16
 """Keys that are remembered: a deployment has one, and two while they are exchanged."""
 
@@ -99,16 +97,16 @@ class DecisionInbox:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + POLL_EVERY_S
+        due_s = loop.time() + timing.POLL_ROWS_S
         while self._waiting:
             if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
                 await self._hang_up()
                 self._ear, self._ear_of = await self.subscriber.subscribe_decisions(self.worker_id), self.worker_id
                 due_s = loop.time()  # what was closed before we listened is seen, not heard
             left_s = due_s - loop.time()
-            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
-            if "" in heard or due_s - loop.time() <= CLOSE_S:
-                due_s = loop.time() + POLL_EVERY_S
+            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > timing.TICK_S else ()
+            if "" in heard or due_s - loop.time() <= timing.TICK_S:
+                due_s = loop.time() + timing.POLL_ROWS_S
                 heard = [*heard, *await self._closed()]
             for request_id, text in map(split_hint, heard):
                 if request_id in self._waiting:

@@ -7,8 +7,9 @@ that is parked, which has given up its lease already.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.tools.definition import ToolDefinition
@@ -18,9 +19,6 @@ from soong.shared.tools.schedule import Executor
 from soong.shared.tools.time_limit import AbortableCall, abortable
 
 StopReason = Literal["cancel", "abort", "release", "drop", "park"]
-
-CANCEL_AGAIN_S: Final = 5.0
-"""How long a run that was cancelled may take to end before it is cancelled again."""
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class StopSignal:
 
 
 def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "", interruption: StopSignal | None = None) -> None:
-    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done or may end; its calls get the reason.
+    """Cancel a run's task, and again every ``GRACE_S`` until it is done or may end; its calls get the reason.
 
     Code that a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12
     (python/cpython#86296).
@@ -86,7 +84,7 @@ def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "", interruption:
     is_waited_for = interruption is not None and (interruption.is_pausing or not interruption.is_set)
     if not task.done() and not is_waited_for:
         task.cancel(reason) if reason else task.cancel()
-        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task, reason, interruption)
+        asyncio.get_running_loop().call_later(timing.GRACE_S, cancel_until_done, task, reason, interruption)
 
 
 class AbortableCalls(Value):

@@ -7,10 +7,11 @@ It owns nothing of a task: making one is an insert, everything else a command ro
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
@@ -31,9 +32,6 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
-
-COMMAND_LIMIT_S: Final = 30.0
-POLL_EVERY_S: Final = 0.2
 
 
 class Ledger(Protocol):
@@ -112,7 +110,7 @@ class TaskService:
 
     # -- what is asked of a task's owner. All raise: ConflictError, its refusal; UnavailableError, no owner did it in
     #    time: the command stands and is carried out by the next one. A command id says it once, however often.
-    async def pause(self, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S) -> None:
+    async def pause(self, task: Task, *, reason: str = "", limit_s: float = timing.PATIENCE_S) -> None:
         await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
 
     async def resume(self, task: Task, *, reason: str = "resumed", model: str = "") -> None:
@@ -210,7 +208,7 @@ class TaskService:
         detail: JsonObject,
         *,
         command_id: str = "",
-        limit_s: float = COMMAND_LIMIT_S,
+        limit_s: float = timing.PATIENCE_S,
     ) -> None:
         """Ask the task's owner for something and wait until it is done. Raises UsageError for text of no use, too."""
         subject = task.session_id if kind is CommandKind.CLOSE else task.id
@@ -224,7 +222,7 @@ class TaskService:
         detail: JsonObject,
         *,
         command_id: str = "",
-        limit_s: float = COMMAND_LIMIT_S,
+        limit_s: float = timing.PATIENCE_S,
     ) -> None:
         command = self._command(session_id, kind, subject, detail, command_id)
         subscription = await self.subscriber.subscribe_session(session_id)
@@ -235,7 +233,7 @@ class TaskService:
                     asked, has_ended = await self.store.sessions.command(command.id)
                     if has_ended:
                         break
-                    await subscription.wait(POLL_EVERY_S)
+                    await subscription.wait(timing.LEAST_PAUSE_S)
         except TimeoutError as error:
             raise UnavailableError(
                 f"no orchestrator carried out {kind} of {subject} within {limit_s:g} s; it stays asked for"

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox.programs import programs_of_the_system
 
@@ -22,7 +23,6 @@ ISOLATION: Final = (
 
 Files of /proc/sys belong to root, and a worker that is root is the same root inside; Bubblewrap leaves them writable.
 """
-_TRY_S: Final = 15.0
 
 
 class BubblewrapProbe(Value):
@@ -60,5 +60,11 @@ def probe() -> BubblewrapProbe:
 
 def _said(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, capture_output=True, text=True, timeout=_TRY_S, check=False, env={}, stdin=subprocess.DEVNULL
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=timing.EXCHANGE_LIMIT_S,
+        check=False,
+        env={},
+        stdin=subprocess.DEVNULL,
     )

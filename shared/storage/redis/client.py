@@ -21,10 +21,9 @@ from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 from redis.exceptions import ResponseError
 
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 
-COMMAND_LIMIT_S = 5.0
-CONNECT_LIMIT_S = 5.0
 COMMAND_CONNECTIONS = 16
 BLOCKING_CONNECTIONS = 64
 
@@ -35,11 +34,11 @@ Command: TypeAlias = Sequence[str | int]
 class LimitedRedis(Redis):
     """A client whose commands have a time limit, the wait for a connection included.
 
-    Each command raises: TimeoutError, when it took longer than ``COMMAND_LIMIT_S``.
+    Each command raises: TimeoutError, when it took longer than ``timing.COMMAND_LIMIT_S``.
     """
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with asyncio.timeout(COMMAND_LIMIT_S):
+        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # of redis-py
 
 
@@ -76,9 +75,9 @@ def _pool(url: str, name: str, connections: int) -> BlockingConnectionPool:
     return BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
-        timeout=CONNECT_LIMIT_S,
+        timeout=timing.COMMAND_LIMIT_S,
         socket_timeout=None,
-        socket_connect_timeout=CONNECT_LIMIT_S,
+        socket_connect_timeout=timing.COMMAND_LIMIT_S,
         client_name=name,
         decode_responses=True,
         # A publisher can send bytes that are not text. Such a message is ignored, as any other that is not a hint.
@@ -108,7 +107,7 @@ class DirectConnection:
             RedisError, OSError, TimeoutError: Redis is away, or it refused one; those after that have been executed.
         """
         # One limit for all: one for each answer would take longer than to read it.
-        async with asyncio.timeout(COMMAND_LIMIT_S):
+        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             connection = await self._ready()
             await connection.send_packed_command([_packed(command) for command in commands])
             answers = [await _answer(connection) for _ in commands]

@@ -3,8 +3,8 @@
 A caller is not held up by Redis: hints gather while one round trip runs, equal ones count once, and while Redis is away
 they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
 
-Every call of every agent notifies those who follow its run, who are people. Such a hint waits for ``FIRST_S``, and
-until ``FOLLOWERS_S`` after the last round trip, for any other hint, which begins the next one at once. Sent alone it
+Every call of every agent notifies those who follow its run, who are people. Such a hint waits for ``HINT_S``, and
+until ``HINTS_S`` after the last round trip, for any other hint, which begins the next one at once. Sent alone it
 would hold up a question that is raised a moment later, until Redis has answered. Redis answers how many heard it. After
 nobody did, those of the same run are left out for ``UNFOLLOWED_S``: a reader that begins to follow the run then looks
 at its rows, and again within a second.
@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
@@ -36,18 +37,8 @@ from soong.shared.storage.redis.client import Command, DirectConnection
 log = get_logger(__name__)
 
 MAX_WAITING = 10_000
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-SAY_EVERY_S = 30.0
-DECISIONS_KEPT_S = 86_400
-"""A worker's stream outlives its last entry by about this long: incarnations come and go, their streams must too."""
-EXPIRY_SET_S = 3_600.0
-"""How often that is said again of a stream that is written to."""
 MAX_EXPIRIES = 1_000
 """Streams of which we remember when it was said."""
-CLOSE_LIMIT_S = 2.0
-FOLLOWERS_S = 0.02
-FIRST_S = 0.003
-UNFOLLOWED_S = 0.5
 MAX_UNFOLLOWED = 10_000
 
 # (how, where, id): all of a hint but what comes with its id: of a raised request its session, of a decided one its
@@ -66,10 +57,10 @@ class RedisNotifier:
         self._connection = DirectConnection(client)
         self._waiting: dict[_Hint, str] = {}
         self._sending: asyncio.Task[None] | None = None
-        self._sent_s = -FOLLOWERS_S
+        self._sent_s = -timing.HINTS_S
         self._urgent = asyncio.Event()
         """A hint waits that work waits for, or nothing more is to come."""
-        self._said_at = -SAY_EVERY_S
+        self._said_at = -timing.SILENCE_S
         self._expiries: dict[str, float] = {}
         """By stream: when its expiry was set last."""
         self._unfollowed: dict[str, float] = {}
@@ -112,7 +103,7 @@ class RedisNotifier:
         self._urgent.set()
         if self._sending is None:
             return
-        await asyncio.wait({self._sending}, timeout=CLOSE_LIMIT_S)
+        await asyncio.wait({self._sending}, timeout=timing.CLOSE_LIMIT_S)
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
         await self._connection.close()
@@ -138,7 +129,7 @@ class RedisNotifier:
                 later, self._waiting = self._waiting, batch
                 for hint, beside in later.items():
                     self._keep(hint, beside)
-                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                await asyncio.sleep(timing.retry_s(failures))
                 failures += 1
             else:
                 failures = 0
@@ -146,7 +137,7 @@ class RedisNotifier:
     async def _until_due(self) -> None:
         """Wait while only followers of runs would be notified, and were a moment ago."""
         loop = asyncio.get_running_loop()
-        wait_s = max(FIRST_S, self._sent_s + FOLLOWERS_S - loop.time())
+        wait_s = max(timing.HINT_S, self._sent_s + timing.HINTS_S - loop.time())
         if wait_s > 0 and not self._urgent.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -181,7 +172,7 @@ class RedisNotifier:
         self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
 
     def _note_unfollowed(self, run_ids: Sequence[str]) -> None:
-        until_s = asyncio.get_running_loop().time() + UNFOLLOWED_S
+        until_s = asyncio.get_running_loop().time() + timing.UNFOLLOWED_S
         if len(self._unfollowed) + len(run_ids) > MAX_UNFOLLOWED:
             self._unfollowed.clear()
         self._unfollowed.update(dict.fromkeys(run_ids, until_s))
@@ -192,11 +183,12 @@ class RedisNotifier:
         more = (name, beside) if beside else ()
         yield ("XADD", stream, "MAXLEN", "~", length, "*", "v", "1", "request", request_id, *more)
         if is_decided and self._is_expiry_due(stream):
-            yield ("EXPIRE", stream, DECISIONS_KEPT_S)
+            # Incarnations come and go: their streams end some time after their last entry.
+            yield ("EXPIRE", stream, timing.DAY_S)
 
     def _is_expiry_due(self, stream: str) -> bool:
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._expiries.get(stream, -EXPIRY_SET_S) < EXPIRY_SET_S:
+        if now_s - self._expiries.get(stream, -timing.LONGEST_PAUSE_S) < timing.LONGEST_PAUSE_S:
             return False
         if len(self._expiries) >= MAX_EXPIRIES:
             self._expiries.clear()
@@ -205,7 +197,7 @@ class RedisNotifier:
 
     def _say(self, error: Exception) -> None:
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._said_at >= SAY_EVERY_S:
+        if now_s - self._said_at >= timing.SILENCE_S:
             self._said_at = now_s
             log.warning("hints_wait", error=str(error), waiting=len(self._waiting), dropped=self.dropped)
 

@@ -9,15 +9,12 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from soong.shared.agents.pacing import MINUTE_S, PAUSE, LocalPacer
+from soong.shared.agents.pacing import PAUSE, LocalPacer
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 
 PREFIX: Final = "soong:pace:"
-LIMIT_S: Final = 0.5
-"""A request to a model waits no longer than this for Redis."""
-AWAY_S: Final = 5.0
-"""How long Redis is left alone after it did not answer."""
 
 log = get_logger(__name__)
 
@@ -84,8 +81,8 @@ class RedisPacer:
         counted = int(await self.client.incrby(name, amount))
         left_s = int(await self.client.pttl(name)) / 1000
         if left_s < 0:  # it is new, or who made it died before it had an end
-            await self.client.pexpire(name, int(MINUTE_S * 1000))
-            left_s = MINUTE_S
+            await self.client.pexpire(name, int(timing.MINUTE_S * 1000))
+            left_s = timing.MINUTE_S
         if counted <= limit or counted == amount:
             return 0.0
         await self.client.incrby(name, -amount)
@@ -97,9 +94,9 @@ class RedisPacer:
             question.close()
             return None
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(timing.SHORT_LIMIT_S):
                 return await question
         except (RedisError, OSError, TimeoutError) as error:
-            self._away_until = time.monotonic() + AWAY_S
+            self._away_until = time.monotonic() + timing.AWAY_S
             log.warning("pacing_alone", error=str(error))
             return None

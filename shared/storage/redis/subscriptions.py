@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeGuard, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
@@ -32,12 +33,6 @@ from soong.shared.storage.redis.client import DirectConnection
 
 log = get_logger(__name__)
 
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-FIRST_OPEN_LIMIT_S = 2.0
-ANSWER_LIMIT_S = 5.0
-SILENCE_S = 15.0
-"""After so long without a word the connection is tested: a half-open one says nothing for ever."""
-BLOCK_MS = 5_000
 BATCH = 500
 MAX_ID_CHARS = 64
 _ID = f"[!-~]{{1,{MAX_ID_CHARS}}}"
@@ -45,7 +40,7 @@ MAX_PAYLOAD_CHARS = 2 * 1024 * 1024
 """Of a hint: ten thousand sessions with their marks."""
 MAX_STREAM_BYTES = 4 * MAX_PAYLOAD_CHARS
 """Of a stream before any of it is read: one as long as ours may be takes a fifth of that."""
-MAX_ENTRY_MS = 10**15
+LATEST_ENTRY = 10**15
 """An entry whose time is later was added under an id of somebody's choice: beyond the last id nobody can add any."""
 IDLE_CHANNELS = 4
 """Connections for channels that a subscriber keeps while nothing listens on them."""
@@ -89,7 +84,7 @@ class RedisSubscription:
         subscription = cls(source, returned=returned, keep=keep)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
+                async with asyncio.timeout(timing.SHORT_LIMIT_S):
                     await subscription._opened.wait()
         except asyncio.CancelledError:  # nobody has it yet who could close it
             await subscription.close()
@@ -135,7 +130,7 @@ class RedisSubscription:
                 if failures == 0:
                     log.warning("subscription_lost", error=str(error))
                 await self._hang_up()
-                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+                await asyncio.sleep(timing.retry_s(failures))
                 failures += 1
 
     async def _hang_up(self) -> None:
@@ -184,7 +179,7 @@ class ChannelSource:
     async def receive(self) -> Sequence[str]:
         assert self._connection is not None
         try:
-            message = await self._connection.receive(ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
+            message = await self._connection.receive(timing.COMMAND_LIMIT_S if self._awaits_pong else timing.SILENCE_S)
             if message is None:
                 if self._awaits_pong:
                     raise TimeoutError(f"the subscription to {self._channel} is dead")
@@ -219,7 +214,7 @@ class ChannelSource:
 
     async def _subscribe(self, connection: DirectConnection) -> None:
         self._is_sound, self._awaits_pong = False, False
-        async with asyncio.timeout(ANSWER_LIMIT_S):
+        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             await connection.send("SUBSCRIBE", self._channel)
             while (await connection.receive())[:2] != ["subscribe", self._channel]:
                 pass  # of a channel before
@@ -248,7 +243,7 @@ class StreamSource:
         self._position = ""
 
     async def open(self) -> None:
-        async with asyncio.timeout(ANSWER_LIMIT_S):
+        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             if self._cut_to and await self._size() > MAX_STREAM_BYTES:
                 await self._cut(0)
             newest = cast("list[tuple[str, Any]]", await self._client.xrevrange(self._stream, count=1))
@@ -260,7 +255,8 @@ class StreamSource:
         await self._tidy()
 
     async def receive(self) -> Sequence[str]:
-        read = ("XREAD", "COUNT", str(BATCH), "BLOCK", str(BLOCK_MS), "STREAMS", self._stream, self._position)
+        block_ms = round(timing.COMMAND_LIMIT_S * 1000)
+        read = ("XREAD", "COUNT", str(BATCH), "BLOCK", str(block_ms), "STREAMS", self._stream, self._position)
         await self._connection.send(*read)
         heard: list[str] = []
         number = size = 0
@@ -279,7 +275,7 @@ class StreamSource:
         """Remove what fills Redis or leaves later entries no id: a process that may add to the stream chooses both."""
         if not self._cut_to:
             return
-        if _order(self._position)[0] > MAX_ENTRY_MS:
+        if _order(self._position)[0] > LATEST_ENTRY:
             await self._client.delete(self._stream)
             self._position = "0-0"
         elif is_full or is_large:
@@ -297,7 +293,7 @@ class StreamSource:
     async def _answer(self) -> Any:
         """Return what a read answers, None for nothing new."""
         # A limit of our own above Redis's: a half-open connection never answers.
-        limit_s = BLOCK_MS / 1000 + ANSWER_LIMIT_S
+        limit_s = 2 * timing.COMMAND_LIMIT_S
         begun_s = asyncio.get_running_loop().time()
         reply = await self._connection.receive(limit_s)
         if reply is None and asyncio.get_running_loop().time() - begun_s >= limit_s:

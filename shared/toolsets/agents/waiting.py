@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from soong.shared.core import timing
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
@@ -14,8 +15,6 @@ from soong.shared.engine.wire.notifier import Subscriber
 
 T = TypeVar("T")
 
-LOOK_EVERY_S: Final = 1.0
-LOOK_AT_MOST_EVERY_S: Final = 0.1
 
 _UNDER_WAY: Final = frozenset({StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
 
@@ -25,8 +24,8 @@ async def wait_until(subscriber: Subscriber, session_id: str, look: Callable[[],
     subscription = await subscriber.subscribe_session(session_id)
     try:
         while (found := await look()) is None:
-            await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-            await subscription.wait(LOOK_EVERY_S)
+            await asyncio.sleep(timing.LEAST_PAUSE_S)
+            await subscription.wait(timing.POLL_ROWS_S)
     finally:
         await subscription.close()
     return found

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, kind_of, open_resolved, opened_file, refused
 from soong.shared.sandbox.threads import check
@@ -30,8 +31,6 @@ MAX_COMPARED_BYTES: Final = 1024 * 1024
 _MAX_HASHED_BYTES: Final = 64 * 1024 * 1024
 """Beyond it the modification time stands for the content: hashing would take longer than a person waits."""
 _CHUNK_BYTES: Final = 1024 * 1024
-_PATIENCE_S: Final = 5.0
-_LOCK_PAUSE_S: Final = 0.002
 _FOR_WRITING: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,12 +126,12 @@ def _alone(folder: int, path: Path, stop: Event) -> Iterator[None]:
     Raises:
         PathRefusedError: somebody holds the folder for longer than any write takes.
     """
-    end_s = time.monotonic() + _PATIENCE_S
+    end_s = time.monotonic() + timing.COMMAND_LIMIT_S
     while not _locked(folder):
         if time.monotonic() > end_s:
             problem = "cannot be written: another process keeps its folder locked"
             raise PathRefusedError(PathRefusal.CHANGED, str(path), problem, "call again later")
-        stop.wait(_LOCK_PAUSE_S)
+        stop.wait(timing.HINT_S)
         check(stop)
     try:
         yield

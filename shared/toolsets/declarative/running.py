@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError, SoongError
 from soong.shared.core.jsontext import Json, JsonObject, dump
@@ -54,8 +55,6 @@ from soong.shared.toolsets.declarative.invocation import (
 )
 from soong.shared.toolsets.declarative.protocol import CLAIMABLE, last_lines, read_result
 
-PROGRESS_S: Final = 1.5
-"""Between two signs of life; people are promised one every 2 s (EXE-09)."""
 MAX_SUMMARY_CHARS: Final = 1_500
 
 MAX_SHOWN_CHARS: Final = 4_000
@@ -209,7 +208,7 @@ async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progres
     task = asyncio.ensure_future(running)
     started_s = time.monotonic()
     try:
-        while not (await asyncio.wait({task}, timeout=PROGRESS_S))[0]:
+        while not (await asyncio.wait({task}, timeout=timing.SIGN_OF_LIFE_S))[0]:
             await progress.report(f"running for {time.monotonic() - started_s:.0f} s")
         return task.result()
     finally:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import words_of
@@ -23,7 +24,7 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
 from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, ToolExclusion, config_digest, sound_tools
-from soong.shared.toolsets.mcp.elicitation import ASK_S, CallElicitations, answer_of
+from soong.shared.toolsets.mcp.elicitation import CallElicitations, answer_of
 from soong.shared.toolsets.mcp.intake import cursor_of, raw_result
 from soong.shared.toolsets.mcp.references import resolved
 
@@ -39,10 +40,6 @@ log = get_logger(__name__)
 MAX_PAGES: Final = 100
 MAX_ENTRIES: Final = 10_000
 _STATELESS: Final = frozenset({"2026-07-28"})
-_CLOSE_S: Final = 20.0
-_LISTEN_AGAIN_S: Final = 5.0
-_LOOK_PAUSE_S: Final = 1.0
-"""The shortest pause between two looks at what is offered: a server may say at each that it has changed."""
 _ENDED: Final = "Connection closed"
 """The SDK's words for the end of the transport. Other words under the same code are about one answer over HTTP."""
 
@@ -140,7 +137,7 @@ class ServerConnection:
         self.end()
         if self._owner is None:
             return
-        done, _ = await asyncio.wait({self._owner}, timeout=_CLOSE_S)
+        done, _ = await asyncio.wait({self._owner}, timeout=timing.PATIENCE_S)
         if not done:
             log.warning("mcp_server_not_closed", server=self.server_id)
             self._owner.cancel()
@@ -185,7 +182,7 @@ class ServerConnection:
                     self._stale.clear()
                     await self._look_again(client)
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_PAUSE_S):
+                        async with asyncio.timeout(timing.POLL_ROWS_S):
                             await self._over.wait()
         finally:
             watching.cancel()
@@ -222,7 +219,7 @@ class ServerConnection:
             except Exception as error:  # noqa: BLE001  # a server that does not let us listen still answers calls
                 log.info("mcp_server_tells_no_changes", server=self.server_id, error=words_of(error)[:300])
                 return
-            await asyncio.sleep(_LISTEN_AGAIN_S)
+            await asyncio.sleep(timing.AWAY_S)
 
     async def _look(self, client: "Client") -> None:
         """Take what the server offers now, page by page."""
@@ -273,7 +270,7 @@ class ServerConnection:
             headers = resolved(self.config.headers, f"{place}.headers")
             self._login = auth = self.setup.authorized(self.server_id, self.config)
             # On the handshake wire a server asks a person within the answer of the call, which stands still then.
-            return http_transport(self.config.url, headers, auth, self.config.timeout_s + ASK_S + 5.0)
+            return http_transport(self.config.url, headers, auth, self.config.timeout_s + timing.PERSON_LIMIT_S + 5.0)
         env = {
             **child_environment(self.setup.commands_env, self.setup.secret_env, untrusted=(self.project,)),
             **resolved(self.config.env, f"{place}.env"),

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.core.value import Value
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from mcp_types import ElicitResult
 
 
-ASK_S: Final = 600.0
-"""How long a person, and the hooks around, may take: the run keeps its slot, and the server its call, for as long."""
 MAX_ROUNDS: Final = 3
 """How often a person is asked for words that the form takes."""
 MAX_QUESTIONS: Final = 10
@@ -176,13 +175,13 @@ class CallElicitations:
         """Return the answer: of a hook or a person, and as the hooks after it leave it."""
         around, asked = self.tool.around_question, question.question()
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(timing.PERSON_LIMIT_S):
                 answer = await around.before(asked)
                 answer = await self._asked(question) if answer is None else _held(question, answer)
                 left = await around.after(asked, answer)
                 return answer if left is answer else _held(question, left)
         except TimeoutError:
-            return ElicitationAnswer("decline", reason=f"nobody answered within {ASK_S:g} s")
+            return ElicitationAnswer("decline", reason=f"nobody answered within {timing.PERSON_LIMIT_S:g} s")
 
     async def _asked(self, question: ServerQuestion) -> ElicitationAnswer:
         problem = ""

@@ -2,15 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import httpx2
 
+from soong.shared.core import timing
 from soong.shared.core.jsontext import dump
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
-
-_MIN_RETRY_MS: Final = 500
-"""The shortest pause before a stream that has ended is opened again, whatever its server names."""
 
 
 @dataclass(slots=True)
@@ -53,7 +50,7 @@ class AnswerStream(httpx2.AsyncByteStream):
                 self._held += len(line)
             elif line.startswith(b"retry:"):
                 digits = line.removeprefix(b"retry:").strip()[:9]
-                yield b"retry: %d\n" % max(_MIN_RETRY_MS, int(digits) if digits.isdigit() else 0)
+                yield b"retry: %d\n" % max(round(timing.RETRY_EVERY_S * 1000), int(digits) if digits.isdigit() else 0)
             elif line:
                 yield line + b"\n"
             else:

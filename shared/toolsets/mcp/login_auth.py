@@ -22,6 +22,7 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
@@ -33,10 +34,6 @@ from soong.shared.toolsets.mcp.references import resolved
 
 log = get_logger(__name__)
 
-SOON_US: Final = 30_000_000
-"""A token that ends within this is renewed before it is used."""
-RENEW_S: Final = 30.0
-POLL_S: Final = 0.05
 RESOURCE_REVISION: Final = "2025-06-18"
 """Since this revision a token is asked for one resource (RFC 8707)."""
 BASIC: Final = "client_secret_basic"
@@ -74,7 +71,7 @@ class LoginAuth(httpx2.Auth):
             yield request  # a token goes to the server that it was issued for, and nowhere else
             return
         login = self._current()
-        if login is not None and login.has_expired(self._clock.now_us() + SOON_US):
+        if login is not None and login.has_expired(self._clock.now_us() + round(timing.PATIENCE_S * 1_000_000)):
             login = await self._renewed(login) or login
         _authorize(request, login)
         response = yield request
@@ -117,12 +114,12 @@ class LoginAuth(httpx2.Auth):
     async def _renewed(self, old: ServerLogin) -> ServerLogin | None:
         """Return a newer login: another process's, or one renewed here; None when there is none."""
         try:
-            async with asyncio.timeout(RENEW_S):
+            async with asyncio.timeout(timing.PATIENCE_S):
                 while True:
                     with self._folder.renewing(self._server_id) as is_ours:
                         if is_ours:
                             return await self._renewed_here(old)
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(timing.POLL_PROCESS_S)
         except Exception as error:  # noqa: BLE001  # the edge to foreign servers and the SDK
             log.warning("mcp_login_not_renewed", server=self._server_id, error=type(error).__name__)
             return None
@@ -163,7 +160,7 @@ class _Renewal(OAuthClientProvider):
         """Return the login as it is to be kept now; None when nothing is known of its end."""
         request = await self._refresh_token()
         check_safe(request.url, self.context.server_url)
-        async with bounded_client(RENEW_S) as client:
+        async with bounded_client(timing.PATIENCE_S) as client:
             response = await client.send(request)
         if response.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED):
             return self._of.model_copy(update={"is_ended": True})

@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from pydantic import AnyUrl
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
@@ -38,11 +39,8 @@ from soong.shared.toolsets.mcp.login_auth import (
 from soong.shared.toolsets.mcp.logins import ServerLogin
 from soong.shared.toolsets.mcp.references import resolved
 
-WAIT_S: Final = 600.0
-"""How long a person may take to come back."""
 PATH: Final = "/callback"
 MAX_HEAD_BYTES: Final = 16 * 1024
-_READ_S: Final = 10.0
 _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Soong</title><p>{}</p>"
 
 
@@ -96,15 +94,17 @@ class LoopbackReceiver:
     async def result(self) -> AuthorizationCodeResult:
         """See :class:`RedirectReceiver`."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(timing.PERSON_LIMIT_S):
                 return await asyncio.shield(self._came)
         except TimeoutError as error:
-            raise LoginRefusedError(f"the browser did not return from the login within {WAIT_S:g} s") from error
+            raise LoginRefusedError(
+                f"the browser did not return from the login within {timing.PERSON_LIMIT_S:g} s"
+            ) from error
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status, text = "404 Not Found", "There is nothing here."
         try:
-            async with asyncio.timeout(_READ_S):
+            async with asyncio.timeout(timing.EXCHANGE_LIMIT_S):
                 line = (await reader.readuntil(b"\r\n\r\n")).decode("ascii", "replace").split(" ")
             if len(line) > 1 and line[0] == "GET" and urlsplit(line[1]).path == PATH:
                 status, text = self._take(line[1])

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpConfig, McpServerConfig
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, config_digest
@@ -18,8 +18,6 @@ from soong.shared.toolsets.mcp.connection import ServerConnection, ServerSetup, 
 
 log = get_logger(__name__)
 
-FIRST_WAIT_S: Final = 1.0
-LONGEST_WAIT_S: Final = 60.0
 
 _Place = tuple[str, Path]
 
@@ -34,7 +32,7 @@ class _StartFailures:
 
     def add(self, now_s: float, problem: str) -> None:
         self.count += 1
-        self.until_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self.count - 1))
+        self.until_s = now_s + min(timing.LONGEST_BACKOFF_S, timing.BACKOFF_S * 2.0 ** (self.count - 1))
         self.last = problem
 
 

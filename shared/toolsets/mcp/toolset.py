@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from soong.shared.toolsets.mcp.login_auth import LoginAuth
 
 log = get_logger(__name__)
-
-ASK_AGAIN_US: Final = 60_000_000
-"""How long a server that could not be asked is left alone, unless somebody asks for it by name."""
 
 
 def servers_of(home: Path | None, config: Config, *, may_start: bool = True) -> McpServers:
@@ -107,7 +105,10 @@ class McpTools(Value):
         snapshot = self.servers.snapshot(server_id)
         if snapshot is None:
             return True
-        return bool(snapshot.problem) and self.servers.setup.clock.now_us() - snapshot.seen_us > ASK_AGAIN_US
+        return (
+            bool(snapshot.problem)
+            and self.servers.setup.clock.now_us() - snapshot.seen_us > timing.LONGEST_BACKOFF_S * 1_000_000
+        )
 
 
 def look(servers: McpServers, ids: Iterable[str]) -> None:
@@ -157,7 +158,7 @@ def _is_missing(servers: McpServers, server_id: str) -> bool:
     written = servers.snapshots.read(server_id, config_digest(servers.config.servers[server_id]))
     if written is None:
         return True
-    if written.problem and servers.setup.clock.now_us() - written.seen_us > ASK_AGAIN_US:
+    if written.problem and servers.setup.clock.now_us() - written.seen_us > timing.LONGEST_BACKOFF_S * 1_000_000:
         return True
     servers.keep(written)
     return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from soong.shared.core import timing
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _CHUNK_BYTES: Final = 64 * 1024
-_FLUSH_S: Final = 0.5
-HTTP_TIMEOUT_S: Final = 30.0
 
 
 class ServerProgram(Value):
@@ -72,7 +71,7 @@ class StdioPipes:
                 finally:
                     read.close()
                     write.close()
-                    with anyio.move_on_after(_FLUSH_S, shield=True):
+                    with anyio.move_on_after(timing.SHORT_LIMIT_S, shield=True):
                         await written.wait()
                     with anyio.CancelScope(shield=True):
                         await self._stop(child)
@@ -184,7 +183,7 @@ async def http_transport(
             return
         response.stream = BoundedStream(response.stream, most, lambda: httpx2.StreamError(problem))
 
-    timeout = httpx2.Timeout(HTTP_TIMEOUT_S, read=read_timeout_s)
+    timeout = httpx2.Timeout(timing.PATIENCE_S, read=read_timeout_s)
     async with (
         # What is packed has a length that its sender chooses after it was bounded.
         httpx2.AsyncClient(

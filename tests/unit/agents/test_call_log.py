@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from soong.shared.agents.runtime.call_log import WRITE_AFTER_S, RunCallLog
+from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
+from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, LeaseLostError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
@@ -259,7 +260,7 @@ async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
     await bench.log.flush()
 
     assert await bench.types() == ["tool_queued", "tool_started", "tool_failed", "aborted_tools"]
-    assert WRITE_AFTER_S <= 0.1
+    assert timing.WRITE_AFTER_S <= 0.1
 
 
 async def _has(bench: CallLogHarness, types: list[str]) -> bool:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from soong.orchestrator.event_log.quiet_time import FREE_CORES, WINDOW_S, QuietTime, idle_s
+from soong.orchestrator.event_log.quiet_time import FREE_CORES, QuietTime, idle_s
+from soong.shared.core import timing
 
 LONGEST_S = 30.0
 
@@ -26,12 +27,12 @@ class Machine:
 
 
 async def test_work_begins_after_one_window_on_a_machine_that_does_nothing() -> None:
-    assert await Machine().waited_s() == WINDOW_S
+    assert await Machine().waited_s() == timing.SETTLE_S
 
 
 async def test_work_waits_for_the_first_window_with_room_for_it() -> None:
     busy = [share * FREE_CORES for share in (0.0, 0.3, 0.9)]
-    assert await Machine([*busy, 1.1 * FREE_CORES, 0.0]).waited_s() == 4 * WINDOW_S
+    assert await Machine([*busy, 1.1 * FREE_CORES, 0.0]).waited_s() == 4 * timing.SETTLE_S
 
 
 async def test_work_on_a_machine_that_stays_busy_waits_no_longer_than_the_limit() -> None:

@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.scheduler import BACKOFF_LIMIT_S, Scheduler
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.shared.core import timing
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.status import StepStatus
@@ -54,9 +55,9 @@ async def test_a_retry_whose_time_has_not_come_still_waits() -> None:
     store, clock = MemoryStore(), FakeClock()
     scheduler, own, key = await waiting_retry(store, clock)
 
-    clock.jump_wall(timedelta(seconds=2 - BACKOFF_LIMIT_S))
+    clock.jump_wall(timedelta(seconds=2 - timing.STEP_BACKOFF_LIMIT_S))
     early = await looked_at(store, scheduler, own, key)
-    clock.advance(timedelta(seconds=BACKOFF_LIMIT_S))
+    clock.advance(timedelta(seconds=timing.STEP_BACKOFF_LIMIT_S))
     late = await looked_at(store, scheduler, own, key)
 
     assert early.status is StepStatus.PENDING

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.scheduler import BACKOFF_LIMIT_S, Scheduler, backoff_s
+from soong.orchestrator.owner.scheduler import Scheduler, backoff_s
+from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.functions import StepContext, step_function
@@ -94,7 +95,7 @@ async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None
         backoff_s(replace(step, spec=replace(step.spec, backoff_s=2.0), attempt=attempt)) for attempt in (1, 2, 3, 50)
     ]
 
-    assert waits == [2.0, 4.0, 8.0, BACKOFF_LIMIT_S]
+    assert waits == [2.0, 4.0, 8.0, timing.STEP_BACKOFF_LIMIT_S]
 
 
 @pytest.mark.spec("DAG-05.d")

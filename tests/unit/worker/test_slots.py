@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime import stop_signal
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
@@ -300,7 +300,7 @@ async def test_a_stopped_run_says_whether_tools_were_cut_off_with_it(
 
 
 async def test_a_run_whose_work_loses_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signal, "CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(timing, "GRACE_S", 0.01)
 
     async def work(claim: Claim) -> StepEnd:
         bench.slots.stop_run(claim.identity.run_id, "cancel", "a person pressed stop")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 
+from soong.shared.core import timing
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_RETRIES, OnFailure
 from soong.shared.engine.tasks.plan.validation import Expected, branch, unexpected
@@ -15,8 +16,6 @@ from soong.shared.engine.tasks.spec import StepSpec
 
 STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
-LONGEST_S: Final = 30 * 86_400
-LONGEST_PAUSE_S: Final = 3600
 MOST_COUNTED: Final = 10**15
 MOST_USD: Final = 10**9
 """Of a task's limits; larger ones are mistakes."""
@@ -55,10 +54,14 @@ Object: TypeAlias = Annotated[dict[str, Any], Field(strict=False), Expected("a m
 Flag: TypeAlias = Annotated[bool, Expected("true or false")]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000), Expected("an integer from -1000 to 1000")]
 Seconds: TypeAlias = Annotated[
-    float, Field(gt=0, le=LONGEST_S), Expected(f"a number of seconds above 0, at most {LONGEST_S}")
+    float,
+    Field(gt=0, le=timing.LONGEST_STEP_S),
+    Expected(f"a number of seconds above 0, at most {timing.LONGEST_STEP_S}"),
 ]
 Pause: TypeAlias = Annotated[
-    float, Field(gt=0, le=LONGEST_PAUSE_S), Expected(f"a number of seconds above 0, at most {LONGEST_PAUSE_S}")
+    float,
+    Field(gt=0, le=timing.LONGEST_PAUSE_S),
+    Expected(f"a number of seconds above 0, at most {timing.LONGEST_PAUSE_S}"),
 ]
 Policy: TypeAlias = Annotated[FailurePolicy, Field(strict=False)]
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2), Expected("a number from 0 to 2")]

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, RootTransaction
 
+from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.storage.sql.engine.engine import discard, is_unavailable, make_engine, our_errors
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -32,8 +33,6 @@ WriteTogether: TypeAlias = Callable[[Transaction, Sequence[Item]], Sequence[T | 
 nothing was written."""
 
 READERS: Final = 4
-PATIENCE_S: Final = 30.0
-"""How long a caller waits for SQLite's one lock: it is held for milliseconds, unless its holder has been stopped."""
 
 
 def commit(transaction: RootTransaction) -> None:
@@ -53,7 +52,7 @@ class Database:
     """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
     flusher: Callable[[WriteAheadLog], None] = staticmethod(flush_log)
     """How the writer flushes the log of SQLite: a seam for fault tests, too."""
-    patience_s: float = PATIENCE_S
+    patience_s: float = timing.PATIENCE_S
     """For tests too, which cannot wait that long. No setting reaches it."""
 
     def __init__(self, url: URL, credential: str = "") -> None:

@@ -15,13 +15,11 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError, UsageError
 from soong.shared.core.file_systems import MOUNTS, NETWORK_FILE_SYSTEMS, file_system_of
 from soong.shared.core.texts import EXPECTED, fault
 from soong.shared.storage.sql.engine.pooler import CONNECT_PARAMETERS, CREDENTIAL, keep_settings, require_own_process
-
-BUSY_S: Final = 30.0
-"""How long SQLite waits for a lock that our own side file did not keep away (a backup, another program)."""
 
 _PLANNING: Final = {
     # Our statements each have their index. The planner would not use it for a table that was empty a second ago,
@@ -139,7 +137,12 @@ class SqliteFile:
         self.check()
         name = f"{self._path.as_uri()}?mode=rw"
         return sqlite3.connect(
-            name, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, cached_statements=512
+            name,
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=timing.PATIENCE_S,
+            cached_statements=512,
         )
 
     def check(self) -> None:

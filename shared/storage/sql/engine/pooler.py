@@ -14,14 +14,13 @@ from typing import Any, Final
 
 from sqlalchemy import URL
 
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError, UnsupportedPoolerError
 
 CREDENTIAL: Final = "soong.worker"
 """The connection's setting by which a worker's process says what it alone knows; the row of each of its incarnations
 has the digest. All workers share a role, so this is what tells them apart."""
 
-ANSWER_S: Final = 10.0
-"""How long a probing statement waits for its answer: a pooler without a free server process answers later or never."""
 
 CONNECT_PARAMETERS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -54,7 +53,7 @@ def require_own_process(url: URL) -> None:
 
     Raises:
         UnsupportedPoolerError: a server process is shared.
-        UnavailableError: there is no answer within ``ANSWER_S``.
+        UnavailableError: there is no answer within ``EXCHANGE_LIMIT_S``.
         psycopg.OperationalError: no connection can be made.
     """
     with closing(_Probe(url)) as first, closing(_Probe(url)) as second:
@@ -107,7 +106,7 @@ class _Probe:
         from psycopg.pq import DiagnosticField
 
         self._pg.send_query(statements.encode())
-        until_s = time.monotonic() + ANSWER_S
+        until_s = time.monotonic() + timing.EXCHANGE_LIMIT_S
         while True:
             self._await_answer(until_s)
             result = self._pg.get_result()
@@ -128,7 +127,8 @@ class _Probe:
             while self._pg.is_busy():
                 if not selector.select(max(0.0, until_s - time.monotonic())):
                     raise UnavailableError(
-                        f"the database answered only one of two connections within {ANSWER_S:.0f} s; it is overloaded, "
+                        "the database answered only one of two connections within "
+                        f"{timing.EXCHANGE_LIMIT_S:.0f} s; it is overloaded, "
                         "or a connection pooler in front of it has too few server connections"
                     )
                 self._pg.consume_input()

@@ -9,9 +9,9 @@ from typing import Final
 from sqlalchemy import URL, Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
 from soong.shared.storage.sql.engine.engine import (
-    BUSY_S,
     driver_error,
     make_engine,
     our_errors,
@@ -138,7 +138,7 @@ def _create(url: URL) -> bool:
 def _opened(url: URL) -> sqlite3.Connection:
     """Open a file that exists, by the driver alone: an engine of its own costs a process that starts 11 ms of CPU."""
     name = f"{Path(url.database or '').as_uri()}?mode=rw"
-    return sqlite3.connect(name, uri=True, timeout=BUSY_S)
+    return sqlite3.connect(name, uri=True, timeout=timing.PATIENCE_S)
 
 
 @contextmanager

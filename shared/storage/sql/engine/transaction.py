@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
+from soong.shared.core import timing
 from soong.shared.storage.sql.engine.statements import (
     BATCH_ROWS,
     Change,
@@ -26,8 +27,6 @@ T = TypeVar("T")
 
 FEW_ROWS: Final = 16
 """Encoded in one call, which is faster than one by one."""
-SILENCE_S: Final = 0.25
-"""How long a transaction that computes leaves PostgreSQL without a statement. It ends one after 5 s without any."""
 
 
 class Reply(Protocol):
@@ -159,7 +158,7 @@ class Transaction:
         since = time.monotonic()
         for item in items:
             yield item
-            if time.monotonic() - since > SILENCE_S:
+            if time.monotonic() - since > timing.LEAST_PAUSE_S:
                 self._wire.execute("SELECT 1", ())
                 since = time.monotonic()
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import URL, Connection, RootTransaction
 
+from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
@@ -40,9 +41,6 @@ TRIES: Final = 8
 SILENT_TRIES: Final = 3
 """How often work is done alone whose transaction the database ended for its silence: a process that was frozen succeeds
 the next time, one that is too slow does not."""
-
-FLUSH_AGAIN_S: Final = 0.5
-"""After a flush that failed: how long until the next try, if nothing is to be written."""
 
 
 class _UndoneError(Exception):
@@ -100,7 +98,7 @@ class Writer:
         while is_open:
             group: list[Work] = []
             with suppress(Empty):  # the log is torn: an empty group flushes it again
-                first = self._queue.get(timeout=FLUSH_AGAIN_S if self._is_torn() else None)
+                first = self._queue.get(timeout=timing.RETRY_EVERY_S if self._is_torn() else None)
                 if first is None:
                     break
                 group.append(first)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.clock import utc_date
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 
-_DAY_US: Final = 86_400_000_000
 _PARTS_OF_USD: Final = 10**12
 """SQLite has no decimal numbers: costs are integers of this part of a dollar."""
 _COUNT: Final = r":\d{1,15},"
@@ -24,7 +24,7 @@ USED: Final = Statement(
     "used: sums over the runs of agents that were made since then, of one session or all, by what is asked for",
     rf"""
     WITH used AS (
-        SELECT CASE :by WHEN 'day' THEN CAST(created_us / {_DAY_US} AS TEXT) WHEN 'session' THEN session_id
+        SELECT CASE :by WHEN 'day' THEN CAST(created_us / {timing.DAY_US} AS TEXT) WHEN 'session' THEN session_id
                         WHEN 'task' THEN task_id WHEN 'agent' THEN definition ELSE model END AS key, usage
         FROM runs
         WHERE usage LIKE '{{"requests":%' AND usage NOT LIKE '{{"requests":0,%' AND created_us >= :since_us
@@ -82,6 +82,6 @@ class SqlUsageSums:
 
 def _total(by: UsageBy, key: str, *numbers: int) -> UsageTotal:
     *counts, cost, unpriced = map(int, numbers)  # PostgreSQL's sums are of no whole type
-    day = utc_date(int(key) * _DAY_US) if by is UsageBy.DAY else key
+    day = utc_date(int(key) * timing.DAY_US) if by is UsageBy.DAY else key
     runs, requests, read, cached, written, calls = counts
     return UsageTotal(day, runs, requests, read, cached, written, calls, Decimal(cost) / _PARTS_OF_USD, unpriced)

@@ -141,7 +141,8 @@ class AgentStepRunner:
         own_step = TaskTools(self.store, self._worker_id, self.clock, clean.text, self.additional)
         registry = make_registry(environment, [own_step])
         self.close = registry.close
-        self.incarnation.abilities = abilities(registry, self.settings, environment.mcp.enabled)
+        servers = () if environment.mcp is None else environment.mcp.enabled
+        self.incarnation.abilities = abilities(registry, self.settings, servers)
         self._runtime = AgentRuntime(
             store=self.store,
             notifier=self.notifier,

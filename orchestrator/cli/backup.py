@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say, visible
-from soong.orchestrator.retention.amounts import bytes_text
+from soong.shared.core.amounts import bytes_text
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings
 

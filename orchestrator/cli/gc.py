@@ -7,13 +7,13 @@ from typing import TypeVar
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say
-from soong.orchestrator.retention.amounts import bytes_text, read_age, read_size
 from soong.orchestrator.retention.collector import (
     CollectionPreview,
     CollectionReport,
     GarbageCollector,
     RetentionLimits,
 )
+from soong.shared.core.amounts import bytes_text, read_age, read_size
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json

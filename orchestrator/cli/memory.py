@@ -16,8 +16,8 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from soong.orchestrator.client.memory_candidates import MemoryCandidate
-    from soong.orchestrator.client.memory_review import MemoryReview
+    from soong.orchestrator.memory.candidates import MemoryCandidate
+    from soong.orchestrator.memory.review import MemoryReview
     from soong.shared.core.settings import Settings
     from soong.shared.toolsets.memory.provider import Memory, MemoryScope
 
@@ -56,7 +56,7 @@ def list_memories(
 @app.command()
 def show(memory: str = _ID, *, is_json: bool = _JSON) -> None:
     """Show a memory or a candidate in full, with where it comes from."""
-    from soong.orchestrator.client.memory_candidates import MemoryCandidate
+    from soong.orchestrator.memory.candidates import MemoryCandidate
 
     found = asyncio.run(_found(load_settings(), memory))
     state = "candidate" if isinstance(found, MemoryCandidate) else "memory"
@@ -121,7 +121,7 @@ def forget(memory: str = _ID) -> None:
 async def _review(settings: "Settings") -> "AsyncIterator[MemoryReview]":
     """Open what is remembered and what is proposed; in a home where nothing has run, nothing is proposed."""
     from soong.orchestrator.cli.ids import has_no_rows, opened_store
-    from soong.orchestrator.client.memory_review import MemoryReview
+    from soong.orchestrator.memory.review import MemoryReview
     from soong.shared.core.clock import SystemClock
     from soong.shared.core.config import load_config
     from soong.shared.sandbox.rooted import RootedFolder
@@ -172,7 +172,7 @@ async def _reject(settings: "Settings", texts: Sequence[str]) -> None:
 
 
 async def _forget(settings: "Settings", text: str) -> None:
-    from soong.orchestrator.client.memory_candidates import MemoryCandidate
+    from soong.orchestrator.memory.candidates import MemoryCandidate
 
     async with _review(settings) as review:
         found = await review.find(text)
@@ -184,7 +184,7 @@ async def _forget(settings: "Settings", text: str) -> None:
 
 async def _candidate(review: "MemoryReview", text: str) -> "MemoryCandidate":
     """Return the candidate that is meant. Raises: UsageError."""
-    from soong.orchestrator.client.memory_candidates import MemoryCandidate
+    from soong.orchestrator.memory.candidates import MemoryCandidate
 
     found = await review.find(text)
     if not isinstance(found, MemoryCandidate):

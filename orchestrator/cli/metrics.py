@@ -14,7 +14,7 @@ def command() -> None:
 
 async def _text(settings: Settings) -> bytes:
     from soong.orchestrator.client.bootstrap import opened_metrics
-    from soong.orchestrator.owner.metrics import collect, text
+    from soong.orchestrator.telemetry.metrics import collect, text
     from soong.shared.core.clock import SystemClock
 
     async with opened_store(settings) as store, opened_metrics(settings) as metrics:

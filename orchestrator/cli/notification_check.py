@@ -9,9 +9,9 @@ from soong.orchestrator.cli.ids import has_no_rows
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.notification_config import NotificationsConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
-from soong.shared.toolsets.mcp.references import resolved
 
 _CHECK: Final = "notifications"
 _MANY: Final = 10_000

@@ -60,8 +60,8 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
         yield
         return
     from soong.orchestrator.client.bootstrap import open_metrics
-    from soong.orchestrator.owner.metrics import collect, text
-    from soong.orchestrator.owner.metrics_endpoint import MetricsEndpoint
+    from soong.orchestrator.telemetry.metrics import collect, text
+    from soong.orchestrator.telemetry.metrics_endpoint import MetricsEndpoint
 
     metrics, clock = open_metrics(settings), SystemClock()
 

@@ -7,11 +7,11 @@ from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.mcp_servers import login_state
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.references import resolved
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
 from soong.shared.toolsets.mcp.connection import expanded
-from soong.shared.toolsets.mcp.references import resolved
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 
 _CHECK = "mcp servers"

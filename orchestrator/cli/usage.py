@@ -9,8 +9,8 @@ import typer
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.client.usage import usage_totals
-from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.usage import UsageSum
+from soong.shared.core.amounts import read_age
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import usd_text
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal

@@ -38,7 +38,7 @@ from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, for_call, risk_of
 from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import compute_surface
-from soong.shared.toolsets.skills.document import all_skills, places
+from soong.shared.toolsets.sources import project_skills
 
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
 
@@ -88,7 +88,7 @@ class Explainer(Value):
 
     def _skills(self, project: Path) -> Iterator[SkillDeclaration]:
         """Yield what the skills that a run of this project can load ask for."""
-        for skill in all_skills(places(self.paths.agent_home, self.catalogue.config, project)):
+        for skill in project_skills(self.paths.agent_home, self.catalogue.config, project):
             text = skill.text
             if text is not None and not skill.is_shadowed and (text.tools or text.permissions):
                 yield SkillDeclaration(skill.name, skill.level, text.tools, text.permissions)

@@ -9,16 +9,15 @@ from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.agents import DefinitionsOf, LookingTools, StartingTools
-from soong.shared.toolsets.memory.provider import MemoryProvider
-from soong.shared.toolsets.memory.recall import RecallTools
-from soong.shared.toolsets.sources import ToolEnvironment, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry, recall_tools
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import Ledger, TaskService
+    from soong.shared.toolsets.memory.provider import MemoryProvider
 
 
-def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = None) -> ToolRegistry:
+def registry_of(environment: ToolEnvironment, memory: "MemoryProvider | None" = None) -> ToolRegistry:
     """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
 
     ``memory`` is where memories are recalled from; without it the tool is only described.
@@ -28,8 +27,8 @@ def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = No
     """
     definitions = with_acp(known_definitions(environment.home), environment.config)
     known = PlanNames(definitions=definitions.ids)
-    recall = RecallTools(environment.config.memory, memory, environment.redactor)
-    return make_registry(environment, (PlanTemplates(known), recall, *run_sources()))
+    recall = recall_tools(environment, memory)
+    return make_registry(environment, (PlanTemplates(known), *recall, *run_sources()))
 
 
 def run_sources() -> tuple[ToolAdapter, ...]:
@@ -48,7 +47,7 @@ def owner_registry(
     clock: Clock,
     definitions_of: DefinitionsOf,
     *,
-    memory: MemoryProvider | None = None,
+    memory: "MemoryProvider | None" = None,
     patience_s: float = 60.0,
 ) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
@@ -59,6 +58,6 @@ def owner_registry(
     own = TaskTools(service.store, lambda: "", clock)
     starting = StartingTools(service, patience_s)
     looking = LookingTools(service.store, definitions_of)
-    recall = RecallTools(environment.config.memory, memory, environment.redactor)
-    sources = (PlanTemplates(service.planner.known), recall, own, PlanningTools(service), starting, looking)
+    recall = recall_tools(environment, memory)
+    sources = (PlanTemplates(service.planner.known), *recall, own, PlanningTools(service), starting, looking)
     return make_registry(environment, sources)

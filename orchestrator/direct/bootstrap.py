@@ -21,6 +21,7 @@ from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
+from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import EndReason
@@ -37,7 +38,6 @@ from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.storage.memory.files import open_memory
 from soong.shared.tools.deferred import DeferredTools, with_search
 from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter, ToolDefinition, shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
@@ -140,7 +140,12 @@ async def open_tools(
     _check_names(settings)
     loaded = load_settings(**settings)
     config = load_config(loaded.home)
-    registry = registry_of(ToolEnvironment.of(loaded, config), open_memory(loaded, config))
+    memory = None
+    with OptionalPart("soong.shared.storage.memory"):
+        from soong.shared.storage.memory.files import open_memory
+
+        memory = open_memory(loaded, config)
+    registry = registry_of(ToolEnvironment.of(loaded, config), memory)
     for definition in (each for source in tools for each in source.tools()):
         check_foreign(shaped(definition))
         registry.register(definition)

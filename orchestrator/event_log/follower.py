@@ -6,10 +6,10 @@ when it comes back, or when another orchestrator continues.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -39,6 +39,13 @@ class Taken(Value):
 
     cursors: Sequence[FeedCursor]
     totals: Totals = msgspec.field(default_factory=dict)
+
+
+class Followers(Value):
+    """What an orchestrator runs from start to stop to follow the logs, and what it awaits at its stop."""
+
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
 
 
 class EventConsumer(Protocol):

@@ -85,7 +85,7 @@ async def usage(
 )
 async def metrics(request: Request) -> Response:
     """Say what to watch, in Prometheus' text form; no names of sessions, tasks or people."""
-    from soong.orchestrator.owner.metrics import CONTENT_TYPE, collect, text
+    from soong.orchestrator.telemetry.metrics import CONTENT_TYPE, collect, text
 
     api = api_of(request)
     return Response(text(await collect(api.client.store, api.metrics, api.client.clock)), media_type=CONTENT_TYPE)

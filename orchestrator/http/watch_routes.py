@@ -16,9 +16,9 @@ from soong.orchestrator.http.parameters import InSession, Limit, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import AuditEntrySchema, Page, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
-from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.run import RunDetail
 from soong.orchestrator.schemas.task import StepDetail
+from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind

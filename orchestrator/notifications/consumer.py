@@ -9,9 +9,9 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
-from soong.orchestrator.client.memory_candidates import EXTRACTOR
 from soong.orchestrator.event_log.follower import CATCH_UP, Taken
 from soong.orchestrator.notifications.facts import Occurrence, facts_of, notice_id, occurrence_of
+from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, NotFoundError
 from soong.shared.core.log import get_logger
@@ -59,7 +59,7 @@ class NotificationConsumer:
 
     async def _notices(self, run: FeedRun, what: Occurrence) -> list[Notice]:
         request = await self._question(run, what.request_id) if what.request_id else None
-        if (what.request_id and request is None) or run.identity.definition == EXTRACTOR:
+        if (what.request_id and request is None) or run.identity.definition == MEMORY_EXTRACTOR:
             return []  # what nobody asks any more, and the job that Soong itself runs after a session
         channels = dict(self._channels(run, what, request))
         if not channels:

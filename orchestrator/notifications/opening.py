@@ -1,10 +1,9 @@
 """Notifications of an orchestrator, as ``[notifications]`` asks for them. Without a rule nothing is followed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
-from soong.orchestrator.event_log.follower import EventFollower
+from soong.orchestrator.event_log.follower import EventFollower, Followers
 from soong.orchestrator.notifications.channels.channel import Channel, Delivery
 from soong.orchestrator.notifications.channels.desktop import DesktopChannel
 from soong.orchestrator.notifications.channels.ntfy import NtfyChannel
@@ -20,19 +19,11 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import NotificationsConfig
-from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import Notice
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-
-class Notifications(Value):
-    """What an orchestrator runs from start to stop, and what it awaits at its stop."""
-
-    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
-    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
 
 
 def channels_of(config: NotificationsConfig, clock: Clock, *, is_local: bool) -> dict[str, Channel]:
@@ -62,10 +53,10 @@ def open_notifications(
     redactor: Redactor,
     *,
     is_local: bool,
-) -> Notifications:
+) -> Followers:
     """Return what sends notifications; if there is no rule, what gives up those that former rules left waiting."""
     if not config.rules:
-        return Notifications((lambda: _end_leftovers(config, store, clock, owner_id, redactor),))
+        return Followers((lambda: _end_leftovers(config, store, clock, owner_id, redactor),))
     consumer = NotificationConsumer(config, store.outbox, store.consent, store.runs, clock, redactor)
     follower = EventFollower(store.feed, consumer, clock, owner_id, timing.FOLLOW_LOGS_S)
     sender = NotificationSender(
@@ -83,7 +74,7 @@ def open_notifications(
         await follower.finish(timing.CLOSE_LIMIT_S)
         await sender.finish(timing.CLOSE_LIMIT_S)
 
-    return Notifications((follower.run, sender.run), (close,))
+    return Followers((follower.run, sender.run), (close,))
 
 
 async def _end_leftovers(

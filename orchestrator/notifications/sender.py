@@ -22,7 +22,14 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError, Unavaila
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
-from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, NotificationOutbox, Totals
+from soong.shared.engine.tasks.event_feed import (
+    ATTEMPTS,
+    MessageOutcome,
+    Notice,
+    NoticeState,
+    NotificationOutbox,
+    Totals,
+)
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.sandbox.redact import Redactor
 
@@ -189,7 +196,7 @@ class NotificationSender:
         if not notices:
             return True
         word = "failed" if outcome.state is NoticeState.WAITING else outcome.state.value
-        totals: Totals = {(TOTAL, (notices[0].channel, word)): 1} if is_counted else {}
+        totals: Totals = {(ATTEMPTS, (notices[0].channel, word)): 1} if is_counted else {}
         ids = [notice.id for notice in notices]
         return await self.outbox.record_outcome(
             CONSUMER, self.owner_id(), ids, outcome, now_us=self.clock.now_us(), totals=totals

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import redis as redis_sync
 from msgspec.structs import replace
@@ -14,20 +14,17 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.memory_candidates import EXTRACTOR
 from soong.orchestrator.client.tool_registry import owner_registry
-from soong.orchestrator.notifications.opening import open_notifications
+from soong.orchestrator.event_log.follower import Followers
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.memory_job import MemoryJob
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator
-from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
-from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_telemetry
+from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
@@ -37,6 +34,7 @@ from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
@@ -47,7 +45,6 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
 from soong.shared.storage.celery.app import CeleryBroker, CeleryRunEvents, make_celery
-from soong.shared.storage.memory.files import open_memory
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
@@ -57,8 +54,11 @@ from soong.shared.storage.store import Store, retry_until_confirmed
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.toolsets.agents import DefinitionsOf
-from soong.shared.toolsets.memory.provider import MemoryProvider, import_extractor
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks
+
+if TYPE_CHECKING:
+    from soong.orchestrator.memory.job import MemoryJob
+    from soong.shared.toolsets.memory.provider import MemoryProvider
 
 AGENT_CONNECTIONS = 512
 """With more calls waiting than this, some look at the rows every second and hear nothing in between."""
@@ -90,7 +90,6 @@ async def build(settings: Settings) -> Orchestrator:
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
     sys.setswitchinterval(timing.TICK_S)
     clock = SystemClock()
-    retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
     config, settings = catalogue.config, with_config(settings, catalogue.config)
     planner = _planner(settings, catalogue)
@@ -107,8 +106,7 @@ async def build(settings: Settings) -> Orchestrator:
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     artifacts = open_artifact_store(settings)
-    memory = open_memory(settings, config)
-    job = _memory_job(settings, catalogue, store, memory, clock)
+    memory, job = _memory(settings, catalogue, store, clock)
     broker = _broker(settings.redis_url)
     owner_id, events = _OwnerId(), _run_events(settings)
     approvals = ApprovalBroker(
@@ -134,7 +132,7 @@ async def build(settings: Settings) -> Orchestrator:
         agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
         memory=job,
         closers=(*followers.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
-        background=(*followers.background, *((retention.run,) if retention.wanted.is_on else ())),
+        background=followers.background,
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator
@@ -142,15 +140,28 @@ async def build(settings: Settings) -> Orchestrator:
 
 def _followers(
     settings: Settings, config: Config, store: Store, clock: Clock, owner_id: _OwnerId, secrets: Redactor
-) -> Telemetry:
-    """Return what follows the logs of runs: traces, counters, notifications."""
-    parts = (
-        open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION)),
-        count_events(store, clock, owner_id) if settings.metrics_port else Telemetry(),
-        open_notifications(config.notifications, store, clock, owner_id, secrets, is_local=settings.is_embedded),
-    )
-    background = [begin for part in parts for begin in part.background]
-    return Telemetry(tuple(background), tuple(close for part in parts for close in part.closers))
+) -> Followers:
+    """Return what this process does besides owning: traces, counters, notifications, garbage collection."""
+    parts: list[Followers] = []
+    with OptionalPart("soong.orchestrator.telemetry"):
+        from soong.orchestrator.telemetry.opening import count_events, open_telemetry
+
+        parts.append(open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION)))
+        if settings.metrics_port:
+            parts.append(count_events(store, clock, owner_id))
+    with OptionalPart("soong.orchestrator.notifications"):
+        from soong.orchestrator.notifications.opening import open_notifications
+
+        known = config.notifications
+        parts.append(open_notifications(known, store, clock, owner_id, secrets, is_local=settings.is_embedded))
+    with OptionalPart("soong.orchestrator.retention"):
+        from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+
+        retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
+        if retention.wanted.is_on:
+            parts.append(Followers((retention.run,)))
+    background = tuple(begin for part in parts for begin in part.background)
+    return Followers(background, tuple(close for part in parts for close in part.closers))
 
 
 def _broker(redis_url: str) -> CeleryBroker:
@@ -179,7 +190,7 @@ def _agents(
     artifacts: ArtifactFiles,
     service: TaskService,
     pacer: Pacer,
-    memory: MemoryProvider,
+    memory: "MemoryProvider | None",
 ) -> AskRunner:
     definitions_of = (
         catalogue.definitions_of if _opens_projects(settings) else lambda _project: catalogue.definitions_now()
@@ -198,16 +209,24 @@ def _agents(
     )
 
 
-def _memory_job(
-    settings: Settings, catalogue: Catalogue, store: Store, memory: MemoryProvider, clock: Clock
-) -> MemoryJob:
-    """Return what remembers sessions that end. Raises: InvalidConfigError, the extractor cannot be used."""
-    config = catalogue.config.memory
-    folders = settings.import_folders
-    script = import_extractor(config.extractor, folders) if config.enabled and config.extractor else ""
-    definition = catalogue.definitions.get(EXTRACTOR)
-    runs = RootedFolder(settings.data, RUNS)
-    return MemoryJob(store, config, definition, memory, runs, clock, script)
+def _memory(
+    settings: Settings, catalogue: Catalogue, store: Store, clock: Clock
+) -> "tuple[MemoryProvider | None, MemoryJob | None]":
+    """Return where memories are, and what remembers sessions that end.
+
+    Raises: InvalidConfigError, the provider or the extractor cannot be used.
+    """
+    with OptionalPart("soong.orchestrator.memory"):
+        from soong.orchestrator.memory.job import MemoryJob
+        from soong.shared.storage.memory.files import open_memory
+        from soong.shared.toolsets.memory.provider import import_extractor
+
+        config, folders = catalogue.config.memory, settings.import_folders
+        memory = open_memory(settings, catalogue.config)
+        script = import_extractor(config.extractor, folders) if config.enabled and config.extractor else ""
+        runs, definition = RootedFolder(settings.data, RUNS), catalogue.definitions.get(MEMORY_EXTRACTOR)
+        return memory, MemoryJob(store, config, definition, memory, runs, clock, script)
+    return None, None
 
 
 def _opens_projects(settings: Settings) -> bool:
@@ -225,7 +244,7 @@ def owner_agents(
     service: TaskService,
     definitions_of: DefinitionsOf,
     pacer: Pacer | None = None,
-    memory: MemoryProvider | None = None,
+    memory: "MemoryProvider | None" = None,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
 

@@ -31,7 +31,7 @@ from soong.shared.engine.wire.notifier import Notifier
 
 
 class SessionMemory(Protocol):
-    """What remembers a session that ends (:mod:`soong.orchestrator.owner.memory_job`)."""
+    """What remembers a session that ends (:mod:`soong.orchestrator.memory.job`)."""
 
     async def begin(self, ownership: Ownership) -> bool:
         """Make a job of it, if there is something to remember; say whether one is open now, which then closes it."""

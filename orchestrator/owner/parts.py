@@ -48,7 +48,7 @@ class SessionAgents(Protocol):
 
 
 class EndedSessions(Protocol):
-    """Closes the session of a memory job that has ended (soong.orchestrator.owner.memory_job)."""
+    """Closes the session of a memory job that has ended (soong.orchestrator.memory.job)."""
 
     async def ended(self, ownership: Ownership, task_id: str) -> bool:
         """Say whether the task was such a job."""

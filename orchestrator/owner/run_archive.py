@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Final, Protocol
 
-from soong.orchestrator.client.memory_candidates import is_job
 from soong.orchestrator.owner.run_folder import (
     StoredArtifacts,
     deliverable_names,
@@ -53,7 +52,11 @@ PORTION_BYTES: Final = 4 * 1024 * 1024
 
 
 class CandidateArchive(Protocol):
-    """Keeps what memory jobs propose (soong.orchestrator.owner.memory_job)."""
+    """Keeps what memory jobs propose (soong.orchestrator.memory.job)."""
+
+    def is_job(self, run: Run) -> bool:
+        """Say whether a run is a memory job that has ended well."""
+        ...
 
     async def keep(self, run_id: str, /) -> None:
         """Raises: UnavailableError, OSError, ForeignEntryError."""
@@ -304,10 +307,12 @@ class RunArchive:
     async def _write_candidates(self, task_id: str, runs: Sequence[Run]) -> bool:
         """Write what the memory jobs among these runs propose; return whether that could be written."""
         is_whole = True
-        for run in filter(is_job, runs):
+        memory = self.memory
+        if memory is None:
+            return True
+        for run in filter(memory.is_job, runs):
             try:
-                if self.memory is not None:
-                    await self.memory.keep(run.id)
+                await memory.keep(run.id)
             except ForeignEntryError as error:
                 await self._writer.tell(run, "foreign_entry", str(error))
                 is_whole = False

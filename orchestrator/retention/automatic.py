@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from soong.orchestrator.retention.amounts import read_age, read_size
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.shared.core import timing
+from soong.shared.core.amounts import read_age, read_size
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import get_logger

@@ -24,6 +24,8 @@ ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 BUILT_IN: Final = "built-in"
 DEFINITION: Final = "definition"
+MEMORY_EXTRACTOR: Final = "memory_extractor"
+"""The agent of a memory job."""
 """Where the document of a run's surface holds its definition."""
 
 

@@ -6,14 +6,16 @@ Workers, clients and ``soong tools`` all build their registry here, so that a pl
 that a worker runs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
+from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import Settings, secret_files, secret_values
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner
@@ -31,13 +33,12 @@ from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS
 from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
-from soong.shared.toolsets.declarative.running import DeclarativeTools
-from soong.shared.toolsets.mcp.pool import McpServers
-from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
-from soong.shared.toolsets.memory.provider import memory_modules
 from soong.shared.toolsets.modules import look_in, register_modules
-from soong.shared.toolsets.skills.toolset import SkillTools
-from soong.shared.toolsets.web.toolset import WebTools
+
+if TYPE_CHECKING:
+    from soong.shared.toolsets.mcp.pool import McpServers
+    from soong.shared.toolsets.memory.provider import MemoryProvider
+    from soong.shared.toolsets.skills.document import SkillEntry
 
 
 class ToolEnvironment(Value):
@@ -63,8 +64,8 @@ class ToolEnvironment(Value):
     """Files that hold a key or a password of the deployment, wherever they are."""
     functions: tuple[str, ...] = ()
     """The modules of ``SOONG_FUNCTIONS``: workers import them."""
-    mcp: McpServers = msgspec.field(default_factory=lambda: servers_of(None, Config()))
-    """The MCP servers of the process: its owner closes them."""
+    mcp: "McpServers | None" = None
+    """The MCP servers of the process, which closes them."""
 
     @classmethod
     def of(cls, settings: Settings, config: Config | None = None, *, starts_servers: bool = True) -> "ToolEnvironment":
@@ -91,12 +92,16 @@ class ToolEnvironment(Value):
             import_folders=settings.import_folders,
             secret_files=(*secret_files(settings), *wanted.secret_files),
             functions=settings.functions,
-            mcp=servers_of(settings.home, wanted, may_start=starts_servers),
+            mcp=_servers(settings.home, wanted, may_start=starts_servers),
         )
 
     @property
     def paths(self) -> PathPolicy:
-        modules = (*self.modules, *self.functions, *memory_modules(self.config.memory))
+        modules = (*self.modules, *self.functions)
+        with OptionalPart("soong.shared.toolsets.memory"):
+            from soong.shared.toolsets.memory.provider import memory_modules
+
+            modules += memory_modules(self.config.memory)
         found = look_in(self.import_folders, modules)
         controls = (*controls_of(self.config, modules), *found.served)
         sensitive = (*SENSITIVE, *self.config.paths.sensitive)
@@ -104,13 +109,38 @@ class ToolEnvironment(Value):
         return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard(), steering)
 
 
-def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:
-    """Return the sources that come with Soong and need no store."""
+def builtin_sources(environment: ToolEnvironment) -> Iterable[ToolAdapter]:
+    """Yield the sources that come with Soong and need no store."""
     config, known = environment.config, environment.redactor
     limits = (environment.max_timeout, environment.max_result_chars)
-    code = CodeTools(environment.paths, config, environment.runner, known, *limits)
-    web = WebTools(heeds_robots=config.network.robots)
-    return (code, SkillTools(environment.home, config), ToolSearch(config.tools), web)
+    yield CodeTools(environment.paths, config, environment.runner, known, *limits)
+    with OptionalPart("soong.shared.toolsets.skills"):
+        from soong.shared.toolsets.skills.toolset import SkillTools
+
+        yield SkillTools(environment.home, config)
+    yield ToolSearch(config.tools)
+    with OptionalPart("soong.shared.toolsets.web"):
+        from soong.shared.toolsets.web.toolset import WebTools
+
+        yield WebTools(heeds_robots=config.network.robots)
+
+
+def project_skills(home: Path | None, config: Config, project: Path) -> "Sequence[SkillEntry]":
+    """Return every skill that a run of a project may load, also those that are broken."""
+    with OptionalPart("soong.shared.toolsets.skills"):
+        from soong.shared.toolsets.skills.document import all_skills, places
+
+        return all_skills(places(home, config, project))
+    return ()
+
+
+def recall_tools(environment: ToolEnvironment, memory: "MemoryProvider | None") -> Sequence[ToolAdapter]:
+    """Return the tool that recalls memories; without ``memory`` it is only described."""
+    with OptionalPart("soong.shared.toolsets.memory"):
+        from soong.shared.toolsets.memory.recall import RecallTools
+
+        return (RecallTools(environment.config.memory, memory, environment.redactor),)
+    return ()
 
 
 def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
@@ -124,6 +154,19 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
     for source in (*builtin_sources(environment), *more):
         registry.add(source, is_builtin=True)
     register_modules(registry, environment.modules, environment.import_folders)
+    with OptionalPart("soong.shared.toolsets.declarative"):
+        _register_files(registry, environment)
+    if environment.mcp is not None:
+        from soong.shared.toolsets.mcp.toolset import McpTools
+
+        McpTools(environment.mcp, environment.max_timeout).register(registry)
+    return registry
+
+
+def _register_files(registry: ToolRegistry, environment: ToolEnvironment) -> None:
+    """Register the tools that files of the home declare."""
+    from soong.shared.toolsets.declarative.running import DeclarativeTools
+
     if environment.home is not None:
         DeclarativeTools(
             environment.home,
@@ -133,8 +176,14 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
             redactor=environment.redactor,
             max_timeout=environment.max_timeout,
         ).register(registry)
-    McpTools(environment.mcp, environment.max_timeout).register(registry)
-    return registry
+
+
+def _servers(home: Path | None, config: Config, *, may_start: bool) -> "McpServers | None":
+    with OptionalPart("soong.shared.toolsets.mcp"):
+        from soong.shared.toolsets.mcp.toolset import servers_of
+
+        return servers_of(home, config, may_start=may_start)
+    return None
 
 
 def all_hooks(environment: ToolEnvironment, redactor: Redactor, home: Path) -> Hooks:

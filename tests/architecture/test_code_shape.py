@@ -35,7 +35,7 @@ _ENVIRONMENT_READERS = {
     "orchestrator/cli/plan_intake.py": "compares a command's environment with that of its service",
     "orchestrator/cli/web_console.py": "asks whether a browser may have a window: DISPLAY, WAYLAND_DISPLAY",
     "shared/sandbox/programs.py": "makes the environment of a child from an allowlist",
-    "shared/toolsets/mcp/references.py": "resolves the variables that a server's section refers to, when it is started",
+    "shared/core/references.py": "resolves the variables that a server's section refers to, when it is started",
 }
 
 # Written in parts, so that this file does not match itself.

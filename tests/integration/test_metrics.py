@@ -24,9 +24,9 @@ from sqlalchemy import text
 
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.workers import list_workers
-from soong.orchestrator.owner.metrics import collect
-from soong.orchestrator.owner.metrics import text as metrics_text
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.orchestrator.telemetry.metrics import collect
+from soong.orchestrator.telemetry.metrics import text as metrics_text
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.request import RequestState

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import yaml
 
-from soong.orchestrator.owner.metrics import collect
+from soong.orchestrator.telemetry.metrics import collect
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.tables import metadata

@@ -11,7 +11,6 @@ from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.schemas import respond
-from soong.orchestrator.owner import metrics
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_folder import lines_of
@@ -19,6 +18,7 @@ from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.orchestrator.telemetry import metrics
 from soong.shared.core.jsontext import dump
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.engine.engine import parse_url

@@ -7,8 +7,8 @@ from soong.orchestrator.notifications.channels.channel import Delivery, post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.notification_config import NtfyConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.value import Value
-from soong.shared.toolsets.mcp.references import resolved
 
 MAX_BYTES: Final = 3500
 """A server makes an attachment of a longer message (4,096 bytes)."""

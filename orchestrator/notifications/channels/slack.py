@@ -12,8 +12,8 @@ from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.notification_config import SlackConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.value import Value
-from soong.shared.toolsets.mcp.references import resolved
 
 MAX_HEADER: Final = 150
 MAX_TEXT: Final = 3000

@@ -12,8 +12,8 @@ from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core import timing
 from soong.shared.core.notification_config import EmailConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.value import Value
-from soong.shared.toolsets.mcp.references import resolved
 
 MAX_SUBJECT: Final = 150
 

@@ -13,8 +13,8 @@ from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.notification_config import WebhookConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.value import Value
-from soong.shared.toolsets.mcp.references import resolved
 
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = range(24, 65)

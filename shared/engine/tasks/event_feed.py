@@ -8,7 +8,7 @@ former one is marked as gone.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.kinds import TaskKind
+
+ATTEMPTS: Final = "notifications"
+"""The total of attempts to send, by channel and outcome."""
 
 
 class FeedRun(Value):

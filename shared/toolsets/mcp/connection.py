@@ -20,13 +20,13 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
+from soong.shared.core.references import resolved
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
 from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, ToolExclusion, config_digest, sound_tools
 from soong.shared.toolsets.mcp.elicitation import CallElicitations, answer_of
 from soong.shared.toolsets.mcp.intake import cursor_of, raw_result
-from soong.shared.toolsets.mcp.references import resolved
 
 if TYPE_CHECKING:
     from mcp.client import Client

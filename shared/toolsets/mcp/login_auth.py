@@ -27,10 +27,10 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.references import resolved
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.http_answers import BoundedStream
 from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin, note_refusal
-from soong.shared.toolsets.mcp.references import resolved
 
 log = get_logger(__name__)
 

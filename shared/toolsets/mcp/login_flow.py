@@ -26,6 +26,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.references import resolved
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.login_auth import (
     RESOURCE_REVISION,
@@ -37,7 +38,6 @@ from soong.shared.toolsets.mcp.login_auth import (
     expiry_of,
 )
 from soong.shared.toolsets.mcp.logins import ServerLogin
-from soong.shared.toolsets.mcp.references import resolved
 
 PATH: Final = "/callback"
 MAX_HEAD_BYTES: Final = 16 * 1024

@@ -1,7 +1,7 @@
 """internal.recall_memory: what former sessions left, taken into the context of a main or orchestrator agent (MEM-01).
 
 It reads and grants nothing. A memory that came from content of strangers taints the run that reads it, as that content
-did (PER-21). No tool writes memory: see :mod:`soong.orchestrator.owner.memory_job`.
+did (PER-21). No tool writes memory: see :mod:`soong.orchestrator.memory.job`.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from soong.orchestrator.cli.mcp_config_file import with_servers, without_server
 from soong.orchestrator.cli.mcp_import import imported_servers, looks_secret
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, UsageError
-from soong.shared.toolsets.mcp.references import resolved
+from soong.shared.core.references import resolved
 
 WRITTEN = """# mine
 [tools]

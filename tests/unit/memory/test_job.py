@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.client.memory_candidates import ARCHIVE_FILE, EXTRACTOR, MemoryCandidate
-from soong.orchestrator.client.memory_review import MemoryReview
+from soong.orchestrator.memory.candidates import ARCHIVE_FILE, MemoryCandidate
+from soong.orchestrator.memory.job import MemoryJob
+from soong.orchestrator.memory.review import MemoryReview
 from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.memory_job import MemoryJob
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.shared.agents.definition import builtin_definitions
+from soong.shared.agents.definition import MEMORY_EXTRACTOR, builtin_definitions
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
@@ -57,7 +57,7 @@ class MemoryScene:
 
     @property
     def job(self) -> MemoryJob:
-        definition = builtin_definitions().get(EXTRACTOR)
+        definition = builtin_definitions().get(MEMORY_EXTRACTOR)
         return MemoryJob(self.store, self.config, definition, self.provider, self.runs, SystemClock(), self.script)
 
     @property
@@ -117,7 +117,7 @@ async def test_a_session_that_ends_gets_a_run_of_its_own_that_reads_it_without_t
     (job,) = await memory.jobs()
     claim = await take_up(memory.scene, job.id)
     assert (claim.identity.definition, claim.identity.role, claim.identity.model) == (
-        EXTRACTOR,
+        MEMORY_EXTRACTOR,
         Role.MAIN,
         former.identity.model,
     )

@@ -15,9 +15,8 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from soong.orchestrator.client.memory_candidates import (
+from soong.orchestrator.memory.candidates import (
     ARCHIVE_FILE,
-    EXTRACTOR,
     IS_TAINTED,
     OF,
     OUTPUT_SCHEMA,
@@ -26,9 +25,10 @@ from soong.orchestrator.client.memory_candidates import (
     CandidateRows,
     MemoryCandidate,
     candidates_of,
+    is_job,
     lines_of,
 )
-from soong.shared.agents.definition import DEFINITION, AgentDefinition
+from soong.shared.agents.definition import DEFINITION, MEMORY_EXTRACTOR, AgentDefinition
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
@@ -38,6 +38,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.sessions.store import SessionStore
@@ -169,7 +170,7 @@ class MemoryJob:
             session,
             title="Remember the session",
             role=Role.MAIN,
-            definition=EXTRACTOR,
+            definition=MEMORY_EXTRACTOR,
             model=model,
             surface={**Surface(()).as_json(), DEFINITION: self.definition.to_json()},
             now_us=self.clock.now_us(),
@@ -186,6 +187,9 @@ class MemoryJob:
         if not await self.rows.tasks.open_tasks(ownership):
             await self.rows.sessions.close_session(ownership)
         return True
+
+    def is_job(self, run: Run) -> bool:
+        return is_job(run)
 
     async def keep(self, run_id: str) -> None:
         """Write what a job proposes to the archive of its run, and give the provider what may go there.

@@ -13,12 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from soong.orchestrator.client.workers import free_slots
-from soong.orchestrator.notifications.sender import TOTAL as NOTIFICATIONS
 from soong.orchestrator.telemetry import metrics_consumer as totals_of
 from soong.shared.core.clock import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.event_feed import Totals
+from soong.shared.engine.tasks.event_feed import ATTEMPTS, Totals
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics
 from soong.shared.storage.store import Store
 
@@ -29,7 +28,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, str, tuple[str, ...], float]]] = (
     (totals_of.COST, "soong_model_cost_usd", "Cost of answered requests, where a price is known.", ("model",), 1e6),
     (totals_of.FAILURES, "soong_model_failures", "Failed requests by HTTP status.", ("model", "status"), 1),
     (totals_of.CALLS, "soong_tool_calls", "Tool calls that ended.", ("tool",), 1),
-    (NOTIFICATIONS, "soong_notifications", "Attempts to send notifications by outcome.", ("channel", "outcome"), 1),
+    (ATTEMPTS, "soong_notifications", "Attempts to send notifications by outcome.", ("channel", "outcome"), 1),
     (totals_of.TOOL_ERRORS, "soong_tool_errors", "Tool calls that failed or were denied.", ("tool", "error"), 1),
 )
 _HISTOGRAMS: Final[Sequence[tuple[str, str, str, tuple[str, ...]]]] = (

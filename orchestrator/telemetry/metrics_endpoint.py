@@ -12,7 +12,7 @@ from typing import Any
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from soong.orchestrator.owner.metrics import CONTENT_TYPE
+from soong.orchestrator.telemetry.metrics import CONTENT_TYPE
 from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.log import get_logger
 

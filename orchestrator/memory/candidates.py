@@ -8,6 +8,7 @@ workers can write beneath the folder.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
+from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.core.clock import to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject, dump
@@ -25,8 +26,6 @@ from soong.shared.toolsets.memory.provider import MAX_CONTENT_CHARS, Memory, Mem
 
 log = get_logger(__name__)
 
-EXTRACTOR: Final = "memory_extractor"
-"""The agent definition of the job."""
 ARCHIVE_FILE: Final = "archive/memory.jsonl"
 MAX_CANDIDATES: Final = 20
 MAX_JOBS: Final = 200
@@ -95,7 +94,7 @@ class MemoryCandidate(Value):
 def is_job(run: Run) -> bool:
     """Say whether a run is a memory job that has ended well."""
     identity = run.identity
-    return identity.definition == EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
+    return identity.definition == MEMORY_EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
 
 
 async def proposed(rows: CandidateRows) -> list[MemoryCandidate]:

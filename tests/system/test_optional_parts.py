@@ -1,0 +1,64 @@
+"""Each optional part can be missing: the demo runs without it, and nothing else misses it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "the MCP client": ("soong.shared.toolsets.mcp",),
+    "the MCP server": ("soong.orchestrator.mcp",),
+    "agents over ACP": ("soong.worker.acp", "soong.orchestrator.acp"),
+    "notifications": ("soong.orchestrator.notifications",),
+    "telemetry": ("soong.orchestrator.telemetry",),
+    "memory": ("soong.orchestrator.memory", "soong.shared.storage.memory", "soong.shared.toolsets.memory"),
+    "declarative tools": ("soong.shared.toolsets.declarative",),
+    "skills": ("soong.shared.toolsets.skills",),
+    "the web tool": ("soong.shared.toolsets.web",),
+    "retention and backups": ("soong.orchestrator.retention", "soong.orchestrator.backup"),
+    "replay": ("soong.orchestrator.replay", "soong.shared.agents.replay"),
+    "artifacts in S3": ("soong.shared.storage.s3_artifacts",),
+}
+MISSING: Final = """
+import sys
+from importlib.abc import MetaPathFinder
+
+LEFT_OUT = {left_out!r}
+
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if any(f"{{name}}.".startswith(f"{{part}}.") for part in LEFT_OUT):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.parametrize("left_out", PARTS.values(), ids=PARTS)
+def test_the_demo_runs_without_an_optional_part(left_out: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(MISSING.format(left_out=left_out))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "SOONG_AGENT_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(tmp_path / "site"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "soong", "demo", "hello", "--input", "name=Ada"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, "Ada" in done.stdout) == (0, True), done.stdout + done.stderr

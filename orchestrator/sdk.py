@@ -22,6 +22,7 @@ from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -43,10 +44,6 @@ from soong.shared.permissions.request import PermissionCallback
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
-
-
-END_LIMIT_S = 10.0
-"""How long a program waits for the end of the service that it started; longer only while another client needs it."""
 
 
 class _PlanCall(Value):
@@ -91,7 +88,7 @@ class Soong:
                 yield cls(client, attachment.settings, attachment.record)
         finally:
             await attachment.release()
-            await attachment.wait_until_gone(END_LIMIT_S)
+            await attachment.wait_until_gone(timing.END_LIMIT_S)
 
     @classmethod
     @contextlib.asynccontextmanager

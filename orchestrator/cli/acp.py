@@ -7,6 +7,7 @@ import typer
 
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.cli.worker_option import workers_option
+from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.worker_range import WorkerRange
@@ -15,8 +16,6 @@ from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 if TYPE_CHECKING:
     from soong.orchestrator.client.client import Client
     from soong.orchestrator.embedded.starter import Attachment
-
-GONE_LIMIT_S = 20.0
 
 
 def command(
@@ -76,5 +75,5 @@ class _Service:
             await self._client.close()
         if self._attachment is not None:
             await self._attachment.release()
-            if not await self._attachment.wait_until_gone(GONE_LIMIT_S):
+            if not await self._attachment.wait_until_gone(timing.PATIENCE_S):
                 self._attachment.kill()

@@ -15,6 +15,7 @@ from soong.orchestrator.cli.console import visible
 from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.question_text import short_id
 from soong.orchestrator.client.program import program
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
 from soong.shared.core.settings import Settings
@@ -25,7 +26,6 @@ from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Choice, Provenance, Question
 from soong.shared.storage.store import Store
 
-POLL_EVERY_S: Final = 0.1
 CHANNEL: Final = "cli"
 
 
@@ -93,7 +93,7 @@ class AnswerCommand:
             now = await question_of(self.store.consent, question.request.id)
             if not now.is_pending or loop.time() >= deadline_s:
                 return now
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.LEAST_PAUSE_S)
 
 
 def no_grant(session: Session, question: Question, home: str) -> str:

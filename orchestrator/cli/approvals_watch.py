@@ -5,7 +5,6 @@ Leaving answers nothing: questions stay open for the next responder.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final
 
 from soong.orchestrator.approvals.approval import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
@@ -14,13 +13,12 @@ from soong.orchestrator.cli.console import emit, say, visible
 from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.watch import Interrupts
 from soong.orchestrator.schemas.approval import ApprovalSchema
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
-
-POLL_EVERY_S: Final = 1.0
 
 
 async def watch_questions(settings: Settings, session_id: str, *, is_json: bool) -> int:
@@ -76,7 +74,7 @@ async def _living(settings: Settings) -> Settings:
     if not known.redis_url:
         say("no service is running; waiting for one …")
     while not known.redis_url:
-        await asyncio.sleep(POLL_EVERY_S)
+        await asyncio.sleep(timing.POLL_ROWS_S)
         known = await deployment(settings)
     return known
 
@@ -99,7 +97,7 @@ async def _stream(settings: Settings, session_id: str) -> None:
         stream = Stream(store, session_id)
         while True:
             await stream.poll()
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMI
 from soong.orchestrator.embedded.redis import OLDEST, find_redis
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core import timing
 from soong.shared.core.errors import (
     InvalidConfigError,
     SchemaVersionError,
@@ -43,7 +44,6 @@ from soong.shared.core.settings import Settings
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import find_own_program
 
-CLOCK_DOUBT_S = 2.0
 BUILT_AFTER = 1_750_000_000
 """Seconds since the epoch before which this program did not exist: a clock that says less is wrong."""
 
@@ -195,7 +195,7 @@ def _ask_redis(url: str) -> Finding:
     if policy and policy != "noeviction":
         hint = "set `maxmemory-policy noeviction`: a Redis that evicts keys loses queues"
         return Finding("redis", Level.FAIL, f"version {version} evicts keys ({policy})", hint)
-    if abs(seconds - time.time()) > CLOCK_DOUBT_S:
+    if abs(seconds - time.time()) > timing.CLOCK_DOUBT_S:
         return Finding(
             "redis", Level.WARN, f"its clock is {seconds - time.time():+.0f} s off ours", "run NTP on both machines"
         )
@@ -296,7 +296,7 @@ async def check_clock(settings: Settings) -> Finding:
         probe.touch()
         drift = probe.stat().st_mtime - time.time()
         probe.unlink()
-        if abs(drift) > CLOCK_DOUBT_S:
+        if abs(drift) > timing.CLOCK_DOUBT_S:
             return Finding(
                 "clock", Level.WARN, f"the home's file system is {drift:+.0f} s off", "run NTP on both machines"
             )

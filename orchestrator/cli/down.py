@@ -9,10 +9,9 @@ from soong.orchestrator.cli.console import say
 from soong.orchestrator.embedded.control import ControlClient
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import load_settings
-
-POLL_S = 0.05
 
 
 def command(
@@ -52,5 +51,5 @@ async def _is_gone(record: ServiceRecord, limit_s: float) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while record.is_process_alive:  # noqa: ASYNC110  # another's child: nobody tells of its end
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(timing.POLL_PROCESS_S)
     return not record.is_process_alive

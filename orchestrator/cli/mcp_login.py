@@ -3,12 +3,13 @@
 import asyncio
 import webbrowser
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
 from soong.orchestrator.cli.console import output, say
 from soong.orchestrator.cli.mcp_servers import asked, must_be_known, opened
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.inert import inert
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from soong.shared.toolsets.mcp.logins import ServerLogin
 
 _NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
-_REVOKE_S: Final = 10.0
 
 
 def login(
@@ -118,7 +118,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
             credentials = httpx2.BasicAuth(client.client_id, client.client_secret)
         elif client.client_secret:
             data["client_secret"] = client.client_secret
-        async with bounded_client(_REVOKE_S, credentials) as web:
+        async with bounded_client(timing.EXCHANGE_LIMIT_S, credentials) as web:
             response = await web.post(endpoint, data=data)
     except (httpx2.HTTPError, httpx2.InvalidURL, SoongError, ValueError):
         return False

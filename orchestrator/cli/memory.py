@@ -11,6 +11,7 @@ import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.console import emit, output, say, table, visible
+from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
@@ -27,7 +28,6 @@ _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _ID = typer.Argument(..., metavar="ID", help="A memory's id, or the beginning of it.")
 _IDS = typer.Argument(..., metavar="ID...", help="Ids of candidates, or the beginnings of them.")
 _SHOWN_CHARS = 60
-LOOK_EVERY_S = 0.5
 
 
 @app.callback()
@@ -139,7 +139,7 @@ async def _listed(settings: "Settings", wait_s: float) -> "tuple[Sequence[Memory
     until_s = time.monotonic() + wait_s
     async with _review(settings) as review:
         while not (candidates := await review.candidates()) and time.monotonic() < until_s:  # noqa: ASYNC110  # rows of another process
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)
         return await review.memories(), candidates
 
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.plan.plan import Registered
 from soong.shared.engine.tasks.scripted import called_tools, known_scripts
 from soong.shared.toolsets.modules import import_own
 
-LIMIT_S: Final = 20.0
 FIELD: Final = "the plan's `modules`"
 
 
@@ -40,7 +40,7 @@ def import_here(modules: Sequence[str], functions: Sequence[str], folders: Seque
 
 
 def import_apart(
-    modules: Sequence[str], functions: Sequence[str], folders: Sequence[str], *, limit_s: float = LIMIT_S
+    modules: Sequence[str], functions: Sequence[str], folders: Sequence[str], *, limit_s: float = timing.CHILD_LIMIT_S
 ) -> Registered:
     """Do the same in a child process, which ends with all that it has started.
 

@@ -30,6 +30,7 @@ from soong.orchestrator.embedded.plan_request import (
     environment_digest,
     request_of,
 )
+from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
@@ -42,9 +43,6 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Subscription
 
 log = get_logger(__name__)
-
-FOLLOWED_S: Final = 5.0
-"""How long a task is followed here; after the first tenths of a second its command does that itself."""
 
 
 _SAME: Final = ("root", "ns/mnt", "ns/user")
@@ -85,7 +83,7 @@ class PlanIntake(Value):
             await _discard(opening)
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(FOLLOWED_S):
+            async with asyncio.timeout(timing.COMMAND_LIMIT_S):
                 reply(await _end_of(client, request, opening))
 
     async def _check(self, request: PlanRequest, peer: SocketPeer | None) -> None:

@@ -32,14 +32,12 @@ from soong.orchestrator.embedded.plan_request import (
     PlanRequest,
     environment_digest,
 )
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode
 
-WRITTEN_LIMIT_S: Final = 3.0
-END_LIMIT_S: Final = 0.3
-"""How long the end of a task is waited for before a client is imported, which follows it from there."""
 EXIT_INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -87,7 +85,7 @@ def hand_over(arguments: RunArguments) -> Handed:
         return own
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.settimeout(WRITTEN_LIMIT_S)
+            connection.settimeout(timing.COMMAND_LIMIT_S)
             connection.connect(_control_of(service_home()))
         except OSError:
             return own  # there is no service, or it does not answer: a client finds out which
@@ -99,7 +97,7 @@ def hand_over(arguments: RunArguments) -> Handed:
 
 def _handed(exchange: "_ControlExchange", line: bytes, arguments: RunArguments, own: Handed) -> Handed:
     exchange.send(line)
-    written = exchange.reply(WRITTEN_LIMIT_S, despite_signals=True)
+    written = exchange.reply(timing.COMMAND_LIMIT_S, despite_signals=True)
     if written is None or "ok" not in written:
         return own  # it may be written or not: a client writes it again under the same ids
     if written["ok"] is not True:
@@ -113,7 +111,7 @@ def _handed(exchange: "_ControlExchange", line: bytes, arguments: RunArguments, 
         return replace(own, exit_code=0)
     say(f"task {own.task_id}: {visible(str(written.get('title', '')))}")
     say_who_answers(_mode(arguments))
-    ended = exchange.reply(END_LIMIT_S)
+    ended = exchange.reply(timing.SETTLE_S)
     if ended is None and not own.signals.count:
         _import_client()
         ended = exchange.reply(0)

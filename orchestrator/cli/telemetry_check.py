@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from soong.orchestrator.cli.finding import Finding, Level
+from soong.shared.core import timing
 from soong.shared.core.installation import install_line
 from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import load_telemetry
 
 _CHECK = "telemetry"
-_LIMIT_S = 2.0
 
 
 async def check_telemetry(_settings: Settings) -> Finding:
@@ -50,10 +50,10 @@ def _is_installed() -> bool:
 async def _unreachable(host: str, port: int) -> str:
     """Say why there is no connection; empty when there is one."""
     try:
-        async with asyncio.timeout(_LIMIT_S):
+        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
-        return f"no connection within {_LIMIT_S:g} s"
+        return f"no connection within {timing.COMMAND_LIMIT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
     writer.close()

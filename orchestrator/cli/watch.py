@@ -18,6 +18,7 @@ from soong.orchestrator.client.program import program
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
@@ -25,12 +26,7 @@ from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 
-PAUSE_LIMIT_S = 10.0
-SECOND_LIMIT_S = 5.0
-GONE_LIMIT_S = 20.0
 RESTARTS = 3
-SUCCESSOR_S = 30.0
-"""How long a service that takes over is waited for before another is started."""
 
 
 class InterruptedBeforeStartError(Exception):
@@ -178,7 +174,7 @@ class Watch:
                 raise UnavailableError("the service was stopped; the task continues when a service runs again")
             if ending is ShutdownState.HANDED_OVER:
                 self._display.note("`soong up` takes over; continuing with it …")
-                await self._attach_again(start_after_s=SUCCESSOR_S)
+                await self._attach_again(start_after_s=timing.PATIENCE_S)
                 continue
             self._restarts += 1
             if self._restarts > RESTARTS:
@@ -199,7 +195,7 @@ class Watch:
         task = await self.client.store.tasks.task(task_id)
         is_paused = asyncio.Event()
         pausing = asyncio.create_task(
-            self.client.pause(task, reason="interrupted", limit_s=PAUSE_LIMIT_S, when_paused=is_paused.set)
+            self.client.pause(task, reason="interrupted", limit_s=timing.RELEASE_LIMIT_S, when_paused=is_paused.set)
         )
         pausing.add_done_callback(lambda _: is_paused.set())
         second = asyncio.create_task(self.interrupts.wait(2))
@@ -207,12 +203,12 @@ class Watch:
         if second.done():
             if self.attachment.process is None:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(SECOND_LIMIT_S):
+                    async with asyncio.timeout(timing.GRACE_S):
                         await is_paused.wait()
             self.attachment.kill()
         elif not await pausing:
             left = await still_running_in(self.client.store, task_id) or "not everything stopped"
-            say(f"{left} after {PAUSE_LIMIT_S:g} s; what is left is handed back when its worker ends")
+            say(f"{left} after {timing.RELEASE_LIMIT_S:g} s; what is left is handed back when its worker ends")
         for waiting in (pausing, second):
             waiting.cancel()
         await asyncio.gather(pausing, second, return_exceptions=True)
@@ -226,7 +222,7 @@ class Watch:
     async def leave(self, *, wait: bool) -> None:
         """Let go of the service; with ``wait`` until the one that this command started has ended."""
         await self.attachment.release()
-        if wait and not await self.attachment.wait_until_gone(GONE_LIMIT_S):
+        if wait and not await self.attachment.wait_until_gone(timing.PATIENCE_S):
             self.attachment.kill()
 
     async def _report(self, outcome: TaskOutcome) -> int:

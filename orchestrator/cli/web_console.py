@@ -11,19 +11,14 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
 from urllib.parse import urlsplit
 
 import typer
 
 from soong.orchestrator.cli.console import say
+from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
-
-CODE_LIVES_S: Final = 60
-TOKEN_LIVES_S: Final = 12 * 3600
-BROWSER_READS_S: Final = 3.0
-"""How long a browser has to read the page that leads it to the link; then the page is removed."""
 
 
 def command(
@@ -71,7 +66,7 @@ async def _open_running(settings: Settings, address: str, *, opens: bool) -> Non
     with _redirecting() as page:
         _show(link, page if opens else None)
         if opens:
-            await asyncio.sleep(BROWSER_READS_S)
+            await asyncio.sleep(timing.CLOSE_LIMIT_S)
 
 
 @dataclass(slots=True)
@@ -119,8 +114,8 @@ async def _link(settings: Settings, address: str) -> str:
         settings.principal,
         [Right.RUN, Right.APPROVE],
         now_us=now_us,
-        expires_us=now_us + TOKEN_LIVES_S * 1_000_000,
-        sign_in_by_us=now_us + CODE_LIVES_S * 1_000_000,
+        expires_us=now_us + timing.DAY_US // 2,
+        sign_in_by_us=now_us + timing.HOUR_US // 60,
     )
     async with opened_store(settings) as store:
         await check_person(store.sessions, "open the console")

@@ -8,6 +8,7 @@ from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.health import ChildHealth, ServiceHealth, health_of
 from soong.orchestrator.embedded.service_file import read_record
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.settings import Settings
@@ -17,10 +18,7 @@ from soong.shared.engine.tasks.metrics import WorkerLoad
 from soong.shared.permissions.request import Question
 from soong.shared.storage.store import Store
 
-GRACE_S: Final = 10.0
-"""Beyond a step's time limit: its run is being ended, and that is written."""
 NAMED: Final = 3
-_LOOK_EVERY_S: Final = 0.2
 _MOST_QUESTIONS: Final = 10_000
 
 
@@ -98,7 +96,7 @@ async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
         silent = {worker.id: worker for worker in live if worker.busy}
         deadline_s = asyncio.get_running_loop().time() + _patience_s(settings)
         while silent and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(timing.LEAST_PAUSE_S)
             now = {worker.id: worker.beat for worker in await _live(store)}
             silent = {key: one for key, one in silent.items() if now.get(key) == one.beat}
         return [f"{one.node_name} (pid {one.pid} on {one.host}, {one.busy} steps)" for one in silent.values()], len(
@@ -144,10 +142,10 @@ async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | N
     if limit_s is None or holding.started_us is None:
         return None
     ran_s = (now_us - holding.started_us) / 1_000_000
-    if ran_s <= limit_s + GRACE_S:
+    if ran_s <= limit_s + timing.RELEASE_LIMIT_S:
         return None
     ran_s -= await _asking_s(store, holding, now_us)
-    return _LateStep(holding, ran_s, limit_s) if ran_s > limit_s + GRACE_S else None
+    return _LateStep(holding, ran_s, limit_s) if ran_s > limit_s + timing.RELEASE_LIMIT_S else None
 
 
 async def _asking_s(store: Store, holding: WorkerLoad, now_us: int) -> float:

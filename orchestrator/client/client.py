@@ -35,14 +35,10 @@ from soong.shared.storage.store import Store, retry_until_confirmed
 
 T = TypeVar("T")
 
-POLL_EVERY_S: Final = 1.0
 LOOKS: Final = 3
 """Looks at a task after news of it. Those of its end are sent while that is being committed, which may take longer."""
-LOOK_AT_MOST_EVERY_S: Final = 0.2
 PAUSE_PER_LOOK: Final = 5
 """After a look a client pauses so many times as long as it took: a task of thousands of steps is not all it reads."""
-STOPPING_S: Final = 3.0
-"""How long steps that the end of a task stops have to report it, before their current state is shown."""
 PAGE: Final = 1000
 MANY_STEPS: Final = 1_000
 """A task with more is not read as one."""
@@ -184,14 +180,14 @@ class Client:
         happened unheard: the first look comes a moment later, or with the end. ``for_result``: nobody watches, the last
         view is for the task's result; looks before it are few.
 
-        A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
-        or Redis that is away for a while is waited for: the rows still say what happened.
+        A task that is cancelled or fails has ended before its running steps have: these get ``CLOSE_LIMIT_S``. A
+        database or Redis that is away for a while is waited for: the rows still say what happened.
         """
         was_open = new is not None and new.done()
         opening = new or self.subscriber.subscribe_session((await self.store.tasks.task(task_id)).session_id)
         subscription = await opening
         loop = asyncio.get_running_loop()
-        every_s = POLL_EVERY_S if for_result else LOOK_AT_MOST_EVERY_S
+        every_s = timing.POLL_ROWS_S if for_result else timing.LEAST_PAUSE_S
         ended_s: float | None = None
         end: TaskSnapshot | None = None
         try:
@@ -204,13 +200,13 @@ class Client:
                 yield view
                 now_s = loop.time()
                 ended_s = (ended_s or now_s) if _has_ended(view) else None
-                if ended_s is not None and (not view.held or now_s - ended_s >= STOPPING_S):
+                if ended_s is not None and (not view.held or now_s - ended_s >= timing.CLOSE_LIMIT_S):
                     return
                 if ended_s is None:
                     end = await self._until_news(subscription, task_id, pause_s, for_result=for_result)
                 else:
                     end = None
-                    await subscription.wait(LOOK_AT_MOST_EVERY_S)
+                    await subscription.wait(timing.LEAST_PAUSE_S)
         finally:
             await subscription.close()
 
@@ -223,7 +219,7 @@ class Client:
         """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
+        heard = await subscription.wait(max(pause_s, timing.POLL_ROWS_S))
         while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
             found = await (self._end_soon(task_id) if for_result else self._status_again(task_id))
             if isinstance(found, TaskEnd) and found.task.kind is not TaskKind.ASK:
@@ -264,7 +260,7 @@ class Client:
         subscription = await self.subscriber.subscribe_session(task.session_id)
         try:
             while (await self.view(task.id)).held:
-                await subscription.wait(LOOK_AT_MOST_EVERY_S / 2)
+                await subscription.wait(timing.LEAST_PAUSE_S)
         finally:
             await subscription.close()
 
@@ -292,7 +288,7 @@ async def _answered(read: Callable[[], Awaitable[T]]) -> T:
         try:
             return await read()
         except UnavailableError:
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.POLL_ROWS_S)
 
 
 def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Final, TypeAlias
 
 from soong.orchestrator.client.tail import Listen, RunTail
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.wire.answers import AnswerDelta, delta_of
@@ -18,7 +19,6 @@ log = get_logger(__name__)
 
 WAITING: Final = 100
 """Events and pieces that wait for a slow reader; events then wait for their turn, and pieces are left out."""
-LISTEN_S: Final = 60.0
 
 _Item: TypeAlias = "Event | AnswerDelta | None"
 
@@ -84,7 +84,7 @@ async def listen_to_answers(
 async def _deltas(subscription: Subscription) -> AsyncGenerator[AnswerDelta]:
     try:
         while True:
-            for payload in await subscription.wait(LISTEN_S):
+            for payload in await subscription.wait(timing.MINUTE_S):
                 if (delta := delta_of(payload)) is not None:
                     yield delta
     finally:

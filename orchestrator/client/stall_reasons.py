@@ -8,25 +8,20 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.health import ServiceHealth, health_of, modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import last_words
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.capabilities import FUNCTION
-
-POLL_EVERY_S: Final = 0.5
-PATIENCE_S: Final = 1.0
-"""How long the first workers may take to start before it is reported."""
-TOLD_EVERY_S: Final = 15.0
-PAUSE_LIMIT_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -61,7 +56,7 @@ class StallReasons:
         is_wanted = not is_manned or bool(unserved) or self._is_unsure
         if now_s < self._next_s or view.task.status.is_terminal or not is_wanted:
             return
-        self._next_s = now_s + POLL_EVERY_S
+        self._next_s = now_s + timing.RETRY_EVERY_S
         record = self.record()
         if record is None:
             await self._deployment(now_s)
@@ -91,7 +86,7 @@ class StallReasons:
 
     async def _give_up(self, view: TaskSnapshot, reason: str) -> NoReturn:
         """Pause the task, so that nothing waits for it."""
-        is_paused = await self.client.pause(view.task, reason="no worker can run it", limit_s=PAUSE_LIMIT_S)
+        is_paused = await self.client.pause(view.task, reason="no worker can run it", limit_s=timing.RELEASE_LIMIT_S)
         stands = "the task is paused" if is_paused else "the task still runs"
         raise UnavailableError(f"{reason}\n  {stands}; continue it: {program()} resume {view.task.id}")
 
@@ -100,7 +95,9 @@ class StallReasons:
         if self._since_s is None or not health.starting:
             return
         waited_s = now_s - self._since_s
-        if (waited_s < PATIENCE_S and not self._had_workers) or (self._told_s and now_s - self._told_s < TOLD_EVERY_S):
+        if (waited_s < timing.SHORT_LIMIT_S and not self._had_workers) or (
+            self._told_s and now_s - self._told_s < timing.SILENCE_S
+        ):
             return
         workers = "1 worker" if health.starting == 1 else f"{health.starting} workers"
         if self._told_s:
@@ -113,7 +110,7 @@ class StallReasons:
         self._told_s = now_s
 
     async def _deployment(self, now_s: float) -> None:
-        if self._since_s is None or self._told_s or now_s - self._since_s < TOLD_EVERY_S:
+        if self._since_s is None or self._told_s or now_s - self._since_s < timing.SILENCE_S:
             return
         self._told_s = now_s
         is_owned = bool(await self.client.store.sessions.owners())

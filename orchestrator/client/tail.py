@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
@@ -17,7 +18,6 @@ from soong.shared.engine.wire.notifier import NullSubscription, Subscription
 Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]
 """Opens the subscription of a run."""
 
-POLL_EVERY_S: Final = 1.0
 PAGE: Final = 100
 """Events that each reader holds while it does not read on: an API has hundreds of readers, an event has kilobytes."""
 
@@ -32,7 +32,7 @@ class RunTail(Value):
 
     runs: RunStore
     listen: Listen = no_subscription
-    look_every_s: float = POLL_EVERY_S
+    look_every_s: float = timing.POLL_ROWS_S
 
     async def replay(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
         """Yield the current content of the log, from that number on."""

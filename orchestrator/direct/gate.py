@@ -16,6 +16,7 @@ from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -30,9 +31,6 @@ from soong.shared.permissions.scope import GrantBook
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
-
-LAST_WORDS_S = 1.0
-"""How long a callback whose time is over may take to tidy up; what it answers then counts for nothing."""
 
 Record = Callable[[Sequence[NewEvent]], Awaitable[object]]
 
@@ -126,7 +124,7 @@ class DirectGate:
         finally:
             if not asking.done():
                 asking.cancel()
-                await asyncio.wait({asking}, timeout=LAST_WORDS_S)
+                await asyncio.wait({asking}, timeout=timing.SHORT_LIMIT_S)
 
     def _withdrawn(self, request: PermissionRequest) -> NewEvent:
         data: dict[str, Json] = {

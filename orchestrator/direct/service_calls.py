@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.shared.agents.definition import DEFINITION, builtin_definitions
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import SoongError, StartedByRunError, UnavailableError
 from soong.shared.core.identity import Role
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "script"
 SCRIPTED_AGENT: Final = "builtin.calls"
-CANCEL_LIMIT_S: Final = 5.0
-END_LIMIT_S: Final = 10.0
-"""How long the end of a service that was started for these calls is waited for."""
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class ServiceCalls:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             await attachment.release()
-            await attachment.wait_until_gone(END_LIMIT_S)
+            await attachment.wait_until_gone(timing.END_LIMIT_S)
 
     def _handler(self, tool: str) -> Handler:
         async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -110,7 +108,7 @@ class ServiceCalls:
                     pass
         except asyncio.CancelledError:
             with contextlib.suppress(SoongError, TimeoutError):  # the service ends it with its session otherwise
-                async with asyncio.timeout(CANCEL_LIMIT_S):
+                async with asyncio.timeout(timing.COMMAND_LIMIT_S):
                     await client.tasks.cancel(await client.store.tasks.task(task.id), reason="the call was aborted")
             raise
         finally:

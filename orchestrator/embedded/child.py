@@ -12,13 +12,9 @@ from typing import Final, Literal
 
 from soong.orchestrator.embedded.environment import STATUS_FD, kept_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedProcess
+from soong.shared.core import timing
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
-
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 10.0
-STEADY_AFTER_S: Final = 30.0
-"""A child that lived this long has proved itself: its next death is the first of a new row."""
 
 EXIT_USAGE: Final = 2
 EXIT_RETIRED: Final = 3
@@ -167,7 +163,7 @@ class ServiceChild:
 
     def pause_s(self) -> float:
         """Return how long to wait before the next start."""
-        return float(min(FIRST_PAUSE_S * 2 ** max(0, self.deaths - 1), LONGEST_PAUSE_S))
+        return timing.RESTART_S[min(max(1, self.deaths), len(timing.RESTART_S)) - 1]
 
     def facts(self) -> dict[str, str | int]:
         """Return what there is to say of it."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
@@ -18,8 +19,6 @@ from soong.shared.sandbox.process import HAS_SUBREAPER
 
 PARENT_FD: Final = "SOONG_PARENT_FD"
 STATUS_FD: Final = "SOONG_STATUS_FD"
-ORPHAN_GRACE_S: Final = 5.5
-"""How long a worker may take to end by itself after its service has ended; its own limit is 5 s."""
 
 
 def child_environment(settings: Settings, **more: str) -> dict[str, str]:
@@ -53,7 +52,7 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
     """
     if not HAS_SUBREAPER:
         return list(argv)
-    own = [subreaper.STAND_IN, str(control), str(status), str(ORPHAN_GRACE_S)]
+    own = [subreaper.STAND_IN, str(control), str(status), str(timing.GRACE_S + timing.SHORT_LIMIT_S)]
     return [sys.executable, "-I", "-S", subreaper.__file__, *own, *argv]
 
 

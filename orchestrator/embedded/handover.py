@@ -6,20 +6,15 @@ runs, its sessions are released, its lock is let go. What waited or ran is in ro
 
 import asyncio
 from contextlib import suppress
-from typing import Final
 
 from soong.orchestrator.embedded.control import HAND_OVER, ask_once
 from soong.orchestrator.embedded.service_file import ServiceHeldError, ServiceLock, ServiceRecord, read_record
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
-
-MARGIN_S: Final = 60.0
-"""For what an ephemeral service does besides draining its workers: start, answer, release, stop Redis."""
-
-POLL_EVERY_S: Final = 0.05
 
 
 async def take_home(lock: ServiceLock, settings: Settings) -> None:
@@ -29,7 +24,7 @@ async def take_home(lock: ServiceLock, settings: Settings) -> None:
         ServiceHeldError: a staying service holds it, or the ephemeral one does not hand over in time.
     """
     loop = asyncio.get_running_loop()
-    limit_s = settings.drain_s + MARGIN_S
+    limit_s = settings.drain_s + timing.START_LIMIT_S
     deadline_s, asked = loop.time() + limit_s, 0
     while True:
         try:
@@ -46,7 +41,7 @@ async def take_home(lock: ServiceLock, settings: Settings) -> None:
         if record is not None and record.pid != asked and await _ask(record):
             log.info("home_asked_for", pid=record.pid)
             asked = record.pid
-        await asyncio.sleep(POLL_EVERY_S)
+        await asyncio.sleep(timing.POLL_PROCESS_S)
 
 
 async def _ask(record: ServiceRecord) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from soong.orchestrator.embedded.child import STEADY_AFTER_S
 from soong.orchestrator.embedded.control import ask_once
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
@@ -27,7 +27,7 @@ class ChildHealth(Value):
     @property
     def is_dying(self) -> bool:
         """Say whether it does not stay alive: it ended again and again, and has not proved itself since."""
-        return self.deaths >= DYING_AFTER and self.up_s < STEADY_AFTER_S
+        return self.deaths >= DYING_AFTER and self.up_s < timing.STEADY_AFTER_S
 
     @property
     def words(self) -> str:

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.embedded.listening import PortHeldError, listen
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
 
 LOCK_FILE: Final = "http.lock"
-LEAVE_LIMIT_S: Final = 15.0
-"""How long a former child is waited for: longer than it needs to answer what is under way."""
-
-POLL_EVERY_S: Final = 0.05
 
 
 class HttpLock:
@@ -60,7 +57,7 @@ def former_child(home: Path) -> str | None:
     return None
 
 
-async def listen_after_former(settings: Settings, *, limit_s: float = LEAVE_LIMIT_S) -> socket.socket:
+async def listen_after_former(settings: Settings, *, limit_s: float = timing.END_LIMIT_S) -> socket.socket:
     """Bind the port of the HTTP API, waiting while a former child of this home still holds it.
 
     Raises:
@@ -84,7 +81,7 @@ async def listen_after_former(settings: Settings, *, limit_s: float = LEAVE_LIMI
             if awaited != pid:
                 log.info("http_port_awaited", port=error.port, pid=pid)
                 awaited = pid
-        await asyncio.sleep(POLL_EVERY_S)
+        await asyncio.sleep(timing.POLL_PROCESS_S)
 
 
 def _opened(home: Path) -> int:

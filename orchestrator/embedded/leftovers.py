@@ -8,14 +8,12 @@ import os
 import socket
 
 from soong.orchestrator.embedded.process_start import descends_from, start_of
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.claims import lost_to
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-CLOCK_DOUBT_S = 5.0
-"""Rows carry wall time, the kernel counts from boot: a start within this of the row's time proves nothing."""
 
 
 async def expire_dead(store: Store, *, max_lost_leases: int, now_us: int) -> int:
@@ -47,4 +45,4 @@ def has_ended(pid: int, started_us: int) -> bool:
     start = start_of(pid)
     if start is None or pid == own_pid:
         return True
-    return start > started_us / 1_000_000 + CLOCK_DOUBT_S and descends_from(pid, own_pid)
+    return start > started_us / 1_000_000 + timing.CLOCK_DOUBT_S and descends_from(pid, own_pid)

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from soong.orchestrator.embedded.environment import ORPHAN_GRACE_S, PARENT_FD, STATUS_FD, child_environment
+from soong.orchestrator.embedded.environment import PARENT_FD, STATUS_FD, child_environment
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.redis import redis_url
+from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
@@ -155,7 +156,7 @@ class _Beginning(Value):
                 lambda pulse: self._become(status, pulse),
                 self.control,
                 status,
-                ORPHAN_GRACE_S,
+                timing.GRACE_S + timing.SHORT_LIMIT_S,
                 self.arguments[1],
                 {name: value for name, value in self.environment.items() if name in LOADER_VARIABLES},
             )

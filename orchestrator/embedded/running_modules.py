@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
 from soong.orchestrator.embedded.own_modules import (
@@ -13,12 +12,9 @@ from soong.orchestrator.embedded.own_modules import (
     read_module_files,
 )
 from soong.orchestrator.embedded.service_file import read_record
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
-
-POLL_EVERY_S: Final = 0.05
-MAKE_WAY_S: Final = 5.0
-"""How long a command waits for the end of an ephemeral service that nobody is attached to."""
 
 
 class RunningModules:
@@ -28,7 +24,7 @@ class RunningModules:
         self._settings = settings
         self._tell = tell
         self._own = module_files_of(settings.functions, settings.import_folders)
-        self._until_s = asyncio.get_running_loop().time() + MAKE_WAY_S
+        self._until_s = asyncio.get_running_loop().time() + timing.GRACE_S
 
     async def settle(self) -> None:
         """Have an ephemeral service with other modules end, if nobody needs it: the command then starts its own.
@@ -37,7 +33,7 @@ class RunningModules:
             UnavailableError: a service stays, and has a module of this name from another file.
         """
         while await self._makes_way():  # noqa: ASYNC110  # another process, which tells nobody of its end
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.POLL_PROCESS_S)
 
     async def _makes_way(self) -> bool:
         """Say whether the service of the home is about to end for this command."""

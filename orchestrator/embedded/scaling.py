@@ -7,8 +7,9 @@ is seen twice counts. A worker ends by itself when it has been idle (:mod:`soong
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
@@ -18,14 +19,6 @@ from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-FIRST_LOOK_S: Final = 0.02
-"""After a hint; what a called worker claims, it has claimed by then."""
-LASTING_S: Final = 0.2
-"""Between the two looks that both must see it. A start takes a second of CPU time, and on a busy machine a step that is
-about to be claimed waits for longer than 50 ms."""
-APART_S: Final = 0.25
-"""Between the last look for one hint and the first for the next: tasks that follow one another hint all the time."""
 
 
 class Demand(Value):
@@ -84,18 +77,19 @@ class WorkerScaler:
         """Look after hints, until cancelled."""
         while True:
             await self._hinted.wait()
-            await self._sleep(FIRST_LOOK_S)
+            await self._sleep(timing.HINTS_S)  # what a called worker claims, it has claimed by then
             self._hinted.clear()
             if self._pool.may_grow and await self._is_needed() and self._pool.may_grow:
                 self._pool.grow()
-            await self._sleep(APART_S)
+            await self._sleep(timing.LEAST_PAUSE_S)
 
     async def _is_needed(self) -> bool:
         try:
             seen = await self._look()
             if not seen.is_high:
                 return False
-            await self._sleep(LASTING_S)
+            # A start takes a second of CPU time, and on a busy machine a step that is about to be claimed waits 50 ms.
+            await self._sleep(timing.LEAST_PAUSE_S)
             now = await self._look()
             if now.lasts_from(seen):
                 log.info("workers_wanted", live=now.live, held=now.held, waiting=len(now.waiting & seen.waiting))

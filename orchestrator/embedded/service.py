@@ -26,6 +26,7 @@ from soong.orchestrator.embedded.redis import find_redis, redis_url
 from soong.orchestrator.embedded.scaling import WorkerScaler, demand_of
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.supervisor import Supervisor
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION
@@ -37,11 +38,6 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
-FIRST_ATTACH_S = 15.0
-"""An ephemeral service that nobody has attached to by then was started by a client that died."""
-
-IDLE_GRACE_S = 1.0
-STOP_MARGIN_S = 15.0
 
 State = Literal["starting", "ready", "stopping"]
 
@@ -169,20 +165,20 @@ class EmbeddedService:
     async def _until_idle(self) -> None:
         assert self._control is not None
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ATTACH_S):
+            async with asyncio.timeout(timing.SILENCE_S):
                 while not self._control.ever_attached:
                     await self._changed()
         while True:
             if not await self._is_needed():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_GRACE_S):
+                    async with asyncio.timeout(timing.POLL_ROWS_S):
                         await self._control.is_in_the_way.wait()
                 # Whoever attached while the rows were read is not turned away.
                 if not await self._is_needed() and self._control.close_if_unattached():
                     return
             with suppress(TimeoutError):
                 # Attached clients announce their end; tasks that run without one are looked at now and then.
-                async with asyncio.timeout(None if self._control.attached else IDLE_GRACE_S):
+                async with asyncio.timeout(None if self._control.attached else timing.POLL_ROWS_S):
                     await self._changed()
 
     async def _changed(self) -> None:
@@ -215,8 +211,8 @@ class EmbeddedService:
             if self._owner is not None:
                 parts.push_async_callback(self._stop_owner)
             if self._supervisor is not None:
-                parts.push_async_callback(self._supervisor.stop_workers, self.settings.drain_s + STOP_MARGIN_S)
-                parts.push_async_callback(self._supervisor.stop_http, STOP_MARGIN_S)
+                parts.push_async_callback(self._supervisor.stop_workers, self.settings.drain_s + timing.END_LIMIT_S)
+                parts.push_async_callback(self._supervisor.stop_http, timing.END_LIMIT_S)
             if self._listener is not None:
                 parts.callback(self._listener.close)
             if self._http_lock is not None:

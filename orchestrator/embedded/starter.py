@@ -15,12 +15,10 @@ from soong.orchestrator.embedded.environment import child_environment, module_co
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.running_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 
-START_LIMIT_S = 60.0
-POLL_EVERY_S = 0.05
-HELD_PAUSE_S = 0.5
 LOGS_KEPT = 10
 LOG_LINES_SHOWN = 15
 EXIT_HELD = 75
@@ -156,7 +154,7 @@ async def _attach(
     meanwhile: Callable[[], None],
 ) -> Attachment:
     start_s = asyncio.get_running_loop().time() + start_after_s
-    deadline = start_s + START_LIMIT_S
+    deadline = start_s + timing.START_LIMIT_S
     while True:
         started = own.started
         joined = await _join(settings)
@@ -169,7 +167,7 @@ async def _attach(
         if not may_start:
             raise UnavailableError("no service is running; start one with `soong up`")
         if started is None and asyncio.get_running_loop().time() < start_s:
-            await asyncio.sleep(POLL_EVERY_S)
+            await asyncio.sleep(timing.POLL_PROCESS_S)
             continue
         if started is None:
             tell("starting a service …")
@@ -178,10 +176,10 @@ async def _attach(
         if _ended_for_another(started):
             # The holder is starting, or just ending: join it, or take its place.
             own.started = None
-            await asyncio.sleep(HELD_PAUSE_S)
+            await asyncio.sleep(timing.RETRY_EVERY_S)
         if asyncio.get_running_loop().time() > deadline:
             raise _not_ready(settings, started)
-        await asyncio.sleep(POLL_EVERY_S)
+        await asyncio.sleep(timing.POLL_PROCESS_S)
 
 
 async def _join(settings: Settings) -> Attachment | None:
@@ -234,7 +232,7 @@ def _ended_for_another(started: Attachment) -> bool:
 def _not_ready(settings: Settings, started: Attachment | None) -> UnavailableError:
     if started is not None:
         started.kill()
-        return UnavailableError(f"the service was not ready within {START_LIMIT_S:g} s{last_words(started.log)}")
+        return UnavailableError(f"the service was not ready within {timing.START_LIMIT_S:g} s{last_words(started.log)}")
     record = read_record(settings.home)
     holder = f"pid {record.pid}" if record is not None else "an unknown process"
     return UnavailableError(

@@ -15,21 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
-from soong.orchestrator.embedded.child import STEADY_AFTER_S, ServiceChild, exit_words
+from soong.orchestrator.embedded.child import ServiceChild, exit_words
 from soong.orchestrator.embedded.environment import PARENT_FD, child_environment, module_command
 from soong.orchestrator.embedded.folders import REDIS_SOCKET
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.subreaper import SWEEP_LIMIT_S
 
 log = get_logger(__name__)
-
-REDIS_START_LIMIT_S = 20.0
-FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
-"""How long a subreaper may take to end its family; what it could not end by then, nobody here can."""
 
 
 @dataclass(slots=True)
@@ -192,7 +189,7 @@ class Supervisor:
             if has_retired:
                 log.info("worker_retired", name=child.name, pid=pid)
             elif not self._is_stopping:
-                child.note_end(code, is_steady=lived_s > STEADY_AFTER_S)
+                child.note_end(code, is_steady=lived_s > timing.STEADY_AFTER_S)
                 log.warning("child_died", name=child.name, pid=pid, exit=words, deaths=child.deaths)
             try:
                 await died(pid, words)
@@ -214,7 +211,7 @@ class Supervisor:
         """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
 
     async def _answering(self, child: ServiceChild) -> None:
-        deadline = asyncio.get_running_loop().time() + REDIS_START_LIMIT_S
+        deadline = asyncio.get_running_loop().time() + timing.CHILD_LIMIT_S
         while not await answers(self.folder / REDIS_SOCKET):
             if child.deaths >= 3 or asyncio.get_running_loop().time() > deadline:
                 raise UnavailableError(
@@ -233,7 +230,7 @@ class Supervisor:
         for child in children:
             child.end_now()
         if watchers:
-            await asyncio.wait(watchers, timeout=FAMILY_ENDS_S)
+            await asyncio.wait(watchers, timeout=SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S)
         for child in children:
             child.kill()
         if watchers:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field
@@ -27,6 +27,7 @@ from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.questions import AnswerableApproval, AnswerableApprovalDetail, ApprovalView, who_answered
 from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
+from soong.shared.core import timing
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ApprovalMode, Session
@@ -38,8 +39,6 @@ log = get_logger(__name__)
 
 router = APIRouter(route_class=StrictRoute, tags=["approvals"])
 
-RENEW_EVERY_S: Final = 5.0
-"""How often a poll renews its attendance, at the latest after a third of a lease."""
 
 READER = Depends(Needs(Right.READ))
 APPROVER = Depends(Needs(Right.APPROVE))
@@ -175,7 +174,7 @@ async def list_approvals(
     if wait:
         with api.held_open(caller):
             # An attendance is renewed by looking; others look again when there is something else to see.
-            rhythm = Rhythm(min(RENEW_EVERY_S, api.client.settings.responder_lease_s / 3), looks_anyway=attend)
+            rhythm = Rhythm(min(timing.RENEW_EVERY_S, api.client.settings.responder_lease_s / 3), looks_anyway=attend)
             subscription = wanted.watch()
             try:
                 await until_changed(request, api, subscription, wanted.is_new, wait, rhythm)

@@ -11,6 +11,7 @@ from typing import Final
 
 from soong.orchestrator.http.peers import Peer
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
@@ -21,7 +22,6 @@ log = get_logger(__name__)
 
 CHALLENGE: Final = 'Bearer realm="soong"'
 MOST_FAILURES: Final = 10
-FAILURE_WINDOW_S: Final = 60.0
 MOST_ADDRESSES: Final = 10_000
 _NOBODYS: Final = ApiToken("", "", frozenset(), digest_of(""), 0)
 """Compared with where no row is found, so that a wrong id takes as long as a wrong secret."""
@@ -78,9 +78,9 @@ class Failures:
         if len(self._seen) > MOST_ADDRESSES:
             self._seen.popitem(last=False)
         times.append(now_s)
-        while times[0] <= now_s - FAILURE_WINDOW_S:
+        while times[0] <= now_s - timing.MINUTE_S:
             times.popleft()
-        return 0.0 if len(times) <= MOST_FAILURES else times[0] + FAILURE_WINDOW_S - now_s
+        return 0.0 if len(times) <= MOST_FAILURES else times[0] + timing.MINUTE_S - now_s
 
 
 @dataclass(slots=True)

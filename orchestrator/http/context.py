@@ -20,14 +20,13 @@ from soong.orchestrator.http.shared_reads import SharedReads
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
 from soong.orchestrator.http.watched_reads import WatchedReads
+from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
-
-READY_FOR_S: Final = 1.0
 
 
 class ArtifactReader(Protocol):
@@ -93,7 +92,7 @@ class Api:
 
     async def look_at_rows(self) -> None:
         """Return if the database answers, looking at most once a second. Raises: UnavailableError."""
-        if self.client.clock.monotonic_s() - self._looked_s > READY_FOR_S:
+        if self.client.clock.monotonic_s() - self._looked_s > timing.POLL_ROWS_S:
             await self.client.store.sessions.owners()
             self._looked_s = self.client.clock.monotonic_s()
 

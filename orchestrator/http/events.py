@@ -16,13 +16,12 @@ from starlette.types import Receive, Scope, Send
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.frames import END, KEEP_ALIVE, RETRY, frame
+from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.answers import AnswerDelta
 
-POLL_EVERY_S: Final = 1.0
-LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
 PIECE: Final = 64 * 1024
 """Bytes handed to a connection at once: it copies what it cannot send yet, for each reader of a frame of megabytes."""
@@ -51,8 +50,8 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[bytes]:
             if now["is_over"]:
                 yield END
                 return
-            await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-            await subscription.wait(POLL_EVERY_S)
+            await asyncio.sleep(timing.LEAST_PAUSE_S)
+            await subscription.wait(timing.POLL_ROWS_S)
     finally:
         await subscription.close()
 

@@ -25,13 +25,13 @@ from soong.orchestrator.http.edge import CALLER, MCP_PATH, App, Receive, Scope, 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.mcp.api import ServerState
 from soong.orchestrator.mcp.server import make_server
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 
 log = get_logger(__name__)
 
 CHANNEL: Final = "mcp"
 MOST_SESSIONS: Final = 256
-SESSION_IDLE_S: Final = 15 * 60.0
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class McpEndpoint:
             streamable_http_path=MCP_PATH,
             max_request_body_size=self.api.limits.body_bytes,
             max_sessions=MOST_SESSIONS,
-            session_idle_timeout=SESSION_IDLE_S,
+            session_idle_timeout=15 * timing.MINUTE_S,
             # The edge has checked host and origin, by the names that the operator has allowed.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )

@@ -8,11 +8,10 @@ from fastapi import Path, Query
 from pydantic import AfterValidator
 
 from soong.orchestrator.http.problems import MAX_PLACE_CHARS
+from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError
 
 MAX_LIMIT: Final = 200
-MAX_WAIT_S: Final = 55
-"""Below the minute after which proxies give up on an answer."""
 
 ID: Final = r"[0-9a-z]{1,64}"
 
@@ -43,6 +42,6 @@ ArtifactDigest = Annotated[
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before.")]
 StepCursor = Annotated[str, Query(max_length=300, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")]
-Wait = Annotated[int, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a change; at most 55.")]
+Wait = Annotated[int, Query(ge=0, le=timing.LONG_POLL_S, description="Seconds to wait for a change; at most 55.")]
 InSession = Annotated[str, Query(max_length=80, description="Only of this session.")]
 InTask = Annotated[str, Query(max_length=80, description="Only of this task.")]

@@ -11,9 +11,9 @@ from typing import Final
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.client import Client
+from soong.shared.core import timing
 
 CHANNEL: Final = "http"
-POLL_EVERY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _KeptLease:
         try:
             while self.until_s:
                 self.lease.attend(self.until_s)
-                await asyncio.sleep(POLL_EVERY_S)
+                await asyncio.sleep(timing.POLL_ROWS_S)
                 self.until_s = {name: until_s for name, until_s in self.until_s.items() if until_s > loop.time()}
         finally:
             beating.cancel()

@@ -21,14 +21,13 @@ from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 
 log = get_logger(__name__)
 
 MAX_HEADER_BYTES: Final = 16 * 1024
-STOP_MARGIN_S: Final = 2.0
-"""Between the answer to what is under way at a stop and the end of every connection."""
 
 
 class BoundedConnection(H11Protocol):
@@ -132,7 +131,7 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=api.limits.idle_s,
-        timeout_graceful_shutdown=math.ceil(api.limits.stop_s + STOP_MARGIN_S),
+        timeout_graceful_shutdown=math.ceil(api.limits.stop_s + timing.SHORT_LIMIT_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     async with mcp.running():

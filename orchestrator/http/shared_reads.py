@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
+from soong.shared.core import timing
+
 T = TypeVar("T")
 
-REST_S: Final = 0.1
-"""Between the beginnings of two readings of the same."""
 KEPT: Final = 1_000
 
 
@@ -32,7 +32,7 @@ class SharedReads:
     async def _load(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
         now_s = asyncio.get_running_loop().time
         try:
-            await asyncio.sleep(max(0.0, self._began_s.get(key, float("-inf")) + REST_S - now_s()))
+            await asyncio.sleep(max(0.0, self._began_s.get(key, float("-inf")) + timing.LEAST_PAUSE_S - now_s()))
         finally:
             del self._next[key]
         if len(self._began_s) >= KEPT:

@@ -12,7 +12,6 @@ from typing import Final
 
 from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subscription
 
-POLL_EVERY_S: Final = 1.0
 MOST_SUBJECTS: Final = 40
 """Subscriptions with their own connection, at most 64 in each process; later ones poll every second."""
 

@@ -18,6 +18,7 @@ from soong.orchestrator.http.frames import END, frame_of
 from soong.orchestrator.http.schemas import json_bytes
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.schemas.task import StepErrorSchema, TaskSchema
+from soong.shared.core import timing
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
@@ -26,14 +27,8 @@ from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import Store
 
-POLL_EVERY_S: Final = 1.0
-LOOK_AT_MOST_EVERY_S: Final = 0.25
 PAUSE_PER_LOOK: Final = 10
 """A feed rests so many times as long as a look took: it takes at most a tenth of a core, however large the task."""
-MAX_PAUSE_S: Final = 2.0
-"""A look takes long on a busy machine as well, and then costs no more: what happens is still seen soon."""
-FRESH_S: Final = 1.0
-"""How long the readers of a task that has ended share its last look; it may be continued later."""
 
 
 @dataclass(slots=True)
@@ -93,7 +88,7 @@ class TaskFeed:
     @property
     def is_fresh(self) -> bool:
         """Say whether a reader who comes now may have what this feed knows: of one that is over, for a moment."""
-        is_new = not self.is_over or time.monotonic() - self._ended_s < FRESH_S
+        is_new = not self.is_over or time.monotonic() - self._ended_s < timing.POLL_ROWS_S
         return is_new and self.failure is None
 
     async def follow(self, subscriptions: SubscriptionPool) -> None:
@@ -117,8 +112,8 @@ class TaskFeed:
             if self.is_over:
                 return
             took_s = time.monotonic() - began_s
-            await asyncio.sleep(max(LOOK_AT_MOST_EVERY_S, min(MAX_PAUSE_S, PAUSE_PER_LOOK * took_s)))
-            await subscription.wait(POLL_EVERY_S)
+            await asyncio.sleep(max(timing.LEAST_PAUSE_S, min(timing.PUT_OFF_S, PAUSE_PER_LOOK * took_s)))
+            await subscription.wait(timing.POLL_ROWS_S)
 
     async def frames(self) -> AsyncGenerator[bytes]:
         """Yield the task as it is, then every change, then the end."""

@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.notifier import Subscription
 
 log = get_logger(__name__)
 
-POLL_EVERY_S: Final = 1.0
-REST_S: Final = 0.1
-"""Between two readings of the same, however often its subject is heard of."""
 CHANGED: Final = ("",)
 
 Load = Callable[[], Awaitable[object]]
@@ -39,8 +37,8 @@ class _WatchedRead:
         try:
             while True:
                 await self._look()
-                await asyncio.sleep(REST_S)
-                await subscription.wait(POLL_EVERY_S)
+                await asyncio.sleep(timing.LEAST_PAUSE_S)
+                await subscription.wait(timing.POLL_ROWS_S)
         finally:
             await subscription.close()
 

@@ -16,13 +16,12 @@ from pydantic import BaseModel, Field
 from soong.orchestrator.mcp.api import SoongContext, api_of
 from soong.orchestrator.mcp.run_tools import shortened
 from soong.orchestrator.mcp.shapes import AnswerResult, ApprovalLine, ApprovalList
-from soong.orchestrator.mcp.task_tools import MAX_WAIT_S
 from soong.orchestrator.mcp.texts import cut, lines, path, preview, told, without_empty
 from soong.orchestrator.schemas.base import step_id_of
+from soong.shared.core import timing
 from soong.shared.core.inert import inert
 
 MAX_PREVIEW_CHARS: Final = 6_000
-WAIT_FOR_DECISION_S: Final = 10
 
 ApprovalId = Annotated[str, Field(max_length=80, description="The question's id, `req_…`.")]
 Choice = Literal["allow_once", "allow_for_session", "deny"]
@@ -46,7 +45,9 @@ class PersonsYesOrNo(PersonsAnswer):
 async def list_approvals(
     ctx: SoongContext,
     session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
-    seconds: Annotated[int, Field(ge=0, le=MAX_WAIT_S, description="Wait at most so long for the first one.")] = 0,
+    seconds: Annotated[
+        int, Field(ge=0, le=timing.TOOL_WAIT_S, description="Wait at most so long for the first one.")
+    ] = 0,
     limit: Annotated[int, Field(ge=1, le=50, description="At most so many.")] = 10,
     cursor: Annotated[str, Field(max_length=80, description="`next` of the page before.")] = "",
 ) -> Annotated[CallToolResult, ApprovalList]:
@@ -118,7 +119,7 @@ async def answer_approval(
     where = path("approvals", approval)
     digest = input_digest or (await api.call("GET", where)).document["input_digest"]
     body = without_empty({"choice": said.data.choice, "input_digest": digest, "reason": said.data.reason})
-    document = (await api.call("POST", f"{where}/answer", query={"wait": WAIT_FOR_DECISION_S}, body=body)).document
+    document = (await api.call("POST", f"{where}/answer", query={"wait": 2 * timing.RENEW_EVERY_S}, body=body)).document
     answer = document["answer"] or {}
     shape = AnswerResult(
         id=document["id"],

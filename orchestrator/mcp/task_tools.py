@@ -26,10 +26,8 @@ from soong.orchestrator.mcp.shapes import (
 from soong.orchestrator.mcp.texts import counts_of, cut, lines, path, preview, told
 from soong.orchestrator.schemas.progress import FailedStep
 from soong.orchestrator.schemas.task import DeliverableSchema
+from soong.shared.core import timing
 
-MAX_WAIT_S: Final = 45
-"""Below the minute after which clients give up."""
-PROGRESS_EVERY_S: Final = 5
 MAX_OUTPUTS: Final = 50
 PAGE_CHARS: Final = 20_000
 
@@ -41,7 +39,7 @@ async def wait_for_task(
     ctx: SoongContext,
     task: TaskId,
     seconds: Annotated[
-        int, Field(ge=0, le=MAX_WAIT_S, description="At most so many seconds; call it again to continue.")
+        int, Field(ge=0, le=timing.TOOL_WAIT_S, description="At most so many seconds; call it again to continue.")
     ] = 30,
     after: Annotated[
         str, Field(max_length=80, description="`state` of the last call: return only when it has changed.")
@@ -75,7 +73,7 @@ async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, a
     deadline_s = loop.time() + seconds
     while True:
         left_s = max(0, round(deadline_s - loop.time()))
-        wait_s = min(left_s, PROGRESS_EVERY_S) if _wants_progress(ctx) else left_s
+        wait_s = min(left_s, timing.RENEW_EVERY_S) if _wants_progress(ctx) else left_s
         reply = await api.call("GET", where, query={"wait": wait_s}, headers=headers)
         is_told = not reply.is_unchanged and (bool(after) or _is_news(reply.document))
         if is_told or wait_s == left_s:

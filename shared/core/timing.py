@@ -25,6 +25,8 @@ RENEW_EVERY_S: Final = 5
 """How often an attendance is renewed, and progress reported, during a long poll."""
 LONG_POLL_S: Final = 55
 """The longest long poll: below the minute after which proxies give up on an answer."""
+TOOL_WAIT_S: Final = 45
+"""The longest wait of a tool of the MCP server: below the minute after which clients give up."""
 
 # -- retry: ladders and longest back-offs
 

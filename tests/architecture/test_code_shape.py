@@ -38,6 +38,14 @@ _ENVIRONMENT_READERS = {
     "shared/core/references.py": "resolves the variables that a server's section refers to, when it is started",
 }
 
+# Constants of time beside shared/core/timing.py, and why.
+_TIMES_ELSEWHERE = {
+    "shared/sandbox/subreaper.py": "it runs isolated and imports nothing",
+    "orchestrator/embedded/die_with_parent.py": "it runs isolated and imports nothing",
+    "orchestrator/telemetry/metrics_consumer.py": "the buckets of a histogram",
+    "orchestrator/cli/tokens.py": "the units of a duration that a person writes",
+}
+
 # Written in parts, so that this file does not match itself.
 _FORBIDDEN_TEXTS = (
     re.compile(r"/work/" r"(main|shared)\b"),
@@ -134,6 +142,18 @@ def test_the_environment_is_read_in_few_places() -> None:
     }
 
     assert readers <= _ENVIRONMENT_READERS.keys(), "pass settings in, or give the reason here"
+
+
+def test_times_are_named_in_one_place() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in _python_files(_PRODUCT)
+        for node in _tree(path).body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+        if isinstance(target, ast.Name) and re.fullmatch(r"[A-Z_]+_(S|MS|US)", target.id)
+    }
+
+    assert found == {"shared/core/timing.py", *_TIMES_ELSEWHERE}
 
 
 def test_no_test_mocks_our_own_code() -> None:

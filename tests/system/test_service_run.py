@@ -31,9 +31,9 @@ REPORT = (
     "import atexit, sys\n"
     "own = 'soong.orchestrator.cli.plan_run'\n"
     "atexit.register(lambda: print('CLIENT' if own in sys.modules else 'SERVICE', file=sys.stderr))\n"
-    "from soong.orchestrator.cli import service_run\n"
+    "from soong.shared.core import timing\n"
     "from soong.orchestrator.cli.main import main\n"
-    "service_run.END_LIMIT_S = float(sys.argv.pop(1))\n"
+    "timing.SETTLE_S = float(sys.argv.pop(1))\n"
     "sys.argv = ['soong', *sys.argv[1:]]\n"
     "main()\n"
 )

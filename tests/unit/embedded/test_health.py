@@ -2,8 +2,8 @@
 
 import pytest
 
-from soong.orchestrator.embedded.child import STEADY_AFTER_S
 from soong.orchestrator.embedded.health import ChildHealth
+from soong.shared.core import timing
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from soong.orchestrator.embedded.health import ChildHealth
             "worker-2 ended unexpectedly 5 times, 3 of them in a row, last by exit code 7",
         ),
         (
-            ChildHealth("worker-1", 3, 3, "exit code 7", int(STEADY_AFTER_S)),
+            ChildHealth("worker-1", 3, 3, "exit code 7", int(timing.STEADY_AFTER_S)),
             False,
             "worker-1 ended unexpectedly 3 times, last by exit code 7; it runs since 30 s",
         ),

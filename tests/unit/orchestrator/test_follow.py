@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-import soong.orchestrator.client.client
 from soong.orchestrator.client.client import Client, TaskSnapshot
+from soong.shared.core import timing
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, completed, open_scene
@@ -43,7 +43,7 @@ async def test_the_last_look_comes_when_what_the_end_stopped_has_stopped() -> No
 
 
 async def test_a_step_that_does_not_stop_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soong.orchestrator.client.client, "STOPPING_S", 0.1)
+    monkeypatch.setattr(timing, "CLOSE_LIMIT_S", 0.1)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
     await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="not needed", now_us=scene.now_us)
@@ -54,7 +54,7 @@ async def test_a_step_that_does_not_stop_is_shown_as_it_is(monkeypatch: pytest.M
 
 
 async def test_the_end_is_seen_at_once_however_seldom_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 3600.0)
+    monkeypatch.setattr(timing, "LEAST_PAUSE_S", 3600.0)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
     client = client_of(scene)
@@ -72,7 +72,7 @@ async def test_the_end_is_seen_at_once_however_seldom_it_looks(monkeypatch: pyte
 
 
 async def test_a_new_task_that_has_ended_before_it_is_followed_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 3600.0)
+    monkeypatch.setattr(timing, "LEAST_PAUSE_S", 3600.0)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
     await scene.advance([completed(claim)])
@@ -88,7 +88,7 @@ async def test_a_new_task_that_has_ended_before_it_is_followed_is_seen_at_once(m
 
 
 async def test_for_a_result_the_end_is_read_once_however_late_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 0.01)
+    monkeypatch.setattr(timing, "LEAST_PAUSE_S", 0.01)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
     client = client_of(scene)

@@ -20,8 +20,8 @@ class Value(msgspec.Struct, frozen=True):
     """Fields that :func:`repr` leaves out: secrets, and texts of any size."""
 
     def as_json(self) -> Mapping[str, Any]:
-        """Return the fields as JSON; :func:`msgspec.convert` reads them."""
-        fields: Mapping[str, Any] = msgspec.to_builtins(self)
+        """Return the fields as JSON, mappings of any class as objects; :func:`msgspec.convert` reads them."""
+        fields: Mapping[str, Any] = msgspec.to_builtins(self, enc_hook=dict)
         return fields
 
     def __repr__(self) -> str:

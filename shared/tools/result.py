@@ -119,7 +119,7 @@ class ToolFailure(Value):
         return self.type.is_retryable
 
 
-class TextBlock(Value):
+class TextBlock(Value, tag_field="kind", tag="text", omit_defaults=True):
     """Text for the model. ``original`` is what it was made of, where that differs (a program's bytes with its escape
     sequences): an artifact keeps it in place of the text when either is too long to be shown; nothing else ever does.
     """
@@ -127,25 +127,22 @@ class TextBlock(Value):
     UNSHOWN = frozenset({"original"})
 
     text: str
-    kind: Literal["text"] = "text"
     original: bytes = b""
 
 
-class JsonBlock(Value):
+class JsonBlock(Value, tag_field="kind", tag="json"):
     """A value that is not text, for the model as JSON."""
 
     value: Json
-    kind: Literal["json"] = "json"
 
 
-class ArtifactRef(Value):
+class ArtifactRef(Value, tag_field="kind", tag="artifact_ref"):
     """Stored bytes by content: ``digest`` is the SHA-256 in hexadecimal, ``size_bytes`` the full size."""
 
     digest: str
     size_bytes: int
     media_type: str = "application/octet-stream"
     name: str = ""
-    kind: Literal["artifact_ref"] = "artifact_ref"
 
 
 ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef

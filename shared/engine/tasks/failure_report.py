@@ -47,7 +47,7 @@ def with_report(end: StepEnd, incidents: StepIncidents) -> StepEnd:
 class FailureReport(Value):
     """The record of a step's last run: its error, its progress, its result node and its last answer."""
 
-    error: JsonObject | None = None
+    error: StepError | None = None
     progress: str = ""
     result: JsonObject | None = None
     answer: JsonObject | None = None
@@ -57,7 +57,7 @@ class FailureReport(Value):
         report = self.result or {}
         return replace(
             result,
-            error=error_of(self.error) or result.error,
+            error=self.error or result.error,
             denials=_entries(report.get("denials")),
             unknown_effects=_entries(report.get("unknown_effects")),
             partial=self._partial() if result.status is not StepStatus.COMPLETED else None,
@@ -94,13 +94,6 @@ def of_map(result: StepResult, children: Sequence[StepResult]) -> StepResult:
         ),
         partial=left or None,
     )
-
-
-def error_of(value: JsonObject | None) -> StepError | None:
-    """Return a stored error."""
-    if value is None:
-        return None
-    return StepError(str(value.get("type", "")), str(value.get("message", "")), value.get("retryable") is True)
 
 
 def _entries(value: Json) -> tuple[JsonObject, ...]:

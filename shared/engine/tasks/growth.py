@@ -92,29 +92,10 @@ MAX_PULL_WORKERS: Final = 1000
 
 
 class Attempt(Value):
-    """A failed step that is to be tried again; None leaves a thing as it was."""
+    """A failed step that is to be tried again; ``changes`` are the fields of its spec that are others now."""
 
     step_id: str
-    agent: str | None = None
-    model: str | None = None
-    instructions: str | None = None
-    allowed_tools: tuple[str, ...] | None = None
-    pool: str | None = None
-    needs: tuple[str, ...] | None = None
-
-    @property
-    def changes(self) -> bool:
-        """Say whether it differs from the attempt before."""
-        return self != Attempt(self.step_id)
-
-    def planned(self, was: StepSpec) -> StepSpec:
-        """Return the step as it is to be tried now."""
-        given = {
-            name: value
-            for name in ("agent", "model", "instructions", "allowed_tools", "pool", "needs")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(was, **given)
+    changes: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Update(Value):
@@ -154,8 +135,8 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
 
 def _with_model(attempt: Attempt, known: PlanNames) -> Attempt:
     """Return an attempt by another agent with the model of that agent's definition, where it names none itself."""
-    named = known.definition_models.get(attempt.agent or "")
-    return replace(attempt, model=named) if named and attempt.model is None else attempt
+    named = known.definition_models.get(attempt.changes.get("agent", ""))
+    return replace(attempt, changes={"model": named, **attempt.changes}) if named else attempt
 
 
 def standing_of(steps: Sequence[Step]) -> Standing:
@@ -221,15 +202,8 @@ def _read_attempt(value: Json, index: int, ids: set[str], report: Report) -> Att
     found = _ATTEMPT.read(value, path, report)
     if found is None or not _check_known(found.step, ids, (*path, "step"), report):
         return None
-    return Attempt(
-        found.step,
-        agent=found.agent or None,
-        model=found.model or None,
-        instructions=found.instructions or None,
-        allowed_tools=found.allowed_tools,
-        pool=found.pool or None,
-        needs=found.needs,
-    )
+    changes = found.model_dump(exclude={"step"})
+    return Attempt(found.step, {name: value for name, value in changes.items() if value not in ("", None)})
 
 
 def _read_priorities(given: JsonObject, ids: set[str], report: Report) -> Mapping[str, int]:
@@ -275,7 +249,7 @@ def _check_attempt(
         report(path, f"{attempt.step_id!r} is a {step.kind} step", "name only `step`: there is no agent to change")
         return
     # The children of a map were bound when they were made: their text is taken as it is.
-    instructions = "" if step.map_key else attempt.instructions or ""
+    instructions = "" if step.map_key else attempt.changes.get("instructions", "")
     changed = replace(
         planned(step),
         title="",
@@ -284,8 +258,8 @@ def _check_attempt(
         output=None,
         script="builtin.echo",
         instructions=instructions,
-        agent=attempt.agent or step.spec.agent,
-        allowed_tools=attempt.allowed_tools,
+        agent=attempt.changes.get("agent", step.spec.agent),
+        allowed_tools=attempt.changes.get("allowed_tools"),
         depends_on=tuple(key.partition("/")[2] for key in step.depends_on),
     )
     others: Standing = dict.fromkeys((*changed.depends_on, *_mentioned(instructions, steps) - {step.step_id}), ())

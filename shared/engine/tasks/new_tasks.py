@@ -207,7 +207,8 @@ class Surfaces(Value):
         asked = (step.kind, step.role, step.agent, step.allowed_tools, *sorted(step.settings.items()))
         if asked not in self._known:
             surface = self.compute(step)
-            self._known[asked] = surface, tools_needed(_tools(surface))
+            tools = Surface.from_json(surface).tools if "decisions" in surface else ()
+            self._known[asked] = surface, tools_needed(tools)
         return self._known[asked]
 
 
@@ -291,10 +292,6 @@ def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], mode
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
     script = functions_needed([step.script] if model == "script" else ())
     return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
-
-
-def _tools(surface: JsonObject) -> Sequence[str]:
-    return Surface.from_json(surface).tools if "decisions" in surface else ()
 
 
 def definition_of(work: StepSpec) -> str:

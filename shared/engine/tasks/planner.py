@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LimitExceededError
 from soong.shared.core.identity import OWN, Origin, RunIdentity
@@ -90,7 +91,7 @@ class Planner(Value):
         attempts = []
         for attempt in update.attempts:
             step = by_id[attempt.step_id]
-            plan = attempt.planned(planned(step)) if attempt.changes else None
+            plan = replace(planned(step), **attempt.changes) if attempt.changes else None
             attempts.append(retried_step(step, last[step.key], plan, self.surface_of, origin))
         key_of = {name: step.key for name, step in by_id.items()}
         key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}

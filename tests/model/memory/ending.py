@@ -149,8 +149,7 @@ def result_of(rows: Rows, step_key: str) -> StepResult:
 
 def _remains(rows: Rows, step: Step) -> FailureReport:
     last = {node.kind: node.payload for node in rows.nodes.get(step.run_id, ())}
-    error = None if step.error is None else step.error.as_json()
-    return FailureReport(error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
+    return FailureReport(step.error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
 
 
 def _move(rows: Rows, step_key: str, event: StepEvent, now_us: int) -> Step:

@@ -141,7 +141,7 @@ def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
 
     built_in = [each for each in explained["decisions"] if not each["tool"].startswith("team.")]
     rows = [[each["tool"], each["is_in"], each["rule"]] for each in built_in]
-    assert rows == stored
+    assert tuple(rows) == stored
     assert explained["tools"] == ["code.search", "code.write_file"]
 
 

@@ -110,8 +110,8 @@ async def test_so_has_one_that_is_added_or_tried_again_by_another_agent() -> Non
     update = read_update(change, task, steps, MODELS)
     own = read_update({"retry_steps": [{"step": "a", "agent": "writer", "model": "m:n"}]}, task, steps, MODELS)
 
-    assert (update.steps[0].model, update.attempts[0].model) == ("openai:gpt-5", "openai:gpt-5")
-    assert own.attempts[0].model == "m:n"
+    assert (update.steps[0].model, update.attempts[0].changes["model"]) == ("openai:gpt-5", "openai:gpt-5")
+    assert own.attempts[0].changes["model"] == "m:n"
 
 
 def test_where_definitions_are_not_known_none_is_refused() -> None:

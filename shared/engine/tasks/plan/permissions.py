@@ -93,7 +93,7 @@ def run_problem(words: Sequence[str]) -> PermissionProblem | None:
     if any("\0" in word for word in words):
         return "it holds a NUL character", "no program can be given one"
     if len(words) == 1 and REFERENCE not in words[0] and " " in words[0].strip():
-        return f"{words[0]!r} is a command line", f"write its words one by one: {_as_list(words[0])}"
+        return f"{words[0]!r} is a command line", f"write its words one by one: [{', '.join(words[0].split())}]"
     return None
 
 
@@ -102,7 +102,3 @@ def _host_hint(url: str) -> str:
         return f"write {host_of_url(url)}"
     except HostRefusedError:
         return "write its host alone, such as api.example.org"
-
-
-def _as_list(line: str) -> str:
-    return f"[{', '.join(line.split())}]"

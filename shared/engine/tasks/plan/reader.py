@@ -139,15 +139,12 @@ def _read_inputs(values: JsonObject, report: Report) -> tuple[PlanInput, ...]:
 
 def _planned_input(name: str, shape: InputDocument, path: Path, report: Report) -> PlanInput:
     default = shape.default
-    type_name = shape.type or _type_of(default)
+    shown: InputType = next((one for one in INPUT_TYPES if default is not None and has_type(default, one)), "string")
+    type_name = shape.type or shown
     if default is not None and not has_type(default, type_name):
         report((*path, "default"), f"{kind_of(default)} is not of type {type_name}", "fix the default or the type")
     is_required = "default" not in shape.model_fields_set if shape.required is None else shape.required
     return PlanInput(name, type_name, shape.description, is_required, default)
-
-
-def _type_of(default: Json) -> InputType:
-    return next((one for one in INPUT_TYPES if default is not None and has_type(default, one)), "string")
 
 
 def read_step(value: Json, path: Path, report: Report) -> StepSpec:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
@@ -19,9 +20,9 @@ from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError,
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
 from soong.shared.storage.sql.claims.successor_hints import SuccessorHints
 from soong.shared.storage.sql.engine.log_rows import preceding_of
-from soong.shared.storage.sql.engine.rows import output_of, spec_of, unpack
+from soong.shared.storage.sql.engine.rows import error_of, output_of, spec_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.strict import MalformedError, object_of
+from soong.shared.storage.sql.engine.strict import MalformedError, RowReader, object_of
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 KEPT: Final = 256
@@ -252,7 +253,8 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
         children.setdefault(item.child_key, {})[item.key] = _result(item, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
     for key, error, progress, result, answers, run_id in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
-        remains = FailureReport(_object(error), progress, _object(result), _last_answer(tx, run_id, answers))
+        why = RowReader().take(partial(error_of, error), None)
+        remains = FailureReport(why, progress, _object(result), _last_answer(tx, run_id, answers))
         if key in of_items:
             of_items[key] = remains.added_to(of_items[key])
         else:

@@ -9,7 +9,7 @@ import hashlib
 from functools import lru_cache
 from typing import Any, Final
 
-from msgspec import convert
+from msgspec import ValidationError, convert
 from msgspec.structs import fields
 
 from soong.shared.core.errors import ForgedError
@@ -30,7 +30,6 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.failure_report import error_of
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -192,7 +191,7 @@ def task_of(row: Any) -> Task:
 def step_of(row: Any) -> Step:
     """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
     try:
-        error, output = _error_of(row.error), output_of(row.output)
+        error, output = error_of(row.error), output_of(row.output)
         times_us = instant_of("started_us", row.started_us), instant_of("ended_us", row.ended_us)
     except MalformedError:
         return _malformed_step(row)
@@ -206,7 +205,7 @@ def spec_of(text: str) -> StepSpec:
 
 def _malformed_step(row: Any) -> Step:
     reading = RowReader()
-    reading.take(lambda: _error_of(row.error), None)
+    reading.take(lambda: error_of(row.error), None)
     output = reading.take(lambda: output_of(row.output), None)
     times_us = reading.instant("started_us", row.started_us), reading.instant("ended_us", row.ended_us)
     error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
@@ -215,8 +214,12 @@ def _malformed_step(row: Any) -> Step:
     return _step_of(row, status, output, error, times_us)
 
 
-def _error_of(text: str | None) -> StepError | None:
-    return None if text is None else error_of(object_of("error", text, MAX_TEXT_CHARS))
+def error_of(text: str | None) -> StepError | None:
+    """Return the error in a step's row. Raises: MalformedError."""
+    try:
+        return None if text is None else convert(value_of("error", text, MAX_TEXT_CHARS), StepError)
+    except ValidationError as problem:
+        raise MalformedError(f"error is none: {problem}") from problem
 
 
 def _step_of(

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from soong.shared.engine.tasks.failure_report import error_of
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, StepError
 from soong.shared.engine.tasks.store import StepSnapshot
+from soong.shared.storage.sql.engine.rows import error_of
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.strict import MAX_TEXT_CHARS, RowReader
+from soong.shared.storage.sql.engine.strict import RowReader
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 STEP_STATES: Final = Statement(
@@ -29,7 +29,7 @@ def _state_of(row: Sequence[Any]) -> StepSnapshot:
     """Return the state of a row. A malformed one has the error ``malformed_row``, and has failed where it completed."""
     key, status_, outcome, run_id, worker_id, attempt, progress, error_text, started, ended = row
     reading = RowReader()
-    error = None if error_text is None else error_of(reading.object("error", error_text, MAX_TEXT_CHARS))
+    error = reading.take(lambda: error_of(error_text), None)
     started_us, ended_us = reading.instant("started_us", started), reading.instant("ended_us", ended)
     status = StepStatus(status_)
     if reading.problems:

@@ -9,7 +9,7 @@ from typing import Final
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.submission import Submission, submission
+from soong.orchestrator.client.submission import SessionTerms, Submission, submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -40,12 +40,9 @@ def prepare(
     return submission(
         plan_from_json(dict(plan), known=catalogue.known()),
         {},
-        project=project or home,
-        approval_mode=approval_mode,
-        model="script",
-        allow=(),
-        catalogue=catalogue,
-        clock=SystemClock(),
+        SessionTerms(project=project or home, approval_mode=approval_mode, model="script"),
+        catalogue,
+        SystemClock(),
     )
 
 

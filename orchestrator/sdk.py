@@ -13,11 +13,18 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.client.client import Client, TaskSnapshot
-from soong.orchestrator.client.live_run import listen_to_answers
+from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.client.submission import Submission, ask_submission, existing_folder, program_folder, submission
+from soong.orchestrator.client.submission import (
+    SessionTerms,
+    Submission,
+    ask_submission,
+    existing_folder,
+    program_folder,
+    submission,
+)
+from soong.orchestrator.client.tail import listen_to_answers
 from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
@@ -27,7 +34,6 @@ from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
-from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.kinds.agent import read_settings
@@ -44,18 +50,6 @@ from soong.shared.permissions.request import PermissionCallback
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""
-
-
-class _PlanCall(Value):
-    """What a caller says of a plan's run."""
-
-    inputs: Mapping[str, Json]
-    callback: PermissionCallback | None
-    allow: Sequence[str]
-    step_grants: Sequence[StepGrant | str]
-    model: str
-    budget: str
-    settings: Mapping[str, Json]
 
 
 class Soong:
@@ -120,8 +114,9 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong.
         """
-        catalogue = self._catalogue.at(Path(project))
-        return self._preview(self._read(plan, catalogue), inputs or {}, allow, project, catalogue)
+        terms = self._terms(project, None, allow, "", "", None)
+        catalogue = self._catalogue.at(terms.project)
+        return preview_of(self._read(plan, catalogue), inputs or {}, terms, catalogue, self._settings)
 
     async def run(
         self,
@@ -160,8 +155,8 @@ class Soong:
         callback = _answering(permission_callback, elicitation_callback)
         if callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        given = _PlanCall(inputs or {}, callback, allow, step_grants, model, budget, settings or {})
-        prepared = self._prepare(plan, project, given, closes_with_task=True)
+        terms = self._terms(project, callback, allow, model, budget, settings)
+        prepared = self._prepare(plan, inputs or {}, step_grants, replace(terms, closes_with_task=True))
         return await self._followed(prepared, callback, max_concurrent)
 
     async def ask(
@@ -196,20 +191,8 @@ class Soong:
         callback = _answering(permission_callback, elicitation_callback)
         if callback or allow:
             await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
-        prepared = ask_submission(
-            goal,
-            agent=agent,
-            project=Path(project),
-            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
-            model=model or self._settings.model,
-            allow=allow,
-            catalogue=self._catalogue,
-            clock=self._client.clock,
-            principal=self._settings.principal,
-            is_program=True,
-            budget=(budget,),
-            settings=read_settings(settings or {}),
-        )
+        terms = self._terms(project, callback, allow, model, budget, settings)
+        prepared = ask_submission(goal, agent, terms, self._catalogue, self._client.clock)
         return await self._followed(prepared, callback, max_workers, on_answer)
 
     async def _followed(
@@ -273,8 +256,8 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        given = _PlanCall(inputs or {}, None, allow, step_grants, model, budget, settings or {})
-        prepared = self._prepare(plan, project, given)
+        terms = self._terms(project, None, allow, model, budget, settings)
+        prepared = self._prepare(plan, inputs or {}, step_grants, terms)
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
         return prepared.task.id
@@ -388,49 +371,35 @@ class Soong:
         assert last is not None
         return last
 
-    def _prepare(
-        self, plan: PlanSource, project: str | Path, given: _PlanCall, *, closes_with_task: bool = False
-    ) -> Submission:
-        catalogue = self._catalogue.at(Path(project))
-        read = self._read(plan, catalogue)
-        named = [grant for grant in given.step_grants if isinstance(grant, str)]
-        shown = [grant for grant in given.step_grants if isinstance(grant, StepGrant)]
-        if named:
-            shown += self._preview(read, given.inputs, given.allow, project, catalogue).grants(named)
-        return submission(
-            read,
-            given.inputs,
+    def _terms(
+        self,
+        project: str | Path,
+        callback: PermissionCallback | None,
+        allow: Sequence[str],
+        model: str,
+        budget: str,
+        settings: Mapping[str, Json] | None,
+    ) -> SessionTerms:
+        return SessionTerms(
             project=Path(project),
-            approval_mode=ApprovalMode.DENY if given.callback is None else ApprovalMode.PROMPT,
-            model=given.model or self._settings.model,
-            allow=given.allow,
-            catalogue=catalogue,
-            clock=self._client.clock,
+            cwd=program_folder(existing_folder(Path(project))),
+            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
+            model=model or self._settings.model,
+            allow=allow,
             principal=self._settings.principal,
-            is_program=True,
-            step_grants=shown,
-            budget=(given.budget,),
-            settings=read_settings(given.settings),
-            closes_with_task=closes_with_task,
+            budget=(budget,),
+            settings=read_settings(settings or {}),
         )
 
-    def _preview(
-        self,
-        plan: Plan,
-        inputs: Mapping[str, Json],
-        allow: Sequence[str],
-        project: str | Path,
-        catalogue: Catalogue,
-    ) -> Preview:
-        return preview_of(
-            plan,
-            inputs,
-            project=Path(project),
-            allow=allow,
-            catalogue=catalogue,
-            settings=self._settings,
-            cwd=program_folder(existing_folder(Path(project))),
-        )
+    def _prepare(
+        self, plan: PlanSource, inputs: Mapping[str, Json], grants: Sequence[StepGrant | str], terms: SessionTerms
+    ) -> Submission:
+        catalogue = self._catalogue.at(terms.project)
+        read = self._read(plan, catalogue)
+        shown = [grant for grant in grants if isinstance(grant, StepGrant)]
+        if named := [grant for grant in grants if isinstance(grant, str)]:
+            shown += preview_of(read, inputs, terms, catalogue, self._settings).grants(named)
+        return submission(read, inputs, replace(terms, step_grants=shown), catalogue, self._client.clock)
 
     def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
         known = replace(catalogue.known(deployed_modules(self._settings)), module_hint=deployed_hint(self._settings))
@@ -468,8 +437,5 @@ def _with_program_folder(settings: Settings) -> Settings:
 async def _client(settings: Settings) -> AsyncIterator[Client]:
     from soong.orchestrator.client.bootstrap import open_client
 
-    client = await open_client(settings)
-    try:
+    async with await open_client(settings) as client:
         yield client
-    finally:
-        await client.close()

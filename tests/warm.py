@@ -30,7 +30,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 IMPORTED: Final = (
-    "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.orchestrator",
+    "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.deployment",
     "soong.orchestrator.cli.tools", "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "soong.worker.bootstrap",
     "pydantic_ai.models.openai",
 )  # fmt: skip

@@ -7,33 +7,99 @@ is an ask in it, and the editor's user is the responder of the session.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Final
 
 import acp
 from acp import RequestError, schema
 
-from soong.orchestrator.acp.conversation import MANY, SessionConversation
-from soong.orchestrator.acp.plan_view import plan_of, text_of_prompt
 from soong.orchestrator.acp.questions import FrontEndQuestions
-from soong.orchestrator.acp.turn import PromptTurn, text_of
+from soong.orchestrator.acp.turn import PromptTurn, plan_of, text_of, text_of_prompt
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, Submission, another_ask, ask_submission, follow_up
+from soong.orchestrator.client.submission import Ids, NextAsk, SessionTerms, Submission, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.asks import follows
 from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.step import Task
+
+MANY: Final = 1000
+"""Asks of one session, and sessions that one was forked from."""
 
 log = get_logger(__name__)
-
 PAGE: Final = 50
 VERSION: Final = "1"
+
+
+class SessionConversation(Value):
+    """What a client knows of a session's conversation. ``origin`` is the run that a fork without an ask continues."""
+
+    client: Client
+    session_id: str
+    origin: str = ""
+
+    async def asks(self) -> Sequence[Task]:
+        """Return all asks that it consists of, oldest first."""
+        found: list[Task] = []
+        seen: set[str] = set()
+        session_id, own = self.session_id, await asks_of(self.client, self.session_id)
+        while len(seen) < MANY:
+            found[:0] = reversed(own)
+            seen.add(session_id)
+            former = await self._run(_origin_of(own) or (self.origin if session_id == self.session_id else ""))
+            if former is None or former.identity.session_id in seen:
+                break
+            session_id = former.identity.session_id
+            # What was asked there after the fork is no part of it.
+            own = _until(former.identity.task_id, await asks_of(self.client, session_id))
+        return found
+
+    async def last_run(self) -> Run | None:
+        """Return the run that another prompt, or a fork, continues: that of the last ask that completed. None: none."""
+        own = await asks_of(self.client, self.session_id)
+        for task in own:
+            run = await self.client.store.runs.run(task.root_run_id)
+            if run.status is RunStatus.COMPLETED:
+                return run
+        return await self._run(_origin_of(own) or self.origin)
+
+    async def _run(self, run_id: str) -> Run | None:
+        """Return a run that may be continued; None for one that is no longer kept, or belongs to someone else."""
+        if not run_id:
+            return None
+        try:
+            run = await self.client.store.runs.run(run_id)
+            session = await self.client.store.sessions.session(run.identity.session_id)
+        except NotFoundError:
+            return None
+        return run if session.principal == self.client.settings.principal else None
+
+
+def _origin_of(asks: Sequence[Task]) -> str:
+    """Return the run that the first ask of a session, which are given newest first, continues."""
+    return follows(asks[-1].inputs) if asks else ""
+
+
+def _until(task_id: str, asks: Sequence[Task]) -> list[Task]:
+    """Return the asks up to this one; they are given newest first."""
+    return list(dropwhile(lambda task: task.id != task_id, asks))
+
+
+async def asks_of(client: Client, session_id: str) -> list[Task]:
+    """Return the asks of a session, newest first."""
+    tasks = await client.store.tasks.list_tasks(session_id=session_id, limit=MANY)
+    return [task for task in tasks if task.kind is TaskKind.ASK]
 
 
 @dataclass(slots=True)
@@ -199,23 +265,19 @@ class OrchestratorAgent:
         try:
             row = await client.store.sessions.session(session_id)
         except NotFoundError:
-            return ask_submission(
-                goal,
-                agent=former.identity.definition if former is not None else self.agent,
+            agent = former.identity.definition if former is not None else self.agent
+            terms = SessionTerms(
                 project=session.cwd,
                 cwd=session.cwd,
                 approval_mode=ApprovalMode.PROMPT,
                 model=former.identity.model if former is not None else model,
-                allow=(),
-                catalogue=catalogue,
-                clock=clock,
                 principal=self.settings.principal,
                 ids=Ids(session_id, new_id("task")),
-                follows=former.id if former is not None else "",
             )
-        if former is not None:
-            return follow_up(goal, row, former, agent="", model="", catalogue=catalogue, clock=clock)
-        return another_ask(goal, row, agent=self.agent, model=model, catalogue=catalogue, clock=clock)
+            follows = former.id if former is not None else ""
+            return ask_submission(goal, agent, terms, catalogue, clock, follows=follows)
+        ask = NextAsk(goal) if former is not None else NextAsk(goal, self.agent, model)
+        return follow_up(ask, row, former, catalogue, clock)
 
     # -- common
     async def _client(self) -> Client:

@@ -1,28 +1,81 @@
-"""One prompt of a front end: an ask, followed to its answer and reported in the terms of the protocol (ACP-02)."""
+"""One prompt of a front end: an ask, followed to its answer and reported with its plan in the protocol (ACP-02)."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import acp
 from acp import schema
 
-from soong.orchestrator.acp.plan_view import plan_of
 from soong.orchestrator.acp.questions import ENDED, FrontEndQuestions
 from soong.orchestrator.client.client import Client, TaskSnapshot
-from soong.orchestrator.client.live_run import follow_live
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
-from soong.orchestrator.client.tail import RunTail
+from soong.orchestrator.client.tail import RunTail, follow_live
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import CommandKind, Session
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.answers import AnswerDelta
 
+MAX_ENTRIES: Final = 500
+MAX_CHARS: Final = 300
+_RUNNING: Final = frozenset({StepStatus.RUNNING, StepStatus.WAITING, StepStatus.BLOCKED, StepStatus.EXPANDING})
+_Status = Literal["pending", "in_progress", "completed"]
+
 MAX_CALL_CHARS: Final = 2_000
+
+
+def plan_of(view: TaskSnapshot) -> list[schema.PlanEntry]:
+    """Return the steps of a view in their order. A plan knows no failure: the entry's text says how a step ended."""
+    return [
+        acp.plan_entry(f"{_title(step)}{_ending(step)}", priority="medium", status=_status(step))
+        for step in view.steps[:MAX_ENTRIES]
+    ]
+
+
+def _title(step: Step) -> str:
+    title = step.title if step.title and step.title != step.step_id else ""
+    said = f"{step.step_id}: {title}" if title else step.step_id
+    return inert(" ".join(said.split()))[:MAX_CHARS]
+
+
+def _ending(step: Step) -> str:
+    match step.status:
+        case StepStatus.FAILED:
+            why = step.error.message if step.error is not None else ""
+            return f" (failed{': ' if why else ''}{inert(why)[:MAX_CHARS]})"
+        case StepStatus.CANCELLED | StepStatus.SKIPPED:
+            return f" ({step.status})"
+        case StepStatus.BLOCKED:
+            return " (waits for an answer)"
+        case _:
+            return ""
+
+
+def _status(step: Step) -> _Status:
+    if step.status.is_terminal:
+        return "completed"
+    return "in_progress" if step.status in _RUNNING else "pending"
+
+
+def text_of_prompt(blocks: Sequence[object]) -> str:
+    """Return a prompt as the goal of an ask. What a front end attaches is named, and its text is added."""
+    parts: list[str] = []
+    for block in blocks:
+        match block:
+            case schema.TextContentBlock(text=text):
+                parts.append(text)
+            case schema.ResourceContentBlock(uri=uri):
+                parts.append(f"[{uri}]")
+            case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents(uri=uri, text=text)):
+                parts.append(f"[{uri}]\n{text}")
+            case _:
+                parts.append("[content that is not text is left out]")
+    return "\n".join(parts)
 
 
 @dataclass(slots=True)
@@ -126,16 +179,17 @@ class PromptTurn:
         return "cancelled" if self.is_cancelled or outcome.status is TaskStatus.CANCELLED else "end_turn"
 
     async def _usage(self, view: TaskSnapshot) -> schema.Usage | None:
-        runs = [run for task in (view.task, *view.planned) for run in await self._runs(task.id)]
+        runs = [
+            run
+            for task in (view.task, *view.planned)
+            for run in await self.client.store.runs.list_runs(task_id=task.id)
+        ]
         read = sum(run.usage.input_tokens for run in runs)
         written = sum(run.usage.output_tokens for run in runs)
         cached = sum(run.usage.cached_tokens for run in runs)
         return schema.Usage(
             total_tokens=read + written, input_tokens=read - cached, output_tokens=written, cached_read_tokens=cached
         )
-
-    async def _runs(self, task_id: str) -> Sequence[Any]:
-        return await self.client.store.runs.list_runs(task_id=task_id)
 
     async def _send(self, update: Any) -> None:
         try:

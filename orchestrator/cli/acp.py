@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import say
-from soong.orchestrator.cli.worker_option import workers_option
+from soong.orchestrator.cli.options import MODEL, SLOTS, WORKERS
 from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def command(
     *,
     agent: str = typer.Option(ORCHESTRATOR, "--agent", help="The definition of the agent that answers prompts."),
-    model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
-    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
-    slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+    model: str | None = MODEL,
+    workers: WorkerRange | None = WORKERS,
+    slots: int | None = SLOTS,
 ) -> None:
     """Serve an editor that speaks the Agent Client Protocol and starts this command."""
     import sys

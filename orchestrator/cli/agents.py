@@ -8,6 +8,7 @@ import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.console import complain, emit, number_of, output, say, table
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _PROJECT = typer.Option(Path(), "--project", help="Folder whose own definitions count, too.")
 _ID = typer.Argument(..., metavar="ID", help="The definition's id.")
 
@@ -44,13 +44,8 @@ Say what it does first, what it must not do, and the form of its answer.
 """
 
 
-@app.callback()
-def agents() -> None:
-    """Agent definitions: what kinds of agents plans may name."""
-
-
 @app.command("list")
-def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
+def list_agents(project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
     """List the definitions: the built-in ones, those of this home and those of a project."""
     from soong.orchestrator.schemas.agent import AgentSchema
 
@@ -58,7 +53,7 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
     if is_json:
         emit([AgentSchema.of(one).model_dump(mode="json") for one in known])
         return
-    rows = [(one.id, one.mode.value, one.model or "-", _source(one), one.description) for one in known]
+    rows = [(one.id, one.mode.value, one.model or "-", Path(one.source).name, one.description) for one in known]
     output(table(("agent", "mode", "model", "source", "what it is for"), rows))
     files = _all_files(project)
     for file in files:
@@ -68,7 +63,7 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
 
 
 @app.command()
-def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
+def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
     """Show a definition: its model, tools, limits and instructions."""
     from soong.orchestrator.schemas.agent import AgentSchema
     from soong.shared.engine.tasks.problems import Unknown
@@ -149,7 +144,7 @@ def validate(
     files: list[Path] = typer.Argument(None, metavar="[FILE]...", help="Files [all of this home and of the project]."),
     project: Path = _PROJECT,
     *,
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Check the files of definitions and list every problem with its line."""
     from soong.orchestrator.schemas.agent import AgentFileSchema
@@ -196,10 +191,6 @@ def _all_files(project: Path) -> "list[DefinitionFile]":
 def _say_notes(file: "DefinitionFile") -> None:
     for note in file.notes:
         say(f"{file.path}: {note}")
-
-
-def _source(definition: "AgentDefinition") -> str:
-    return Path(definition.source).name
 
 
 def _fallbacks(definition: "AgentDefinition") -> str:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soong.orchestrator.cli.commands import COMMANDS, GROUPS, CommandEntry
-from soong.orchestrator.cli.verbosity import Verbosity, choose, chosen
+from soong.orchestrator.cli.options import Verbosity, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -119,19 +119,18 @@ def _options(
 
 
 def _mount(app: typer.Typer, name: str, entry: CommandEntry) -> None:
-    module = import_module(f"soong.orchestrator.cli.{entry.module}")
+    place, _, attribute = entry.place.partition(":")
+    module = import_module(f"soong.orchestrator.cli.{place}")
+    command = getattr(module, attribute or ("app" if hasattr(module, "app") else "command"))
     from soong.shared.core.log import configure  # after the command's own imports, which a bare --help does not pay
 
     # A client tells what matters in sentences; what its parts log belongs neither into those nor on standard output.
     configure("info" if chosen() is Verbosity.VERBOSE else "error", process="cli")
-    epilog = _examples(entry)
-    if hasattr(module, "app"):
-        app.add_typer(
-            module.app, name=name, cls=CommandGroup, help=entry.summary, epilog=epilog, context_settings=CONTEXT
-        )
+    facts: dict[str, Any] = {"name": name, "help": entry.summary, "epilog": _examples(entry)}
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, cls=CommandGroup, context_settings=CONTEXT, **facts)
     else:
-        settings = getattr(module, "CONTEXT", {})
-        app.command(name, help=entry.summary, epilog=epilog, context_settings={**CONTEXT, **settings})(module.command)
+        app.command(context_settings=CONTEXT, **facts)(command)
 
 
 def _first_sentence(text: str | None) -> str:

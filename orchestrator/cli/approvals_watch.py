@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from soong.orchestrator.approvals.approval import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
-from soong.orchestrator.cli.asking import why_nobody_is_asked
-from soong.orchestrator.cli.console import emit, say, visible
+from soong.orchestrator.cli.console import emit, say, visible, why_nobody_is_asked
 from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.watch import Interrupts
 from soong.orchestrator.schemas.approval import ApprovalSchema
@@ -48,8 +47,7 @@ async def _answer(settings: Settings, session_id: str) -> None:
     from soong.orchestrator.cli.question_text import full_input_reader
     from soong.orchestrator.client.bootstrap import open_client
 
-    client = await open_client(known)
-    try:
+    async with await open_client(known) as client:
         session = await _session(client.store, session_id, known.principal)
         console = terminal_console()
         prompt = TerminalPrompt(
@@ -64,8 +62,6 @@ async def _answer(settings: Settings, session_id: str) -> None:
             notify=lambda sentence: say(f"  {visible(sentence)}"),
             on_waiting=prompt.take_waiting,
         )
-    finally:
-        await client.close()
 
 
 async def _living(settings: Settings) -> Settings:
@@ -117,8 +113,10 @@ class Stream:
             return
         for question in sorted(closed, key=lambda one: one.request.created_us):
             del self._open[question.request.id]
-            emit({"event": "closed", **ApprovalSchema.of(question).model_dump()}, is_line=True, is_ascii=True)
+            emit({"event": "closed", **ApprovalSchema.of_question(question).model_dump()}, is_line=True, is_ascii=True)
         for key, question in questions.items():
             if key not in self._open:
                 self._open[key] = question.request
-                emit({"event": "asked", **ApprovalSchema.of(question).model_dump()}, is_line=True, is_ascii=True)
+                emit(
+                    {"event": "asked", **ApprovalSchema.of_question(question).model_dump()}, is_line=True, is_ascii=True
+                )

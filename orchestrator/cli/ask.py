@@ -2,23 +2,28 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.cli.options import (
+    ALLOW,
+    BUDGET,
+    DETACH,
+    MODEL,
+    RESULT_AS_JSON,
+    SETTING,
+    SLOTS,
+    WORKERS,
+)
 from soong.orchestrator.cli.plan_run import approval_mode, check_models, run_and_follow
-from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP
-from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
+from soong.orchestrator.client.submission import NextAsk, SessionTerms, Submission, ask_submission, follow_up
 from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.kinds.agent import parse_settings
@@ -33,19 +38,17 @@ def command(
         "", "--session", metavar="ID", help="Continue the conversation of a session (its id, or that of a task of it)."
     ),
     project: Path | None = typer.Option(None, "--project", help="Folder that the agents work in [.]."),
-    model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
-    setting: list[str] = typer.Option([], "--setting", metavar="NAME=VALUE", help=SETTING_HELP),
-    allow: list[str] = typer.Option(
-        [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
-    ),
+    model: str | None = MODEL,
+    setting: list[str] = SETTING,
+    allow: list[str] = ALLOW,
     approvals: ApprovalMode | None = typer.Option(
         None, "--approvals", help="prompt, inbox or deny, as for `soong run` [prompt in a terminal, else deny]."
     ),
-    detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
-    budget: list[str] = typer.Option([], "--budget", metavar="LIMIT", help=BUDGET_HELP),
-    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
-    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
-    slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+    detach: bool = DETACH,
+    budget: list[str] = BUDGET,
+    is_json: bool = RESULT_AS_JSON,
+    workers: WorkerRange | None = WORKERS,
+    slots: int | None = SLOTS,
     max_workers: int | None = typer.Option(
         None,
         "--max-workers",
@@ -60,36 +63,24 @@ def command(
     text = sys.stdin.read() if goal == "-" else goal
     with early_start(settings.home, is_wanted=settings.is_embedded):
         if session:
-            given = _FollowUp(agent, model or "", budget, parse_settings(setting))
-            prepared = asyncio.run(_follow_up(settings, text, session, given))
+            ask = NextAsk(text, agent, model or "", budget, parse_settings(setting))
+            prepared = asyncio.run(_follow_up(settings, ask, session))
         else:
-            prepared = ask_submission(
-                text,
-                agent=agent or ORCHESTRATOR,
+            terms = SessionTerms(
                 project=project or Path(),
                 approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
                 model=settings.model,
                 allow=allow,
-                catalogue=Catalogue.of(settings),
-                clock=SystemClock(),
                 principal=settings.principal,
                 budget=budget,
                 settings=parse_settings(setting),
             )
+            prepared = ask_submission(text, agent or ORCHESTRATOR, terms, Catalogue.of(settings), SystemClock())
         check_models(settings, frozenset({prepared.task.root_run.identity.model}))
         raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
-class _FollowUp(Value):
-    """What the command says of another goal for a session."""
-
-    agent: str
-    model: str
-    budget: Sequence[str]
-    settings: JsonObject
-
-
-async def _follow_up(settings: Settings, goal: str, session: str, given: _FollowUp) -> Submission:
+async def _follow_up(settings: Settings, ask: NextAsk, session: str) -> Submission:
     """Return another goal for a session, with the conversation of its last ask."""
     from soong.orchestrator.cli.ids import last_ask, opened_store  # late: SQLAlchemy
 
@@ -97,17 +88,6 @@ async def _follow_up(settings: Settings, goal: str, session: str, given: _Follow
         # Looked up before a service is started for it: a wrong id starts nothing.
         former = await last_ask(store, session)
         root, row = await store.runs.run(former.root_run_id), await store.sessions.session(former.session_id)
-    if given.budget:
+    if ask.budget:
         check_person_now("change a budget")
-    catalogue = Catalogue.of(settings)
-    return follow_up(
-        goal,
-        row,
-        root,
-        agent=given.agent,
-        model=given.model,
-        catalogue=catalogue,
-        clock=SystemClock(),
-        budget=given.budget,
-        settings=given.settings,
-    )
+    return follow_up(ask, row, root, Catalogue.of(settings), SystemClock())

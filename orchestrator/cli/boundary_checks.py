@@ -1,25 +1,29 @@
-"""The checks of ``soong doctor`` on who may write what: the data, the configuration, and which boundary holds here.
+"""The checks of ``soong doctor`` on boundaries: who may write data and configuration, sandboxes (CMD-07), answers.
 
 The operating system and the database decide what a process can do, never a setting.
 """
 
 import asyncio
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.approvals.provenance import is_run_here
+from soong.orchestrator.cli.checks import FULL_BYTES, MIN_FREE_BYTES, Finding, Level, existing
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.permissions.access.store import DatabaseRights
+from soong.shared.sandbox.bubblewrap.probe import probe
+from soong.shared.sandbox.family import HAS_MARK
+from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
-MIN_FREE_BYTES = 200 * 1024 * 1024
-FULL_BYTES = 1024 * 1024
-"""With less a disk is full: a database cannot write its next page."""
 ROLES = "give each part a role of its own: soong migrate --grant-worker … (docs/operations.md)"
+
+_NOT_KNOWN = "one that another service starts for it (at, systemd-run, tmux, ssh, a container) is not recognised"
 
 
 async def check_artifacts(settings: Settings) -> Finding:
@@ -94,16 +98,11 @@ async def check_boundary(settings: Settings) -> Finding:
         return Finding("boundary", Level.WARN, f"none: the role {role.role} owns the tables", ROLES)
     if role.decides:
         return Finding("boundary", Level.OK, f"database roles; {role.role} decides, so no worker may run here")
-    if _reads_key(settings.key_file):
+    if settings.key_file.exists() and _may(settings.key_file, os.R_OK):
         hint = "keep the key where orchestrators run, and nowhere else"
         says = f"undone: the role {role.role} decides nothing, but the signing key {settings.key_file} is readable here"
         return Finding("boundary", Level.FAIL, says, hint)
     return Finding("boundary", Level.OK, f"database roles; {role.role} decides nothing, and no signing key is here")
-
-
-def existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that there is."""
-    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def may_write(path: Path) -> bool:
@@ -138,10 +137,42 @@ async def standing_here(settings: Settings) -> DatabaseRights | None:
     return await asyncio.to_thread(standing_of, settings)
 
 
-def _reads_key(path: Path) -> bool:
-    return path.exists() and _may(path, os.R_OK)
-
-
 def _may(path: Path, how: int) -> bool:
     """Ask for the user that this process acts as."""
     return os.access(path, how, effective_ids=os.access in os.supports_effective_ids)
+
+
+async def check_answers(settings: Settings) -> Finding:
+    """Programs of runs are recognised, and this process is not one."""
+    if is_run_here():
+        limit = resource.getrlimit(RLIMIT_LOCKS)[1] if HAS_MARK else resource.RLIM_INFINITY
+        why = "a run started this process" if limit == resource.RLIM_INFINITY else f"`ulimit -H -x` is {limit} here"
+        hint = "answer from a terminal that no run started; if a login sets that limit, remove it"
+        return Finding("answers", Level.FAIL, f"{why}: answers from here are refused", hint)
+    if not HAS_MARK:
+        says = (
+            "a program of a run is recognised only while its worker lives above it: this system has no limit to mark it"
+        )
+        return Finding("answers", Level.WARN, says, "run workers on Linux, or as a user of their own")
+    if os.geteuid() == 0:
+        says = "you are root: a program of a run that is root too can remove the mark by which it is recognised"
+        return Finding("answers", Level.WARN, says, "run the service as a user without privileges")
+    whose = "of your own user" if settings.is_embedded else "of the workers' user"
+    return Finding("answers", Level.OK, f"a program of a run {whose} is recognised and answers nothing; {_NOT_KNOWN}")
+
+
+async def check_sandbox(settings: Settings) -> Finding:
+    """What ``commands.sandbox`` asks for is there."""
+    try:
+        wanted = load_config(settings.home).commands.sandbox
+    except InvalidConfigError as error:
+        return Finding("sandbox", Level.FAIL, str(error), "fix config.toml")
+    found = await asyncio.to_thread(probe)
+    if wanted == "off":
+        offer = f'{found.program} works: commands.sandbox = "auto" uses it' if found.works else found.problem
+        return Finding("sandbox", Level.OK, f"off: programs of tools have the rights of their worker's user; {offer}")
+    if found.works:
+        return Finding("sandbox", Level.OK, f"{wanted}: programs of tools and hooks run in {found.program}")
+    if wanted == "required":
+        return Finding("sandbox", Level.FAIL, f"required, so no program of a tool runs: {found.problem}", found.hint)
+    return Finding("sandbox", Level.WARN, f"auto, and programs run without one: {found.problem}", found.hint)

@@ -1,4 +1,4 @@
-"""The checks of ``soong doctor``: each looks at one thing and shows a fix."""
+"""The checks of ``soong doctor`` on the machine, the home and the service: each looks at one thing and shows a fix."""
 
 import asyncio
 import os
@@ -6,27 +6,11 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 
-from soong.orchestrator.cli.answer_check import check_answers
-from soong.orchestrator.cli.boundary_checks import (
-    FULL_BYTES,
-    MIN_FREE_BYTES,
-    check_artifacts,
-    check_boundary,
-    check_configuration,
-    check_data,
-    existing,
-)
-from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.ids import has_no_rows
-from soong.orchestrator.cli.notification_check import check_notifications
-from soong.orchestrator.cli.sandbox_check import check_sandbox
-from soong.orchestrator.cli.server_checks import check_servers
-from soong.orchestrator.cli.telemetry_check import check_telemetry
-from soong.orchestrator.cli.work_checks import check_steps, check_workers
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from soong.orchestrator.embedded.redis import OLDEST, find_redis
 from soong.orchestrator.embedded.service_file import read_record
@@ -40,41 +24,40 @@ from soong.shared.core.errors import (
     UnsupportedPoolerError,
 )
 from soong.shared.core.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
+from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import find_own_program
 
+MIN_FREE_BYTES = 200 * 1024 * 1024
+FULL_BYTES = 1024 * 1024
+"""With less a disk is full: a database cannot write its next page."""
 BUILT_AFTER = 1_750_000_000
 """Seconds since the epoch before which this program did not exist: a clock that says less is wrong."""
 
 
-async def run_checks(settings: Settings) -> list[Finding]:
-    """Run every check, in an order in which the first failure explains the later ones."""
-    checks: Sequence[Callable[[Settings], Awaitable[Finding]]] = (
-        check_python,
-        check_home,
-        check_data,
-        check_artifacts,
-        check_configuration,
-        check_boundary,
-        check_runtime_folder,
-        check_service,
-        check_database,
-        check_workers,
-        check_steps,
-        check_redis,
-        check_ripgrep,
-        check_sandbox,
-        check_tool_files,
-        check_agent_files,
-        check_servers,
-        check_notifications,
-        check_telemetry,
-        check_modules,
-        check_clock,
-        check_answers,
-    )
-    return [await check(settings) for check in checks]
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(Value):
+    """What one check says. ``hint`` is empty when there is nothing to do."""
+
+    check: str
+    level: Level
+    says: str
+    hint: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        return {"check": self.check, "level": str(self.level), "says": self.says, "hint": self.hint}
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that there is."""
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 async def check_python(_settings: Settings) -> Finding:

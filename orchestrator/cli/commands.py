@@ -10,9 +10,12 @@ from soong.shared.core.value import Value
 
 
 class CommandEntry(Value):
-    """A command before its module is imported. ``module`` has a function ``command`` or a group ``app``."""
+    """A command before its module is imported. ``place`` is ``MODULE:NAME`` of its function or group.
 
-    module: str
+    Without a name it is the group ``app`` of the module, or its function ``command``.
+    """
+
+    place: str
     summary: str
     examples: tuple[str, ...] = ()
 
@@ -43,7 +46,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             ("soong init", "soong init my-project"),
         ),
         "demo": CommandEntry(
-            "demo",
+            "init:demo",
             "Run an example that is installed with Soong, without a key; or copy it.",
             ("soong demo", "soong demo --list", "soong demo hello --copy my-plan"),
         ),
@@ -67,12 +70,12 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             ("soong runs list --task 53d24b3", "soong runs tail TASK/STEP --follow"),
         ),
         "replay": CommandEntry(
-            "replay",
+            "runs:replay",
             "Play a task again from its record, offline; say what would differ now.",
             ("soong replay 53d24b3", "soong replay 53d24b3 --step review --json"),
         ),
         "budget": CommandEntry(
-            "budget",
+            "usage:budget",
             "Show what a session, or the day, may use; set it.",
             ("soong budget", "soong budget 53d24b3 --set 5usd"),
         ),
@@ -128,29 +131,31 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
     },
     "Service on this machine": {
         "up": CommandEntry("up", "Start the service on this machine and stay.", ("soong up --workers 4 --http 8642",)),
-        "down": CommandEntry("down", "Stop the service of this home."),
+        "down": CommandEntry("status:down", "Stop the service of this home."),
         "status": CommandEntry(
             "status", "Show the service, its workers, tasks and questions.", ("soong status --json",)
         ),
         "doctor": CommandEntry("doctor", "Check this machine, the home and the service.", ("soong doctor --json",)),
-        "worker": CommandEntry("worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
+        "worker": CommandEntry("workers:worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
         "workers": CommandEntry("workers", "List the workers and what each holds.", ("soong workers list",)),
         "limits": CommandEntry(
-            "limits",
+            "workers:limits",
             "Limit how much runs at once, by pool, model, agent definition or session.",
             ("soong limits set pool:default 8", "soong limits list"),
         ),
         "models": CommandEntry(
-            "models",
+            "workers:models",
             "List the models whose provider asked for a pause; end a pause.",
             ("soong models paused", "soong models resume openai:gpt-5"),
         ),
-        "projects": CommandEntry("projects", "Mark a folder for workers that have it.", ("soong projects mark .",)),
+        "projects": CommandEntry(
+            "workers:projects", "Mark a folder for workers that have it.", ("soong projects mark .",)
+        ),
         "flower": CommandEntry("flower", "Open Flower on the running service."),
-        "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),
+        "metrics": CommandEntry("status:metrics", "Print the metrics in Prometheus' text form."),
     },
     "HTTP API": {
-        "console": CommandEntry("web_console", "Open the web console in a browser.", ("soong console",)),
+        "console": CommandEntry("serve:console", "Open the web console in a browser.", ("soong console",)),
         "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
         "acp": CommandEntry(
             "acp", "Serve an editor that speaks the Agent Client Protocol.", ("soong acp --model anthropic:NAME",)
@@ -162,31 +167,33 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         ),
     },
     "Deployments": {
-        "orchestrator": CommandEntry("orchestrator", "Run an orchestrator alone."),
-        "migrate": CommandEntry("migrate", "Create or upgrade the tables of the database."),
+        "orchestrator": CommandEntry("deployment:orchestrator", "Run an orchestrator alone."),
+        "migrate": CommandEntry("deployment:migrate", "Create or upgrade the tables of the database."),
         "gc": CommandEntry(
-            "gc",
+            "deployment:gc",
             "Remove what has ended, by age and by size.",
             ("soong gc --older-than 30d --dry-run", "soong gc --older-than 30d --keep 10GiB"),
         ),
         "backup": CommandEntry(
-            "backup",
+            "deployment:backup",
             "Back up the home of a service on this machine, which may run.",
             ("soong backup", "soong backup /mnt/backups/monday.tar.gz"),
         ),
         "restore": CommandEntry(
-            "restore",
+            "deployment:restore",
             "Restore a backup into an empty home.",
             ("SOONG_AGENT_HOME=~/restored soong restore monday.tar.gz",),
         ),
         "keys": CommandEntry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
     },
     "This program": {
-        "config": CommandEntry("config", "Show every setting, its value and its source.", ("soong config show",)),
-        "completion": CommandEntry(
-            "completion", "Print the completion script of a shell.", ('eval "$(soong completion bash)"',)
+        "config": CommandEntry(
+            "program:config", "Show every setting, its value and its source.", ("soong config show",)
         ),
-        "version": CommandEntry("version", "Show the version of this program.", ("soong version --json",)),
+        "completion": CommandEntry(
+            "program:completion", "Print the completion script of a shell.", ('eval "$(soong completion bash)"',)
+        ),
+        "version": CommandEntry("program:show_version", "Show the version of this program.", ("soong version --json",)),
         "help": CommandEntry("help", "Show the help of a command.", ("soong help tasks validate",)),
     },
 }

@@ -5,11 +5,11 @@ import re
 import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TextIO, TypedDict
+from typing import Final, TextIO, TypedDict
 
 from msgspec.structs import asdict
 
-from soong.orchestrator.cli.verbosity import Verbosity, chosen
+from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.shared.core.errors import Problem
 from soong.shared.core.inert import inert, inert_json
 from soong.shared.core.jsontext import Json
@@ -20,6 +20,8 @@ class _Form(TypedDict, total=False):
     separators: tuple[str, str]
 
 
+NO_TERMINAL: Final = "standard input and output are not a terminal"
+OF_A_RUN: Final = "a run started this command, and runs do not answer for people"
 _RUN = re.compile(" {5,}")
 _LINE: _Form = {"separators": (",", ":")}
 _PAGE: _Form = {"indent": 2}
@@ -73,8 +75,15 @@ def visible(text: str, *, limit: int = 0) -> str:
 
     Nor do spaces that push what follows to where a line of ours would begin: long runs of them are counted.
     """
-    line = inert(_limited(text, limit)).replace("\n", "\\n").replace("\t", "\\t")
+    if limit and len(text) > limit:
+        text = f"{text[:limit]}… ({len(text)} characters)"
+    line = spelled_out(text)
     return _RUN.sub(lambda run: f" [{len(run[0])} spaces] ", line)
+
+
+def spelled_out(text: str) -> str:
+    """Return text as one inert line, uncut, its line breaks and tabs spelled out."""
+    return inert(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def folded(line: str, columns: int) -> list[str]:
@@ -120,6 +129,15 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
+def why_nobody_is_asked() -> str:
+    """Say why nobody can be asked here; empty when a person can be (PER-13)."""
+    if not is_terminal():
+        return NO_TERMINAL
+    from soong.orchestrator.approvals.provenance import is_run_here  # psutil, which a bare --help does not pay
+
+    return OF_A_RUN if is_run_here() else ""
+
+
 def number_of(count: int, thing: str) -> str:
     """Return how many there are of a thing, in words."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
@@ -130,7 +148,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, uncut: Collect
     limits = [0 if head in uncut else 80 for head in heads]
     cells = [list(map(str, heads)), *([one_line(*cell) for cell in zip(row, limits, strict=True)] for row in rows)]
     widths = [max(_width(row[column]) for row in cells) for column in range(len(heads))]
-    lines = ["  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = [
+        "  ".join((cell + " " * (width - _width(cell))) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
     return "\n".join(lines)
 
 
@@ -144,15 +165,7 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _limited(text: str, limit: int) -> str:
-    return f"{text[:limit]}… ({len(text)} characters)" if limit and len(text) > limit else text
-
-
 def _width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char) for char in text)
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _width(text))

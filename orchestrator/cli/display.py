@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from soong.orchestrator.cli.console import cut, one_line, say, visible
+from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, pull_text, seconds_of, time_text
-from soong.orchestrator.cli.verbosity import Verbosity, chosen
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
@@ -68,7 +68,9 @@ class LineDisplay:
             if self._seen.get(step.key) is not step.status:
                 self._seen[step.key] = step.status
                 if step.status in TOLD:
-                    self._write(f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{_facts(step)}")
+                    self._write(
+                        f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{''.join(_facts_of(step))}"
+                    )
         if (sentence := pull_text(view)) and not self._told_to_pull:
             self._write(f"  {sentence}")
         self._told_to_pull = sentence
@@ -112,10 +114,6 @@ def status_text(step: Step) -> str:
     if step.status is StepStatus.BLOCKED:
         return f"{step.status} (waits for consent)"
     return f"{step.status} ({step.outcome})" if step.outcome is Outcome.PARTIAL else str(step.status)
-
-
-def _facts(step: Step) -> str:
-    return "".join(_facts_of(step))
 
 
 def _facts_of(step: Step) -> Iterator[str]:

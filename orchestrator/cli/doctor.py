@@ -2,19 +2,49 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Sequence
 
 import typer
 
-from soong.orchestrator.cli.checks import run_checks
+from soong.orchestrator.cli.boundary_checks import (
+    check_answers,
+    check_artifacts,
+    check_boundary,
+    check_configuration,
+    check_data,
+    check_sandbox,
+)
+from soong.orchestrator.cli.checks import (
+    Finding,
+    Level,
+    check_agent_files,
+    check_clock,
+    check_database,
+    check_home,
+    check_modules,
+    check_python,
+    check_redis,
+    check_ripgrep,
+    check_runtime_folder,
+    check_service,
+    check_tool_files,
+)
 from soong.orchestrator.cli.console import emit, output
-from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.cli.work_checks import (
+    check_notifications,
+    check_servers,
+    check_steps,
+    check_telemetry,
+    check_workers,
+)
 from soong.shared.core.inert import inert
-from soong.shared.core.settings import load_settings
+from soong.shared.core.settings import Settings, load_settings
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
-def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+def command(*, is_json: bool = JSON) -> None:
     """Check this machine, the home and the service; exit code 1 when there is a problem to fix."""
     findings = asyncio.run(run_checks(load_settings()))
     if is_json:
@@ -22,6 +52,35 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
     else:
         output(report(findings))
     raise typer.Exit(1 if _failed(findings) else 0)
+
+
+async def run_checks(settings: Settings) -> list[Finding]:
+    """Run every check, in an order in which the first failure explains the later ones."""
+    checks: Sequence[Callable[[Settings], Awaitable[Finding]]] = (
+        check_python,
+        check_home,
+        check_data,
+        check_artifacts,
+        check_configuration,
+        check_boundary,
+        check_runtime_folder,
+        check_service,
+        check_database,
+        check_workers,
+        check_steps,
+        check_redis,
+        check_ripgrep,
+        check_sandbox,
+        check_tool_files,
+        check_agent_files,
+        check_servers,
+        check_notifications,
+        check_telemetry,
+        check_modules,
+        check_clock,
+        check_answers,
+    )
+    return [await check(settings) for check in checks]
 
 
 def report(findings: list[Finding]) -> str:

@@ -1,25 +1,31 @@
-"""``soong flower``: Flower on the running service: read-only, behind a password, on the loopback interface."""
+"""``soong flower``: Flower on the running service: read-only, behind a password, on the loopback interface.
+
+It runs in a child: ``python -P -m soong.orchestrator.cli.flower AUTH_FILE ADDRESS PORT``. Its options are set here and
+nowhere else: no command line, no FLOWER_ variables.
+"""
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
+import sys
 from pathlib import Path
 
 import typer
 
 from soong.orchestrator.cli.console import say
-from soong.orchestrator.cli.flower_process import PORT_TAKEN
 from soong.orchestrator.embedded import die_with_parent
 from soong.orchestrator.embedded.control import ControlClient
-from soong.orchestrator.embedded.environment import child_environment, module_command
-from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.folders import child_environment, module_command, prepare_home
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 
 AUTH_FILE = "flower.auth"
 LOOPBACK = "127.0.0.1"
+
+PORT_TAKEN = 98
 
 
 def command(
@@ -62,9 +68,7 @@ def read_auth(file: Path, *, may_make: bool) -> str:
 
 async def _serve(settings: Settings, file: Path, user: str, address: str, port: int) -> int:
     service, control = await _service(settings)
-    argv = die_with_parent.command(
-        module_command("soong.orchestrator.cli.flower_process", str(file), address, str(port))
-    )
+    argv = die_with_parent.command(module_command("soong.orchestrator.cli.flower", str(file), address, str(port)))
     child = await asyncio.create_subprocess_exec(
         *argv,
         env=child_environment(service),
@@ -112,3 +116,36 @@ async def _service(settings: Settings) -> tuple[Settings, ControlClient | None]:
     if record is None:
         raise UsageError("no service is running: start one with `soong up`, or set SOONG_REDIS_URL")
     return settings.model_copy(update={"redis_url": record.redis_url}), await ControlClient.open(record.control)
+
+
+def main(auth_file: str, address: str, port: str) -> int:
+    from flower.app import Flower
+    from flower.options import options
+    from flower.urls import settings as flower_settings
+
+    from soong.orchestrator.client.bootstrap import open_broker
+    from soong.shared.core.terminal import guard_streams
+
+    guard_streams()
+    options.basic_auth = [Path(auth_file).read_text(encoding="utf-8").strip()]
+    options.read_only = True
+    options.address = address
+    options.port = int(port)
+    options.natural_time = True
+    options.max_tasks = 20_000
+    flower = Flower(capp=open_broker(load_settings()), options=options, **flower_settings)
+    try:
+        flower.start_http_server()
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return PORT_TAKEN
+        raise
+    try:
+        flower.start()
+    except KeyboardInterrupt:
+        flower.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

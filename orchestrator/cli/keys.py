@@ -10,6 +10,7 @@ import typer
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import deployment, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.keys import OVERLAP, EndedKey, KeyRing
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError
@@ -18,12 +19,11 @@ from soong.shared.core.settings import Settings, load_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _REASON = typer.Option("", "--reason", help="Why; kept in the audit log.")
 
 
 @app.command("list")
-def list_keys(*, is_json: bool = _JSON) -> None:
+def list_keys(*, is_json: bool = JSON) -> None:
     """List the public keys: which signs here, which are good, which have ended."""
     asyncio.run(_list(is_json=is_json))
 
@@ -138,10 +138,7 @@ async def _tell(settings: Settings, ended: EndedKey) -> None:
     reachable = await deployment(settings)
     if not ended.expired or not reachable.redis_url:
         return
-    from soong.orchestrator.client.bootstrap import open_client
+    from soong.orchestrator.client.bootstrap import opened_notifier
 
-    client = await open_client(reachable)
-    try:
-        await client.notifier.notify_owners(sorted({one.session_id for one in ended.expired}))
-    finally:
-        await client.close()
+    async with opened_notifier(reachable) as notifier:
+        await notifier.notify_owners(sorted({one.session_id for one in ended.expired}))

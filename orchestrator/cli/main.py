@@ -16,7 +16,7 @@ from typer import Abort, TyperException
 
 from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
 from soong.orchestrator.cli.console import complain, emit_error
-from soong.orchestrator.cli.verbosity import Verbosity, chosen
+from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
 from soong.shared.core.startup import begin, leave_gc
 from soong.shared.core.terminal import guard_streams

@@ -1,16 +1,210 @@
-"""``soong mcp``: the MCP servers whose tools agents use, and Soong as an MCP server itself."""
+"""``soong mcp``: the MCP servers whose tools agents use, logins at them (MCP-01.e), and Soong as an MCP server itself.
+
+``soong mcp serve`` speaks as the user who started it. It takes answers to questions only with ``--approve``, and never
+in a process that a run started. The handshake needs no service: the first tool call attaches to one, or starts one.
+"""
+
+import asyncio
+import importlib
+import os
+import sys
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli import mcp_login, mcp_serve, mcp_servers
+from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.cli import mcp_servers
+from soong.orchestrator.cli.console import output, say
+from soong.orchestrator.cli.mcp_servers import asked, must_be_known, opened
+from soong.orchestrator.client.logs import configure_logs
+from soong.shared.core import timing
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
+from soong.shared.core.inert import inert
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.permissions.access.token import Right
+
+if TYPE_CHECKING:
+    from soong.orchestrator.http.own_calls import ServiceLink
+    from soong.shared.core.mcp_config import McpServerConfig
+    from soong.shared.toolsets.mcp.logins import ServerLogin
+
+CHANNEL = "mcp"
+
+
+def serve(
+    *,
+    project: Path = typer.Option(Path(), "--project", help="Folder that tasks work in when a call names none."),
+    approve: bool = typer.Option(False, "--approve", help="Let this client answer permission questions, in your name."),
+    read_only: bool = typer.Option(False, "--read-only", help="Offer only tools that read."),
+    may_start: bool = typer.Option(True, "--start/--no-start", help="Start a service when none is running [--start]."),
+) -> None:
+    """Serve MCP on standard input and output, until the client closes them.
+
+    Add it to a client as a server with the command `soong mcp serve`. `soong serve` speaks MCP over HTTP, at /mcp.
+    """
+    check_person_now("serve MCP")
+    if read_only and approve:
+        raise UsageError("--read-only and --approve exclude each other; give one")
+    if sys.stdin.isatty():
+        say(
+            "this is an MCP server: a client starts it and speaks to it on standard input (docs/mcp.md); Ctrl-C ends it"
+        )
+    rights = {Right.READ, *(() if read_only else (Right.RUN,)), *((Right.APPROVE,) if approve else ())}
+    settings, folder = load_settings(), Path(os.path.realpath(project.expanduser()))
+    if not folder.is_dir():
+        raise UsageError(f"--project {str(project)!r} is not a folder; name the folder that tasks should work in")
+    configure_logs(settings, "mcp")
+    asyncio.run(_serve(settings, folder, frozenset(rights), may_start=may_start))
+
+
+async def _serve(settings: Settings, folder: Path, rights: frozenset[Right], *, may_start: bool) -> None:
+    from mcp.server.mcpserver.exceptions import ToolError  # a second of imports, not needed for --help
+
+    from soong.orchestrator.mcp.api import ApiCalls, ServerState
+    from soong.orchestrator.mcp.server import make_server
+
+    linking = asyncio.create_task(_link(settings, folder, rights, may_start=may_start))
+
+    async def calls(_request: object) -> ApiCalls:
+        try:
+            return await (await asyncio.shield(linking)).calls()
+        except SoongError as error:
+            raise ToolError(f"no service can be used: {error}") from error
+
+    shown = frozenset(str(right) for right in rights)
+    server = make_server(ServerState(calls, lambda _request: shown, reads_files=True))
+    try:
+        await server.run_stdio_async()
+    finally:
+        linking.cancel()
+        (link,) = await asyncio.gather(linking, return_exceptions=True)
+        if not isinstance(link, BaseException):
+            await link.close()
+
+
+async def _link(settings: Settings, folder: Path, rights: frozenset[Right], *, may_start: bool) -> "ServiceLink":
+    """Import what calls need while the client shakes hands; return what attaches at the first call."""
+    from soong.orchestrator.embedded.starter import Attachment, attach
+
+    own_calls = await asyncio.to_thread(importlib.import_module, "soong.orchestrator.http.own_calls")
+
+    async def attached() -> Attachment:
+        return await attach(settings, may_start=may_start, tell=say)
+
+    link: ServiceLink = own_calls.ServiceLink(attached, rights, CHANNEL, str(folder))
+    return link
+
+
+_NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
+
+
+def login(
+    name: str = _NAME,
+    *,
+    is_headless: bool = typer.Option(
+        False, "--no-browser", help="Print the page and read the address at which the browser ends, from anywhere."
+    ),
+    scope: str = typer.Option("", "--scope", help="Rights to ask for in addition, separated by blanks."),
+) -> None:
+    """Log in at a server over HTTP (OAuth), in the browser. Workers of this home use and renew the login."""
+    from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
+    from soong.shared.toolsets.mcp.logins import LoginFolder
+
+    settings = load_settings()
+    tools = opened(settings)
+    must_be_known(tools.servers, [name])
+    config = tools.servers.config.servers[name]
+    if not config.url:
+        raise UsageError(f"{name} is a program and not a server over HTTP; it gets secrets by `env` in config.toml")
+    if not config.takes_login:
+        raise UsageError(f"config.toml sets the header Authorization of {name}; remove it there to log in instead")
+    wanted = " ".join(filter(None, (scope, config.oauth.scope if config.oauth is not None else "")))
+    try:
+        made = asyncio.run(_logged_in(name, config, wanted, is_headless=is_headless))
+        LoginFolder(settings.home).write(made)
+    except (LoginRefusedError, InvalidConfigError) as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"the login at {name!r} cannot be made or kept: {error}") from error
+    output(f"logged in at {name}")
+    raise typer.Exit(asked(tools, [name], is_json=False) if config.enabled else 0)
+
+
+def logout(name: str = _NAME) -> None:
+    """Forget the login at a server, and revoke it there if the authorization server can."""
+    from soong.shared.toolsets.mcp.logins import LoginFolder
+
+    settings = load_settings()
+    tools = opened(settings)
+    must_be_known(tools.servers, [name])
+    config, folder = tools.servers.config.servers[name], LoginFolder(settings.home)
+    made = folder.read(name, config.url)
+    had_one = folder.remove(name)
+    is_revoked = made is not None and asyncio.run(_revoked(made, config))
+    if not had_one:
+        output(f"there is no login at {name}")
+        return
+    output(f"logged out at {name}" + ("" if is_revoked else "; the authorization server has not revoked it"))
+
+
+async def _logged_in(name: str, config: "McpServerConfig", scope: str, *, is_headless: bool) -> "ServerLogin":
+    from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceiver, log_in
+
+    port = 0 if config.oauth is None else config.oauth.redirect_port
+    clock = SystemClock()
+    if is_headless:
+        return await log_in(name, config, PastedReceiver(_pasted, port), _shown, clock, scope=scope)
+    async with LoopbackReceiver.listening(port) as receiver:
+        return await log_in(name, config, receiver, _visited, clock, scope=scope)
+
+
+async def _shown(url: str) -> None:
+    say(f"open this page, log in, and allow the access:\n\n{inert(url)}\n")
+
+
+async def _visited(url: str) -> None:
+    await _shown(url)
+    say("waiting for the browser …")
+    with suppress(webbrowser.Error):
+        await asyncio.to_thread(webbrowser.open, url)
+
+
+async def _pasted() -> str:
+    words = "the browser ends at a page that cannot be shown; paste its address"
+    return str(await asyncio.to_thread(typer.prompt, words))
+
+
+async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
+    """Revoke the tokens of a login (RFC 7009); say whether the authorization server accepted that."""
+    import httpx2
+
+    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_safe, client_of
+
+    endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
+    token = str(made.tokens.get("refresh_token") or made.access_token)
+    if not endpoint:
+        return False
+    try:
+        client = client_of(made.client, config, made.server)
+        check_safe(httpx2.URL(endpoint), config.url)
+        data = {"token": token, "client_id": client.client_id}
+        credentials = None
+        if client.client_secret and client.token_endpoint_auth_method == BASIC:
+            credentials = httpx2.BasicAuth(client.client_id, client.client_secret)
+        elif client.client_secret:
+            data["client_secret"] = client.client_secret
+        async with bounded_client(timing.EXCHANGE_LIMIT_S, credentials) as web:
+            response = await web.post(endpoint, data=data)
+    except (httpx2.HTTPError, httpx2.InvalidURL, SoongError, ValueError):
+        return False
+    return response.status_code == httpx2.codes.OK
+
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _group() -> None:
-    """Use MCP servers as sources of tools, or serve MCP."""
-
 
 app.command("list")(mcp_servers.list_servers)
 app.command("show")(mcp_servers.show)
@@ -18,6 +212,6 @@ app.command("refresh")(mcp_servers.refresh)
 app.command("add", context_settings={"ignore_unknown_options": True})(mcp_servers.add)
 app.command("remove")(mcp_servers.remove)
 app.command("import")(mcp_servers.import_servers)
-app.command("login")(mcp_login.login)
-app.command("logout")(mcp_login.logout)
-app.command("serve")(mcp_serve.command)
+app.command("login")(login)
+app.command("logout")(logout)
+app.command("serve")(serve)

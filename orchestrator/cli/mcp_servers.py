@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from soong.orchestrator.cli.console import emit, number_of, one_line, output, say, table
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.inert import inert
 from soong.shared.core.settings import Settings, load_settings
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     from soong.shared.toolsets.mcp.pool import McpServers
     from soong.shared.toolsets.mcp.toolset import McpTools
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
 _FAILED: Final = 1
 
 
-def list_servers(*, is_json: bool = _JSON) -> None:
+def list_servers(*, is_json: bool = JSON) -> None:
     """List the servers, what state they were last seen in, and how many tools they give."""
     tools = opened(load_settings())
     _look_at_missing(tools)
@@ -51,7 +51,7 @@ def list_servers(*, is_json: bool = _JSON) -> None:
     output(table(("server", "state", "tools", "protocol", "login", "hints", "where"), rows, uncut=("where",)))
 
 
-def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
+def show(name: str = _NAME, *, is_json: bool = JSON) -> None:
     """Show a server: its tools, their permission and definition, and which are left out and why."""
     tools = opened(load_settings())
     must_be_known(tools.servers, [name])
@@ -83,7 +83,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
 def refresh(
     names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Servers [all that are enabled]."),
     *,
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Ask servers what they offer now; exit code 1 when one cannot be asked."""
     tools = opened(load_settings())
@@ -100,7 +100,7 @@ def add(
     header: list[str] = typer.Option([], "--header", metavar="NAME=VALUE", help="A header; a secret as env:NAME."),
     tag: list[str] = typer.Option([], "--tag", help="A tag of its tools, such as network or dangerous."),
     is_trusted: bool = typer.Option(False, "--trusted", help="Believe what it declares: read-only, closed world."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Add a server to config.toml and ask it what it offers; one that cannot be asked is not added, exit code 1.
 
@@ -144,13 +144,13 @@ def import_servers(
     *,
     only: list[str] = typer.Option([], "--only", metavar="NAME", help="Take this server alone; may be repeated."),
     is_dry: bool = typer.Option(False, "--dry-run", help="Show what would be taken; write nothing."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Take over the servers of Claude Code, Cursor or VS Code; their files are only read.
 
     A value that looks like a secret is written to a file of its own in the home, and referred to.
     """
-    from soong.orchestrator.cli.mcp_import import found_files, imported_servers
+    from soong.orchestrator.cli.mcp_config_file import found_files, imported_servers
 
     settings = load_settings()
     files = [file] if file is not None else found_files(Path.home())
@@ -306,8 +306,7 @@ def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
 
 def _written(settings: Settings, sections: dict[str, dict[str, Any]]) -> None:
     """Add sections to config.toml; a secret does not belong into it. Raises: UsageError, InvalidConfigError."""
-    from soong.orchestrator.cli.mcp_config_file import with_servers
-    from soong.orchestrator.cli.mcp_import import looks_secret
+    from soong.orchestrator.cli.mcp_config_file import looks_secret, with_servers
 
     for name, section in sections.items():
         values = {**section.get("env", {}), **section.get("headers", {})}

@@ -11,40 +11,39 @@ import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.console import emit, output, say, table, visible
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.settings import load_settings
+from soong.shared.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from soong.orchestrator.memory.candidates import MemoryCandidate
     from soong.orchestrator.memory.review import MemoryReview
-    from soong.shared.core.settings import Settings
-    from soong.shared.toolsets.memory.provider import Memory, MemoryScope
+    from soong.shared.toolsets.memory.provider import Memory
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _ID = typer.Argument(..., metavar="ID", help="A memory's id, or the beginning of it.")
 _IDS = typer.Argument(..., metavar="ID...", help="Ids of candidates, or the beginnings of them.")
 _SHOWN_CHARS = 60
-
-
-@app.callback()
-def _group() -> None:
-    """List, search, accept and forget what sessions leave for later ones."""
 
 
 @app.command("list")
 def list_memories(
     *,
     wait_s: float = typer.Option(0, "--wait", min=0, max=3600, metavar="SECONDS", help="Wait for a candidate so long."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """List memories, and the candidates that wait for a person."""
     memories, candidates = asyncio.run(_listed(load_settings(), wait_s))
     if is_json:
-        emit([*(_as_json(each, "memory") for each in memories), *(_candidate_json(each) for each in candidates)])
+        emit(
+            [
+                *(_as_json(each, "memory") for each in memories),
+                *({**_as_json(each.memory, "candidate"), "run": each.run_id} for each in candidates),
+            ]
+        )
         return
     rows = [_row(each, "memory") for each in memories] + [_row(each.memory, "candidate") for each in candidates]
     output(table(("id", "state", "scope", "tainted", "content"), rows))
@@ -54,7 +53,7 @@ def list_memories(
 
 
 @app.command()
-def show(memory: str = _ID, *, is_json: bool = _JSON) -> None:
+def show(memory: str = _ID, *, is_json: bool = JSON) -> None:
     """Show a memory or a candidate in full, with where it comes from."""
     from soong.orchestrator.memory.candidates import MemoryCandidate
 
@@ -83,7 +82,7 @@ def search(
     *,
     project: str = typer.Option("", "--project", metavar="DIR", help="Search this project's memories, too."),
     limit: int = typer.Option(5, "--limit", min=1, max=100, help="Most memories."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Search memories as an agent does."""
     from soong.orchestrator.client.submission import existing_folder
@@ -118,7 +117,7 @@ def forget(memory: str = _ID) -> None:
 
 
 @asynccontextmanager
-async def _review(settings: "Settings") -> "AsyncIterator[MemoryReview]":
+async def _review(settings: Settings) -> "AsyncIterator[MemoryReview]":
     """Open what is remembered and what is proposed; in a home where nothing has run, nothing is proposed."""
     from soong.orchestrator.cli.ids import has_no_rows, opened_store
     from soong.orchestrator.memory.review import MemoryReview
@@ -135,7 +134,7 @@ async def _review(settings: "Settings") -> "AsyncIterator[MemoryReview]":
         yield MemoryReview(provider, folder, store, SystemClock())
 
 
-async def _listed(settings: "Settings", wait_s: float) -> "tuple[Sequence[Memory], Sequence[MemoryCandidate]]":
+async def _listed(settings: Settings, wait_s: float) -> "tuple[Sequence[Memory], Sequence[MemoryCandidate]]":
     until_s = time.monotonic() + wait_s
     async with _review(settings) as review:
         while not (candidates := await review.candidates()) and time.monotonic() < until_s:  # noqa: ASYNC110  # rows of another process
@@ -143,12 +142,12 @@ async def _listed(settings: "Settings", wait_s: float) -> "tuple[Sequence[Memory
         return await review.memories(), candidates
 
 
-async def _found(settings: "Settings", text: str) -> "Memory | MemoryCandidate":
+async def _found(settings: Settings, text: str) -> "Memory | MemoryCandidate":
     async with _review(settings) as review:
         return await review.find(text)
 
 
-async def _searched(settings: "Settings", query: str, project: str, limit: int) -> "Sequence[Memory]":
+async def _searched(settings: Settings, query: str, project: str, limit: int) -> "Sequence[Memory]":
     from soong.shared.core.config import load_config
     from soong.shared.storage.memory.files import open_memory
 
@@ -156,22 +155,23 @@ async def _searched(settings: "Settings", query: str, project: str, limit: int) 
     return await provider.search(query, project=project, limit=limit)
 
 
-async def _accept(settings: "Settings", texts: Sequence[str]) -> None:
+async def _accept(settings: Settings, texts: Sequence[str]) -> None:
     async with _review(settings) as review:
         for candidate in [await _candidate(review, text) for text in texts]:
             memory = await review.accept(candidate)
+            where = f"the project {visible(memory.project)}" if memory.scope == "project" else "all projects"
             mark = f"; tainted: {_TAINTED}" if memory.is_tainted else ""
-            say(f"{memory.id} is remembered for {_where(memory.scope, memory.project)}{mark}")
+            say(f"{memory.id} is remembered for {where}{mark}")
 
 
-async def _reject(settings: "Settings", texts: Sequence[str]) -> None:
+async def _reject(settings: Settings, texts: Sequence[str]) -> None:
     async with _review(settings) as review:
         for candidate in [await _candidate(review, text) for text in texts]:
             review.reject(candidate)
             say(f"{candidate.memory.id} is rejected")
 
 
-async def _forget(settings: "Settings", text: str) -> None:
+async def _forget(settings: Settings, text: str) -> None:
     from soong.orchestrator.memory.candidates import MemoryCandidate
 
     async with _review(settings) as review:
@@ -195,10 +195,6 @@ async def _candidate(review: "MemoryReview", text: str) -> "MemoryCandidate":
 _TAINTED = "yes: strangers may have written what it comes from; a run that recalls it asks before outward calls"
 
 
-def _where(scope: "MemoryScope", project: str) -> str:
-    return f"the project {visible(project)}" if scope == "project" else "all projects"
-
-
 def _row(memory: "Memory", state: str) -> tuple[str, ...]:
     text = visible(" ".join(memory.content.split()))
     shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
@@ -217,7 +213,3 @@ def _as_json(memory: "Memory", state: str) -> dict[str, Json]:
         "is_tainted": memory.is_tainted,
         "created": memory.created,
     }
-
-
-def _candidate_json(candidate: "MemoryCandidate") -> dict[str, Json]:
-    return {**_as_json(candidate.memory, "candidate"), "run": candidate.run_id}

@@ -1,16 +1,17 @@
-"""What the agent of an ask says and does, line by line, while people watch."""
+"""What agents say and do while people watch: that of an ask line by line, those of steps while their models write."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from soong.orchestrator.cli.console import compact, one_line, visible
 from soong.orchestrator.cli.display import Display
-from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.live_run import follow_live
-from soong.orchestrator.client.tail import RunTail, no_subscription
+from soong.orchestrator.client.client import Client, TaskSnapshot
+from soong.orchestrator.client.tail import RunTail, follow_live, listen_to_answers, no_subscription
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.answers import AnswerDelta
 
 MAX_SAID_CHARS: Final = 500
@@ -20,6 +21,9 @@ _ANSWER_OVER: Final = frozenset({EventType.MODEL_RESPONDED, EventType.MODEL_FAIL
 
 _TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
 """Arguments of which the first that is given says what a call is about."""
+
+MOST: Final = 4
+"""Each takes a connection to Redis, and nobody reads more than a few."""
 
 
 @dataclass(slots=True)
@@ -92,3 +96,41 @@ def _about(given: Json) -> str:
         return ""
     telling = next((given[name] for name in _TELLING if given.get(name)), given or "")
     return one_line(telling if isinstance(telling, str) else compact(telling), MAX_INPUT_CHARS)
+
+
+@dataclass(slots=True)
+class StepVoices:
+    """Listens to the first few running agents of a task. Its user calls :meth:`close`."""
+
+    client: Client
+    display: Display
+    _listening: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def follow(self, view: TaskSnapshot) -> None:
+        """Listen to those that run now."""
+        if not self.display.shows_answers:
+            return
+        running = [
+            step.run_id for step in view.steps if step.status is StepStatus.RUNNING and step.kind.traits.is_agent
+        ]
+        for run_id in [one for one in self._listening if one not in running]:
+            self._listening.pop(run_id).cancel()
+            self.display.speak(run_id, "")
+        for run_id in running:
+            if len(self._listening) < MOST and run_id and run_id not in self._listening:
+                self._listening[run_id] = asyncio.create_task(self._listen(run_id))
+
+    async def _listen(self, run_id: str) -> None:
+        growing = GrowingAnswer()
+
+        def take(delta: AnswerDelta) -> None:
+            self.display.speak(run_id, growing.take(delta))
+
+        await listen_to_answers(self.client.subscriber, run_id, take)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        listening = list(self._listening.values())
+        for task in listening:
+            task.cancel()
+        await asyncio.gather(*listening, return_exceptions=True)

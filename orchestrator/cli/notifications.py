@@ -8,6 +8,7 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import fits, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import NotFoundError, UsageError
@@ -18,19 +19,13 @@ from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 SHOWN = 200
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
-
-
-@app.callback()
-def _group() -> None:
-    """List notifications, test a channel, send again what was given up."""
 
 
 @app.command("list")
 def list_command(
     *,
     is_all: bool = typer.Option(False, "--all", help=f"Sent and dropped ones too, of the last {SHOWN} events."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """List messages that wait or were given up."""
     messages = asyncio.run(_messages(load_settings(), is_all=is_all))
@@ -42,7 +37,7 @@ def list_command(
         return
     rows = [
         (
-            _id_of(notices),
+            (notices[0].message_id or "-"),
             notices[0].channel,
             notices[0].state.value,
             ", ".join(sorted({notice.event for notice in notices}))
@@ -121,10 +116,6 @@ async def _retry(settings: Settings, message: str, channel: str) -> int:
 def _key(notice: Notice) -> str:
     """Return what groups notices in a list: their message, or their channel while they are in none."""
     return notice.message_id or f"{notice.channel}/{notice.state.value}"
-
-
-def _id_of(notices: Sequence[Notice]) -> str:
-    return notices[0].message_id or "-"
 
 
 def _when(notice: Notice) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.cli.console import emit, output
 from soong.orchestrator.cli.ids import find_task, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
@@ -48,7 +49,7 @@ def explain(
         "", "--task", metavar="TASK[/STEP]", help="As in the session of this task; with STEP as a call of that step."
     ),
     is_tainted: bool = typer.Option(False, "--tainted", help="As if the run had read what strangers wrote."),
-    is_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+    is_json: bool = JSON,
 ) -> None:
     """Show the effective policy and where each part of it comes from; with --tool, what would become of a call.
 

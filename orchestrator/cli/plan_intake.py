@@ -21,7 +21,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from soong.orchestrator.client.program import called_as
-from soong.orchestrator.client.submission import Ids, Submission, submission
+from soong.orchestrator.client.submission import Ids, SessionTerms, Submission, submission
 from soong.orchestrator.embedded.control import ControlReply, Reply, SocketPeer
 from soong.orchestrator.embedded.plan_request import (
     MAX_REPLY_BYTES,
@@ -43,7 +43,6 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Subscription
 
 log = get_logger(__name__)
-
 
 _SAME: Final = ("root", "ns/mnt", "ns/user")
 
@@ -110,21 +109,18 @@ class PlanIntake(Value):
         plan = parse_plan(request.plan, request.source, catalogue.known())
         if plan.modules:
             raise _RefusedError("its plan has modules, which its command imports")
-        prepared = submission(
-            plan,
-            request.inputs,
+        terms = SessionTerms(
             project=project,
             cwd=Path(request.cwd),
             approval_mode=ApprovalMode(request.approval_mode),
             model=settings.model,
             allow=request.allow,
-            catalogue=catalogue,
-            clock=self.client.clock,
             principal=settings.principal,
             ids=Ids(request.session_id, request.task_id),
             budget=request.budget,
             settings=parse_settings(request.settings),
         )
+        prepared = submission(plan, request.inputs, terms, catalogue, self.client.clock)
         return replace(self.client, settings=settings, closers=()), prepared
 
 

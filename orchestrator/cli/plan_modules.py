@@ -1,4 +1,4 @@
-"""The modules of a plan: Python files next to a local plan that register its scripted agents (DIS-13).
+"""The plan that a command names, and its modules: Python files next to it that register its scripted agents (DIS-13).
 
 A user who runs their own file on their own service may load code from its folder. A plan that comes over HTTP, from
 a program, over standard input or to a deployment names no modules. The service that a command starts imports them as if
@@ -8,6 +8,7 @@ writes, and never read from a task's rows.
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,10 +19,11 @@ from msgspec.structs import replace
 from soong.orchestrator.cli.module_import import import_apart, import_here
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.embedded.folders import prepare_home
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
+from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.configured import configured_write_roots
 from soong.shared.permissions.writable import writable_by_rule
@@ -124,3 +126,21 @@ def _read(settings: Settings) -> Mapping[str, Mapping[str, list[str]]]:
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}
+
+
+def read_plan(path: Path, known: PlanNames) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+        InvalidPlanError: with every problem.
+        UsageError: standard input is a terminal, or is not UTF-8 text.
+    """
+    if str(path) != "-":
+        return load_plan(path, known)
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("the plan '-' is standard input, and standard input is a terminal; pipe the plan into it")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text (byte {error.start}); send a plan as UTF-8") from error
+    return parse_plan(text, "<stdin>", known)

@@ -8,21 +8,21 @@ import asyncio
 import os
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.console import cut, folded, visible
-from soong.orchestrator.cli.drawing import TerminalConsole
 from soong.orchestrator.cli.question_text import (
     GOES_ON,
     MARGIN,
@@ -37,6 +37,7 @@ from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
+from soong.shared.core.terminal import drawing_stream
 from soong.shared.core.value import Value
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, offered_choices
 
@@ -48,7 +49,6 @@ LISTED: Final = 5
 MAX_FULL_LINES: Final = 2_000
 NARROW: Final = 60
 """Below this width values begin in the row of their names."""
-
 BORDER: Final = 4
 _SERVERS_LABELS: Final = {
     Choice.ALLOW_ONCE: "accept (the words after it are the answer)",
@@ -64,11 +64,24 @@ HELP: Final = """\
   l list        list all questions that wait; no answer
   n next        show another question first; no answer
   Ctrl-C        pause the task; the question stays open"""
-
 ReadFullInput = Callable[[PermissionRequest], Awaitable[FullInput]]
 """Reads a call's full input. May raise SoongError."""
 ReadLine = Callable[[Callable[[], None]], Awaitable[str]]
 """Reads a line that is typed after the mark appears; it is given what shows the mark."""
+
+
+class TerminalConsole(Console):
+    """Draws on a standard stream. What other code writes to that stream during a live picture is drawn inert, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        # A live picture puts a proxy before the stream, which would read our colours as text of others.
+        below = getattr(stream, "rich_proxied_file", stream)
+        super().__init__(file=drawing_stream(below), highlight=False, markup=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what is drawn, every text of it inert; controls are those of the drawing itself."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=inert(segment.text))
 
 
 @dataclass(slots=True)

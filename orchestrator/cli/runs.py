@@ -1,22 +1,28 @@
-"""``soong runs``: who ran what, under which name, with which tools, and what happened."""
+"""``soong runs`` and ``soong replay``: runs and their logs, and a task replayed offline from its record."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.console import compact, emit, one_line, output, table
-from soong.orchestrator.cli.ids import deployment, find_run, find_task, opened_store
-from soong.orchestrator.cli.steering import asked_of_task
+from soong.orchestrator.cli.console import compact, emit, number_of, one_line, output, say, table, visible
+from soong.orchestrator.cli.ids import asked_of_task, deployment, find_run, find_task, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
 from soong.orchestrator.schemas.run import RunDetail, RunSchema, settings_of
 from soong.shared.core.clock import rfc3339
+from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.storage.store import Store
+
+if TYPE_CHECKING:
+    from soong.orchestrator.replay.task import RunVerdict, TaskReplay
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,8 +30,10 @@ LAST_EVENTS = 5
 """The end of a step and of its run are among the last ones of a log."""
 TASK_SHOWN = 8
 """Characters of a task's id in the list: its end is enough to name it."""
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
+
+EXIT_DIFFERENT: Final = 1
+_SYMBOLS: Final = {"same": "✓", "different": "✗", "given": "·"}
 
 
 @app.command("list")
@@ -33,14 +41,14 @@ def list_runs(
     *,
     task: str = typer.Option("", "--task", help="Only the runs of this task."),
     limit: int = typer.Option(50, "--limit", min=1, help="At most this many."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """List runs, newest first."""
     asyncio.run(_list(task, limit, is_json=is_json))
 
 
 @app.command()
-def show(run: str = _RUN, *, is_json: bool = _JSON) -> None:
+def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
     """Show a run: lineage, tools with the reason for each, usage, times."""
     asyncio.run(_show(run, is_json=is_json))
 
@@ -112,7 +120,7 @@ async def _show(text: str, *, is_json: bool) -> None:
         return
     shown = {name: value for name, value in RunSchema.of(run).model_dump().items() if value not in ("", None)}
     shown |= {"error": error} if error else {}
-    shown |= {"settings": settings} if (settings := settings_of(run)) else {}
+    shown |= {"settings": settings} if (settings := settings_of(run.surface)) else {}
     output(
         table(
             ("run", run.id),
@@ -159,13 +167,10 @@ async def _listening(settings: Settings) -> AsyncIterator[Listen]:
     if not settings.redis_url:
         yield no_subscription
         return
-    from soong.orchestrator.client.bootstrap import open_subscriptions  # Redis, only for those who follow
+    from soong.orchestrator.client.bootstrap import opened_subscriber  # Redis, only for those who follow
 
-    subscriptions = open_subscriptions(settings)
-    try:
-        yield subscriptions.subscribe_run
-    finally:
-        await subscriptions.close()
+    async with opened_subscriber(settings) as subscriber:
+        yield subscriber.subscribe_run
 
 
 def _print_event(event: Event, *, is_json: bool) -> None:
@@ -180,3 +185,62 @@ def _seconds(run: Run) -> float | None:
     if run.started_us is None or run.ended_us is None:
         return None
     return (run.ended_us - run.started_us) / 1_000_000
+
+
+def replay(
+    task: str = typer.Argument(..., help="The task's id, or enough of it to be the only one."),
+    *,
+    step: str = typer.Option("", "--step", metavar="STEP", help="Replay the runs of this step only."),
+    is_json: bool = JSON,
+) -> None:
+    """Replay a task from its record, offline: no model is asked, no tool is called, nothing is written.
+
+    Every agent decides again from the answers and results that it had then. Exit code 1: something differs.
+    """
+    raise typer.Exit(asyncio.run(_replay(task, step, is_json=is_json)))
+
+
+async def _replay(text: str, step_id: str, *, is_json: bool) -> int:
+    from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.replay.task import Replayer, read_task
+
+    settings = load_settings()
+    async with opened_store(settings) as store:
+        record = await read_task(store, await find_task(store, text))
+    if not record.task.status.is_terminal:
+        raise UsageError(f"task {record.task.id} is {record.task.status}; replay it when it has ended")
+    if step_id and all(step.step_id != step_id for step in record.steps):
+        raise NotFoundError("step", step_id, suggestion(step_id, [step.step_id for step in record.steps]))
+    found = await Replayer(settings, Catalogue.of(settings, starts_servers=False)).replay(record, step_id)
+    if is_json:
+        emit(found.as_json())
+    else:
+        _show_replay(found, is_whole=not step_id)
+    return 0 if found.is_same else EXIT_DIFFERENT
+
+
+def _show_replay(found: "TaskReplay", *, is_whole: bool) -> None:
+    say(f"task {found.task_id}: {visible(found.title)}")
+    if is_whole:
+        symbol = _SYMBOLS["different" if found.dag else "same"]
+        output(f"  {symbol} the DAG: {number_of(found.steps, 'step')}")
+        for difference in found.dag:
+            output(f"      {visible(str(difference))}")
+    for run in found.runs:
+        output(f"  {_SYMBOLS[run.verdict]} {visible(run.name)}  {_facts(run)}")
+        for difference in run.differences:
+            output(f"      {visible(str(difference))}")
+    changed = sum(run.verdict == "different" for run in found.runs)
+    played = sum(run.verdict != "given" for run in found.runs)
+    if found.is_same:
+        events = sum(run.events for run in found.runs)
+        output(f"the same: {number_of(played, 'run')}, {number_of(events, 'event')}")
+    else:
+        output(f"different: {changed} of {number_of(played, 'run')}" + (", and the DAG" if found.dag else ""))
+
+
+def _facts(run: "RunVerdict") -> str:
+    if run.note:
+        return run.note
+    lives = f", {run.lives} lives" if run.lives > 1 else ""
+    return f"{number_of(run.turns, 'turn')}, {number_of(run.calls, 'call')}{lives}"

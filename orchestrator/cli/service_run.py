@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,6 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.cli.console import emit, is_terminal, output, say, visible
-from soong.orchestrator.cli.run_arguments import RunArguments, read_inputs, say_who_answers, tell_detached
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.plan_request import (
     MAX_REPLY_BYTES,
@@ -33,13 +32,62 @@ from soong.orchestrator.embedded.plan_request import (
     environment_digest,
 )
 from soong.shared.core import timing
-from soong.shared.core.errors import UnavailableError
+from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.ids import new_id
 from soong.shared.core.value import Value
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
 EXIT_INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RunArguments(Value):
+    """What the command line of `soong run` says. ``plan`` is a file, or ``-``."""
+
+    plan: Path
+    project: Path
+    inputs: Sequence[str]
+    model: str | None
+    settings: Sequence[str]
+    allow: Sequence[str]
+    budget: Sequence[str]
+    is_json: bool
+    is_previewed: bool = False
+    allowed_steps: Sequence[str] = ()
+    approvals: ApprovalMode | None = None
+    is_detached: bool = False
+    workers: WorkerRange | None = None
+    slots: int | None = None
+    max_concurrent: int | None = None
+
+
+def read_inputs(given: Sequence[str]) -> dict[str, str]:
+    """Read ``name=value`` words. Raises: UsageError."""
+    inputs: dict[str, str] = {}
+    for word in given:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--input {word!r} has no name or no value; write --input name=value")
+        if name in inputs:
+            raise UsageError(f"--input {name!r} is given twice; give it once")
+        inputs[name] = value
+    return inputs
+
+
+def say_who_answers(mode: ApprovalMode) -> None:
+    if mode is ApprovalMode.DENY:
+        say("  nobody is asked: a call that no --allow rule covers is denied")
+    elif mode is ApprovalMode.INBOX:
+        say(f"  questions wait for an answer: {program()} approvals watch")
+
+
+def tell_detached(task_id: str, *, is_json: bool) -> None:
+    if is_json:
+        emit({"id": task_id, "status": "running", "exit_code": 0})
+        return
+    output(task_id)
+    say(f"follow it: {program()} resume {task_id}        look at it: {program()} tasks show {task_id}")
 
 
 @dataclass(slots=True)

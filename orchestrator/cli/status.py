@@ -1,4 +1,4 @@
-"""``soong status``: one screen on the service of this home, or on the deployment that the environment names."""
+"""The commands on the service of this home, or the deployment that the environment names: status, down, metrics."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,12 +6,14 @@ from contextlib import suppress
 
 import typer
 
-from soong.orchestrator.cli.console import emit, one_line, output
+from soong.orchestrator.cli.console import emit, emit_text, one_line, output, say
 from soong.orchestrator.cli.ids import has_no_rows, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.step_words import time_text
-from soong.orchestrator.embedded.control import ask_once
+from soong.orchestrator.embedded.control import ControlClient, ask_once
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock, to_the_second
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
@@ -77,7 +79,7 @@ class Status(Value):
         }
 
 
-def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+def command(*, is_json: bool = JSON) -> None:
     """Show the service, its workers, tasks and questions; exit code 1 when no service runs."""
     status = asyncio.run(status_of(load_settings()))
     if is_json:
@@ -162,3 +164,57 @@ def _service_text(service: ServiceState) -> str:
 def _task_line(task: Task) -> str:
     age = time_text((SystemClock().now_us() - task.created_us) / 1_000_000)
     return f"  {task.id}  {task.status}  {age}  {to_the_second(task.created_us)}  {one_line(task.title, 60)}"
+
+
+def down(
+    *,
+    wait_s: float = typer.Option(60.0, "--wait", metavar="SECONDS", help="How long to wait for running steps to end."),
+) -> None:
+    """Stop the service: running steps may finish or are handed back, nothing is lost."""
+    asyncio.run(_stop(wait_s))
+
+
+async def _stop(wait_s: float) -> None:
+    settings = load_settings()
+    record = await living_service(settings)
+    if record is None:
+        ending = read_record(settings.home)
+        if ending is None or not ending.is_stopping:
+            say("no service is running in this home")
+        elif await _is_gone(ending, wait_s):
+            say("stopped")
+        else:
+            raise UnavailableError(f"the service (pid {ending.pid}) is still stopping after {wait_s:g} s")
+        return
+    control = await ControlClient.open(record.control)
+    try:
+        await control.ask("stop")
+        async with asyncio.timeout(wait_s):
+            await control.ended()
+    except TimeoutError:
+        raise UnavailableError(f"the service (pid {record.pid}) is still stopping after {wait_s:g} s") from None
+    finally:
+        await control.close()
+    say("stopped")
+
+
+async def _is_gone(record: ServiceRecord, limit_s: float) -> bool:
+    """Wait for the end of a process that has begun to stop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while record.is_process_alive:  # noqa: ASYNC110  # another's child: nobody tells of its end
+                await asyncio.sleep(timing.POLL_PROCESS_S)
+    return not record.is_process_alive
+
+
+def metrics() -> None:
+    """Print the metrics of the deployment, or of this home's service, from the current rows."""
+    emit_text(asyncio.run(_metrics_text(load_settings())).decode())
+
+
+async def _metrics_text(settings: Settings) -> bytes:
+    from soong.orchestrator.client.bootstrap import opened_metrics
+    from soong.orchestrator.telemetry.metrics import collect, text
+
+    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
+        return text(await collect(store, metrics, SystemClock()))

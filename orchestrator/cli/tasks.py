@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import emit, emit_text, number_of, output, say, table, visible
-from soong.orchestrator.cli.ids import find_task, opened_store
-from soong.orchestrator.cli.steering import asked_of_task
+from soong.orchestrator.cli.ids import asked_of_task, find_task, opened_store
+from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON
 from soong.shared.core.clock import to_the_second
 from soong.shared.core.settings import load_settings
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
 _REASON = typer.Option("", "--reason", help="The reason, for the record.")
@@ -37,7 +36,7 @@ class Drawing(StrEnum):
 
 @app.command("list")
 def list_tasks(
-    *, limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."), is_json: bool = _JSON
+    *, limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."), is_json: bool = JSON
 ) -> None:
     """List tasks, newest first."""
     asyncio.run(_list(limit, is_json=is_json))
@@ -50,7 +49,7 @@ def show(
     is_result: bool = typer.Option(
         False, "--result", help="Show the full result of every step, including partial results of failed steps."
     ),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Show a task: its steps, what they wrote, what was denied."""
     asyncio.run(_show(task, is_result=is_result, is_json=is_json))
@@ -61,13 +60,13 @@ def validate(
     plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
     *,
     project: Path = typer.Option(Path(), "--project", help="Folder whose own agent definitions count, too."),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Check a plan and name every problem with its place and hint. Nothing is written.
 
     The modules that the plan names are imported, in a process of their own that has 20 seconds.
     """
-    from soong.orchestrator.cli.plan_file import read_plan
+    from soong.orchestrator.cli.plan_modules import read_plan
 
     read = read_plan(plan, _names_of(plan, project, imports=True))
     if is_json:
@@ -106,7 +105,7 @@ def graph(
     drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
 ) -> None:
     """Draw a plan, or a task in its current state."""
-    from soong.orchestrator.cli.plan_file import read_plan
+    from soong.orchestrator.cli.plan_modules import read_plan
     from soong.shared.engine.tasks.plan.graph import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
 
@@ -171,7 +170,7 @@ def retry(
     *,
     start: str = typer.Option("", "--from", metavar="STEP", help="Rerun this step and everything downstream of it."),
     detach: bool = typer.Option(False, "--detach", help="Let it run and do not follow it."),
-    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
+    is_json: bool = RESULT_AS_JSON,
 ) -> None:
     """Rerun an ended task: steps that did not complete, and everything downstream of a step. All else is kept."""
     from soong.orchestrator.cli.resume import resume_and_follow
@@ -192,7 +191,7 @@ def fork(
     ),
 ) -> None:
     """Write a plan that repeats a task from one step on; every other completed step has its recorded result."""
-    from soong.orchestrator.cli.forking import write_fork
+    from soong.orchestrator.cli.resume import write_fork
 
     asyncio.run(write_fork(task, start, file))
 
@@ -205,7 +204,12 @@ async def _list(limit: int, *, is_json: bool) -> None:
         tasks = await store.tasks.list_tasks(limit=limit)
         counts = [await store.tasks.counts(task.id) for task in tasks]
     if is_json:
-        emit([TaskSchema.of(task, count.by_status).model_dump() for task, count in zip(tasks, counts, strict=True)])
+        emit(
+            [
+                TaskSchema.of(task, step_counts=count.by_status).model_dump()
+                for task, count in zip(tasks, counts, strict=True)
+            ]
+        )
         return
     rows = [
         (
@@ -221,8 +225,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
 
 
 async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
-    from soong.orchestrator.cli.step_results import results_text
-    from soong.orchestrator.cli.summary import text_of
+    from soong.orchestrator.cli.summary import results_text, text_of
     from soong.orchestrator.client.client import brief_view, snapshot_of
     from soong.orchestrator.client.outcome import outcome_of
     from soong.orchestrator.schemas.task import TaskResult

@@ -10,6 +10,7 @@ import typer
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import has_no_rows, opened_store
+from soong.orchestrator.cli.options import JSON
 from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
@@ -20,12 +21,6 @@ from soong.shared.storage.store import Store
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
-
-
-@app.callback()
-def _group() -> None:
-    """Make, list and revoke tokens of the HTTP API."""
 
 
 @app.command()
@@ -44,7 +39,7 @@ def create(
 
 
 @app.command("list")
-def list_tokens(*, is_json: bool = _JSON) -> None:
+def list_tokens(*, is_json: bool = JSON) -> None:
     """List all tokens, those that are revoked or expired too; never their secrets."""
     tokens = asyncio.run(_list(load_settings()))
     now_us = SystemClock().now_us()

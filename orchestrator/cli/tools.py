@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.tool_arguments import read_arguments
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
@@ -37,14 +38,13 @@ class ExportFormat(StrEnum):
     MCP = "mcp"
 
 
-_JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _NAME = typer.Argument(..., metavar="NAME", help="The tool's name, or an alias of it.")
 _MODE = typer.Option(None, "--mode", help="What the run is for [its agent's own, else default].")
 
 
 @app.command("list")
 def list_tools(
-    *, role: Role | None = typer.Option(None, "--role", help="Only what this role gets."), is_json: bool = _JSON
+    *, role: Role | None = typer.Option(None, "--role", help="Only what this role gets."), is_json: bool = JSON
 ) -> None:
     """List tools in the order that models see them."""
     settings = load_settings()
@@ -53,7 +53,7 @@ def list_tools(
     if role is not None:
         tools = registry.select(_surface(registry, config, role).tools)
     if is_json:
-        from soong.orchestrator.cli.tool_text import tool_json
+        from soong.orchestrator.cli.tool_call import tool_json
 
         emit([tool_json(tool, registry.source_of(tool.name)) for tool in tools])
         return
@@ -71,9 +71,9 @@ def list_tools(
 
 
 @app.command()
-def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
+def show(name: str = _NAME, *, is_json: bool = JSON) -> None:
     """Show a tool: what it is for, its arguments, its limits, how its calls may end."""
-    from soong.orchestrator.cli.tool_text import tool_json, tool_text
+    from soong.orchestrator.cli.tool_call import tool_json, tool_text
     from soong.shared.core.configured_settings import with_config
 
     settings = load_settings()
@@ -95,7 +95,7 @@ def explain(
     allowed: str | None = typer.Option(
         None, "--allowed-tools", metavar="A,B", help="What a step or dispatch asks for: names or globs."
     ),
-    is_json: bool = _JSON,
+    is_json: bool = JSON,
 ) -> None:
     """Say of every tool whether a run would have it, and which rule decided: what a run's row stores."""
     config, registry = _registered(load_settings())
@@ -179,11 +179,8 @@ def call(
     config, registry = _registered(settings, is_callable=True)
     tool = _find(registry, name)
     arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
-    from soong.orchestrator.cli.tool_call import (  # the pipeline: only a call needs it
-        ToolCallCommand,
-        terminal_callback,
-    )
-    from soong.orchestrator.direct.bootstrap import DirectRequest
+    from soong.orchestrator.cli.tool_call import ToolCallCommand, terminal_callback
+    from soong.orchestrator.direct.bootstrap import DirectRequest  # the pipeline: only a call needs it
 
     request = DirectRequest(
         project=project,

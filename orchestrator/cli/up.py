@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import number_of, say
-from soong.orchestrator.cli.worker_option import workers_option
+from soong.orchestrator.cli.options import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.control import ControlReply, PlanRunner, Reply, SocketPeer

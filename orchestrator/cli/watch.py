@@ -2,16 +2,15 @@
 
 import asyncio
 import signal
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.console import emit, one_line, output, say, visible
 from soong.orchestrator.cli.display import Display, make_display
-from soong.orchestrator.cli.losses import LostLeases
-from soong.orchestrator.cli.narration import narrate
-from soong.orchestrator.cli.steering import still_running_in
+from soong.orchestrator.cli.ids import still_running_in
+from soong.orchestrator.cli.narration import StepVoices, narrate
 from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.cli.voices import StepVoices
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
 from soong.orchestrator.client.program import program
@@ -27,6 +26,37 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 
 RESTARTS = 3
+
+
+@dataclass(slots=True)
+class LostLeases:
+    """Compares each view of a task with the one before.
+
+    What was lost before the first one is not said again, unless the task is new: then nobody has said it.
+    """
+
+    _seen: dict[str, int] | None = None
+
+    @classmethod
+    def of(cls, *, is_new: bool) -> "LostLeases":
+        """Begin with a task that is as it was written, or with whatever the first view shows."""
+        return cls({} if is_new else None)
+
+    def news(self, view: TaskSnapshot) -> list[str]:
+        """Return a sentence for each worker that was lost since the last view, with what becomes of its steps."""
+        before, self._seen = self._seen, {step.key: step.lost_leases for step in view.steps}
+        if before is None:
+            return []
+        lost = [step for step in view.steps if step.lost_leases > before.get(step.key, 0)]
+        by_worker = Counter(step.lost_to for step in lost)
+        again = Counter(step.lost_to for step in lost if not step.status.is_terminal)
+        return [f"{one_line(worker, 200)}{_consequence(again[worker])}" for worker in by_worker]
+
+
+def _consequence(number: int) -> str:
+    if not number:
+        return ""
+    return "; 1 step starts again" if number == 1 else f"; {number} steps start again"
 
 
 class InterruptedBeforeStartError(Exception):

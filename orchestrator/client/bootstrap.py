@@ -14,8 +14,7 @@ from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import RUNS, Settings, secret_values
-from soong.shared.core.value import Value
-from soong.shared.engine.wire.notifier import Notifier, Subscription
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -53,45 +52,39 @@ async def open_client(settings: Settings) -> Client:
     )
 
 
-class Listeners(Value):
-    """The subscriptions of a client that only listens; its creator closes it."""
-
-    subscriber: RedisSubscriber
-    clients: RedisClients
-
-    async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self.subscriber.subscribe_run(run_id)
-
-    async def close(self) -> None:
-        await self.clients.close()
+@asynccontextmanager
+async def _redis(settings: Settings, name: str) -> AsyncIterator[RedisClients]:
+    """Open the Redis that the settings name, for a program that needs nothing else; it may be away."""
+    clients = RedisClients.of(settings.redis_url, name=name)
+    try:
+        yield clients
+    finally:
+        await clients.close()
 
 
-def open_subscriptions(settings: Settings) -> Listeners:
-    """Return the subscriptions of the Redis that the settings name; it may be away."""
-    clients = RedisClients.of(settings.redis_url, name="soong-tail")
-    return Listeners(RedisSubscriber(clients.blocking), clients)
+@asynccontextmanager
+async def opened_subscriber(settings: Settings) -> AsyncIterator[Subscriber]:
+    """Open the subscriptions of a program that only listens."""
+    async with _redis(settings, "soong-tail") as clients:
+        yield RedisSubscriber(clients.blocking)
 
 
 @asynccontextmanager
 async def opened_notifier(settings: Settings) -> AsyncIterator[Notifier]:
-    """Open a notifier alone, for a program with one thing to say; its Redis may be away."""
-    clients = RedisClients.of(settings.redis_url, name="soong-answer")
-    notifier = RedisNotifier(clients.commands)
-    try:
-        yield notifier
-    finally:
-        await notifier.close()
-        await clients.close()
+    """Open a notifier alone, for a program with one thing to say."""
+    async with _redis(settings, "soong-answer") as clients:
+        notifier = RedisNotifier(clients.commands)
+        try:
+            yield notifier
+        finally:
+            await notifier.close()
 
 
 @asynccontextmanager
 async def opened_pauses(settings: Settings) -> AsyncIterator[Pauses]:
     """Open the pauses of models, for a person who looks at them or ends them."""
-    clients = RedisClients.of(settings.redis_url, name="soong-models")
-    try:
+    async with _redis(settings, "soong-models") as clients:
         yield RedisPacer(clients.commands)
-    finally:
-        await clients.close()
 
 
 @asynccontextmanager

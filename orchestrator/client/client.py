@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -69,6 +69,11 @@ class TaskSnapshot(Value):
         return self.totals or Counter(step.status for step in self.steps)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to the task by itself."""
+        return self.task.status.is_terminal or (self.task.status is TaskStatus.PAUSED and not self.held)
+
+    @property
     def held(self) -> int:
         """The number of steps that a worker holds."""
         return sum(step.status.is_leased for step in self.steps)
@@ -92,6 +97,12 @@ class Client:
         """What tasks are made and asked through, here as everywhere."""
         who = self.settings.principal
         return TaskService(self.store, self.notifier, self.subscriber, self.clock, self.planner, who, may_approve=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -195,11 +206,13 @@ class Client:
                 end = await self._until_news(subscription, task_id, every_s, for_result=for_result)
             while True:
                 begun_s = loop.time()
-                view = end or await self._view_again(task_id, for_result=for_result)
+                view = end
+                if view is None:
+                    view = await _answered(lambda: snapshot_of(self.store, task_id, for_result=for_result))
                 pause_s = max(every_s, (loop.time() - begun_s) * PAUSE_PER_LOOK)
                 yield view
                 now_s = loop.time()
-                ended_s = (ended_s or now_s) if _has_ended(view) else None
+                ended_s = (ended_s or now_s) if view.has_ended else None
                 if ended_s is not None and (not view.held or now_s - ended_s >= timing.CLOSE_LIMIT_S):
                     return
                 if ended_s is None:
@@ -263,9 +276,6 @@ class Client:
                 await subscription.wait(timing.LEAST_PAUSE_S)
         finally:
             await subscription.close()
-
-    async def _view_again(self, task_id: str, *, for_result: bool) -> TaskSnapshot:
-        return await _answered(lambda: snapshot_of(self.store, task_id, for_result=for_result))
 
     async def _end_soon(self, task_id: str) -> TaskEnd | TaskStatus:
         found = await self._end_again(task_id)
@@ -395,8 +405,3 @@ def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict
     said = functools.cache(lambda pool, needs: lacking(pool, needs, workers))
     waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.ASSIGNED]
     return {step.key: words for step in waiting if (words := said(step.pool, step.needs))}
-
-
-def _has_ended(view: TaskSnapshot) -> bool:
-    """Say whether nothing more will happen to the task by itself."""
-    return view.task.status.is_terminal or (view.task.status is TaskStatus.PAUSED and not view.held)

@@ -1,24 +1,28 @@
-"""What would become of a call, without making it: the stages before permission, and then the policy (PER-10).
+"""What would become of a call or of a plan's steps, without making a call (PER-10, PER-17).
 
-The same parts as in a run judge here: the tool set, the schema, the tool's own target, traits and risk. No handler runs
-and nothing is written; a target may look at the disk, as it does before a real question.
+The same parts as in a run judge here: the tool set, the schema, the tool's own target, traits, risk, and the policy. No
+handler runs and nothing is written; a target may look at the disk, as it does before a real question.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import existing_folder
+from soong.orchestrator.client.submission import SessionTerms, existing_folder
 from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.jsontext import JsonObject, digest
-from soong.shared.core.settings import RUNS
+from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import configured_write_roots, surface_request
+from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.explain import (
     CallExplanation,
     EffectivePolicy,
@@ -28,6 +32,7 @@ from soong.shared.permissions.explain import (
     by_tool_set,
 )
 from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.writable import writable_by_rule
@@ -37,8 +42,8 @@ from soong.shared.tools.ports import GateCall
 from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, for_call, risk_of
 from soong.shared.tools.schema import validate
-from soong.shared.tools.surface import compute_surface
-from soong.shared.toolsets.sources import project_skills
+from soong.shared.tools.surface import Surface, compute_surface
+from soong.shared.toolsets.sources import ToolEnvironment, project_skills
 
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
 
@@ -141,3 +146,26 @@ class Explainer(Value):
             problem = tool.validate_input(arguments) or ""
         if problem:
             raise UsageError(f"{tool.name} does not take these arguments: {problem}")
+
+
+def preview_of(
+    plan: Plan, inputs: Mapping[str, Json], terms: SessionTerms, catalogue: Catalogue, settings: Settings
+) -> Preview:
+    """Look at a plan as :func:`soong.orchestrator.client.submission.submission` would write it.
+
+    Nothing is started or written.
+
+    Raises:
+        UsageError: the project is not a folder, an input or a rule is wrong.
+        InvalidConfigError: the configuration is.
+    """
+    paths = ToolEnvironment.of(settings, catalogue.config).paths
+    explainer = Explainer(catalogue, paths, terms.project, allow=terms.allow, cwd=terms.cwd)
+    by_name = {tool.name: tool for tool in catalogue.tools}
+
+    def tools_of(step: StepSpec) -> tuple[ToolDefinition, ...]:
+        surface = catalogue.surface_of(step)
+        return tuple(by_name[name] for name in Surface.from_json(surface).tools) if surface else ()
+
+    previewer = Previewer(explainer.policy, explainer.paths, explainer.run_dirs, tools_of, explainer.home)
+    return previewer.preview(plan, bind_inputs(plan, inputs))

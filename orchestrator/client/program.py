@@ -12,7 +12,6 @@ from pathlib import Path
 
 NAME = "soong"
 
-
 _called: ContextVar[str] = ContextVar("how the user calls this program", default="")
 
 

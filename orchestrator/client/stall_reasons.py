@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.program import program
-from soong.orchestrator.embedded.health import ServiceHealth, health_of, modules_text
+from soong.orchestrator.embedded.child import ServiceHealth, health_of, modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core import timing

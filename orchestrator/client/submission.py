@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
@@ -36,7 +37,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.consent import StepGrant
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Rule, parse_allow
+from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.marked_project import project_id
 
 NO_SETTINGS: Final[JsonObject] = MappingProxyType({})
@@ -49,6 +50,44 @@ class Ids(NamedTuple):
     task: str
 
 
+def new_ids() -> Ids:
+    return Ids(new_id("sess"), new_id("task"))
+
+
+class SessionTerms(Value):
+    """What a new session is to be: its folder, who answers, its rules, its models, its budget. Not checked yet."""
+
+    project: Path
+    approval_mode: ApprovalMode = ApprovalMode.DENY
+    model: str = ""
+    """Of agents that name none."""
+    allow: Sequence[str] = ()
+    principal: str = "local"
+    cwd: Path | None = None
+    """Where relative paths start; None: at the folder of this process."""
+    ids: Ids = msgspec.field(default_factory=new_ids)
+    policy: Policy | None = None
+    """What rules are added to; None: the policy of the catalogue."""
+    budget: Sequence[str] = ()
+    settings: JsonObject = NO_SETTINGS
+    """How models are asked: of a plan those of all its agents, of an ask its own (:func:`read_settings`)."""
+    step_grants: Sequence[StepGrant] = ()
+    """Consents to what steps declare (PER-17)."""
+    closes_with_task: bool = False
+    """The session is for this task alone."""
+
+
+class NextAsk(Value):
+    """Another goal for a session. What is empty is as in the ask that it follows; an empty ``task_id``: a new one."""
+
+    goal: str
+    agent: str = ""
+    model: str = ""
+    budget: Sequence[str] = ()
+    settings: JsonObject = NO_SETTINGS
+    task_id: str = ""
+
+
 class Submission(Value):
     """A session and its first task, ready to be written."""
 
@@ -59,70 +98,29 @@ class Submission(Value):
 
 
 def submission(
-    plan: Plan,
-    inputs: Mapping[str, Json],
-    *,
-    project: Path,
-    approval_mode: ApprovalMode,
-    model: str,
-    allow: Sequence[str],
-    catalogue: Catalogue,
-    clock: Clock,
-    principal: str = "local",
-    cwd: Path | None = None,
-    is_program: bool = False,
-    step_grants: Sequence[StepGrant] = (),
-    ids: "Ids | None" = None,
-    policy: Policy | None = None,
-    budget: Sequence[str] = (),
-    settings: JsonObject = NO_SETTINGS,
-    closes_with_task: bool = False,
+    plan: Plan, inputs: Mapping[str, Json], terms: SessionTerms, catalogue: Catalogue, clock: Clock
 ) -> Submission:
-    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default, and with
-    ``is_program`` that of :func:`program_folder`.
-
-    ``catalogue`` has the agent definitions of the project (:meth:`Catalogue.at`); ``policy`` is what rules are added
-    to, by default the catalogue's. ``step_grants`` are consents to the steps' declarations (PER-17). ``settings`` are
-    those of all requests of models (:func:`read_settings`). ``closes_with_task``: the session is for this task alone.
+    """Bind and check everything. ``catalogue`` has the agent definitions of the project (:meth:`Catalogue.at`).
 
     Raises:
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
-    require_text("the model", model)
-    ids = ids or Ids(new_id("sess"), new_id("task"))
+    require_text("the model", terms.model)
     now_us = clock.now_us()
-    for name in models_of(plan, model):
+    for name in models_of(plan, terms.model):
         check_name(name)
-    session = _session(
-        ids.session,
-        project=project,
-        cwd=cwd,
-        is_program=is_program,
-        approval_mode=approval_mode,
-        allow=allow,
-        more_rules=_granted(step_grants, ids.task, principal, now_us),
-        catalogue=catalogue,
-        policy=policy,
-        principal=principal,
-        now_us=now_us,
-        closes_with_task=closes_with_task,
-    )
+    session = _session(terms, catalogue, now_us)
     made = new_task(
-        with_settings(plan, settings),
+        with_settings(plan, terms.settings),
         bind_inputs(plan, inputs),
         session,
         surface_of=catalogue.surface_of,
-        default_model=model,
+        default_model=terms.model,
         now_us=now_us,
-        task_id=ids.task,
+        task_id=terms.ids.task,
     )
     traced = replace(made, trace_parent=trace_parent())
-    return Submission(session, traced, budget_of_session(budget, catalogue.config))
-
-
-def _granted(grants: Sequence[StepGrant], task_id: str, principal: str, now_us: int) -> list[Rule]:
-    home = str(Path.home()) if grants else ""
-    return [rule for grant in grants for rule in grant.rules(task_id, principal=principal, now_us=now_us, home=home)]
+    return Submission(session, traced, budget_of_session(terms.budget, catalogue.config))
 
 
 def budget_of_session(given: Sequence[str], config: Config) -> Budget:
@@ -136,107 +134,55 @@ def budget_of_session(given: Sequence[str], config: Config) -> Budget:
 
 
 def ask_submission(
-    goal: str,
-    *,
-    agent: str,
-    project: Path,
-    approval_mode: ApprovalMode,
-    model: str,
-    allow: Sequence[str],
-    catalogue: Catalogue,
-    clock: Clock,
-    principal: str = "local",
-    cwd: Path | None = None,
-    is_program: bool = False,
-    ids: "Ids | None" = None,
-    policy: Policy | None = None,
-    budget: Sequence[str] = (),
-    settings: JsonObject = NO_SETTINGS,
-    follows: str = "",
+    goal: str, agent: str, terms: SessionTerms, catalogue: Catalogue, clock: Clock, *, follows: str = ""
 ) -> Submission:
-    """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
+    """Bind and check a goal for an agent. ``agent`` is the id of its definition.
 
-    ``settings`` are those of the requests of its own model; the agents that it starts have their own. ``follows`` is
-    the root run of a completed ask in another session of the same principal and folder, whose conversation continues.
-
-    The agent ``orchestrator`` has that role; any other answers as the main agent of its session (DIS-01).
+    ``follows`` is the root run of a completed ask in another session of the same principal and folder, whose
+    conversation continues. The agent ``orchestrator`` has that role; any other answers as the main agent of its session
+    (DIS-01).
 
     Raises:
         UsageError: the goal is empty, there is no model, the project is not a folder, or a wrong rule or model.
         NotFoundError: the agent definition is unknown.
     """
     _check_goal(goal)
-    catalogue = catalogue.at(project)
-    definition = _definition(catalogue, agent).with_settings(settings)
-    name = _model_of_ask(definition, model)
-    ids = ids or Ids(new_id("sess"), new_id("task"))
+    catalogue = catalogue.at(terms.project)
+    definition = _definition(catalogue, agent).with_settings(terms.settings)
+    name = _model_of_ask(definition, terms.model)
     now_us = clock.now_us()
-    session = _session(
-        ids.session,
-        project=project,
-        cwd=cwd,
-        is_program=is_program,
-        approval_mode=approval_mode,
-        allow=allow,
-        catalogue=catalogue,
-        policy=policy,
-        principal=principal,
-        now_us=now_us,
-    )
-    task = _ask(goal, session, definition, name, catalogue, now_us, task_id=ids.task, follows=follows)
-    return Submission(session, task, budget_of_session(budget, catalogue.config))
+    session = _session(terms, catalogue, now_us)
+    task = _ask(goal, session, definition, name, catalogue, now_us, task_id=terms.ids.task, follows=follows)
+    return Submission(session, task, budget_of_session(terms.budget, catalogue.config))
 
 
-def follow_up(
-    goal: str,
-    session: Session,
-    former: Run,
-    *,
-    agent: str,
-    model: str,
-    catalogue: Catalogue,
-    clock: Clock,
-    budget: Sequence[str] = (),
-    settings: JsonObject = NO_SETTINGS,
-    task_id: str = "",
-) -> Submission:
-    """Bind another goal for the conversation of ``former``, the root run of a completed ask in the session.
+def follow_up(ask: NextAsk, session: Session, former: Run | None, catalogue: Catalogue, clock: Clock) -> Submission:
+    """Bind another goal in a session that there is, whose rules it has.
 
-    ``agent`` and ``model`` are those of the former run where they are empty; ``task_id`` is a new one by default. The
-    rules are the session's.
+    It continues the conversation of ``former``, the root run of a completed ask in the session; without one it has a
+    conversation of its own, and names its agent.
 
     Raises:
-        UsageError: the goal is empty, or the former run did not complete.
+        UsageError: the goal is empty, the former run did not complete, or there is no model.
         NotFoundError: the agent definition is unknown.
     """
-    _check_goal(goal)
-    if former.status is not RunStatus.COMPLETED:
-        raise UsageError(
-            f"the last ask of session {session.id} is {former.status}; continue it with `soong resume "
-            f"{former.identity.task_id}`"
-        )
-    name = model or former.identity.model
-    check_name(name)
+    _check_goal(ask.goal)
     catalogue = catalogue.at(Path(session.project))
-    definition = _definition(catalogue, agent or former.identity.definition).with_settings(settings)
-    task = _ask(goal, session, definition, name, catalogue, clock.now_us(), task_id=task_id, follows=former.id)
-    return Submission(session, task, parse_budget(*budget))
-
-
-def another_ask(
-    goal: str, session: Session, *, agent: str, model: str, catalogue: Catalogue, clock: Clock
-) -> Submission:
-    """Bind a goal in a session that there is, with a conversation of its own. The rules are the session's.
-
-    Raises:
-        UsageError: the goal is empty, or there is no model.
-        NotFoundError: the agent definition is unknown.
-    """
-    _check_goal(goal)
-    catalogue = catalogue.at(Path(session.project))
-    definition = _definition(catalogue, agent)
-    task = _ask(goal, session, definition, _model_of_ask(definition, model), catalogue, clock.now_us())
-    return Submission(session, task)
+    if former is None:
+        definition = _definition(catalogue, ask.agent)
+        name, follows = _model_of_ask(definition, ask.model), ""
+    else:
+        if former.status is not RunStatus.COMPLETED:
+            raise UsageError(
+                f"the last ask of session {session.id} is {former.status}; continue it with `soong resume "
+                f"{former.identity.task_id}`"
+            )
+        name, follows = ask.model or former.identity.model, former.id
+        check_name(name)
+        definition = _definition(catalogue, ask.agent or former.identity.definition)
+    definition = definition.with_settings(ask.settings)
+    task = _ask(ask.goal, session, definition, name, catalogue, clock.now_us(), task_id=ask.task_id, follows=follows)
+    return Submission(session, task, parse_budget(*ask.budget))
 
 
 def _model_of_ask(definition: AgentDefinition, model: str) -> str:
@@ -299,37 +245,26 @@ def _ask(
     return replace(made, trace_parent=trace_parent())
 
 
-def _session(
-    session_id: str,
-    *,
-    project: Path,
-    cwd: Path | None,
-    is_program: bool,
-    approval_mode: ApprovalMode,
-    allow: Sequence[str],
-    catalogue: Catalogue,
-    principal: str,
-    now_us: int,
-    more_rules: Sequence[Rule] = (),
-    policy: Policy | None = None,
-    closes_with_task: bool = False,
-) -> Session:
-    folder = existing_folder(project)
-    here = str(program_folder(folder) if is_program else cwd or Path.cwd())
-    require_text("the rule", *allow)
+def _session(terms: SessionTerms, catalogue: Catalogue, now_us: int) -> Session:
+    folder = existing_folder(terms.project)
+    here = str(terms.cwd or Path.cwd())
+    require_text("the rule", *terms.allow)
     require_text("the folder", str(folder), here)
     readonly, names = catalogue.readonly_tools, catalogue.ruled_names
-    rules = [parse_allow(text, readonly_tools=readonly, tools=names) for text in catalogue.written_out(*allow)]
+    rules = [parse_allow(text, readonly_tools=readonly, tools=names) for text in catalogue.written_out(*terms.allow)]
+    home = str(Path.home()) if terms.step_grants else ""
+    for grant in terms.step_grants:
+        rules += grant.rules(terms.ids.task, principal=terms.principal, now_us=now_us, home=home)
     return Session(
-        id=session_id,
+        id=terms.ids.session,
         project=str(folder),
         cwd=here,
-        approval_mode=approval_mode,
+        approval_mode=terms.approval_mode,
         created_us=now_us,
-        policy=(policy or catalogue.policy).with_rules([*rules, *more_rules]).as_json(),
-        principal=principal,
+        policy=(terms.policy or catalogue.policy).with_rules(rules).as_json(),
+        principal=terms.principal,
         project_id=project_id(folder) if catalogue.needs_project else "",
-        closes_with_task=closes_with_task,
+        closes_with_task=terms.closes_with_task,
     )
 
 

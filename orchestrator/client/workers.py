@@ -1,4 +1,4 @@
-"""The view of the workers that people, programs and agents share (DIS-04): who lives, what each holds, what waits.
+"""The view of the workers that people, programs and agents share (DIS-04), and what agents have used (DIS-11).
 
 Read from rows alone: nobody is asked over the broker, so a busy or stalled worker is seen like any other.
 """
@@ -6,6 +6,8 @@ Read from rows alone: nobody is asked over the broker, so a busy or stalled work
 from collections.abc import Sequence
 
 from soong.shared.core.value import Value
+from soong.shared.engine.runs.record import UsageBy, UsageTotal
+from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
@@ -79,3 +81,11 @@ def free_slots(workers: Sequence[Worker], pool: str) -> int:
 def idle_workers(workers: Sequence[Worker], pool: str) -> list[Worker]:
     """Return the workers of ``pool`` that could run more steps now."""
     return [worker for worker in workers if pool in worker.pools and worker.busy < worker.slots]
+
+
+async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
+    """Return the sums over the agents' runs that were made since then, the largest cost first, then most tokens."""
+    totals = await runs.usage_totals(by, since_us=since_us, session_id=session_id)
+    if by is UsageBy.DAY:
+        return sorted(totals, key=lambda one: one.key, reverse=True)
+    return sorted(totals, key=lambda one: (one.cost_usd, one.input_tokens + one.output_tokens), reverse=True)

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from soong.orchestrator.approvals.elicitations import answering
 from soong.orchestrator.client.submission import existing_folder, program_folder
 from soong.orchestrator.client.tool_registry import registry_of, run_sources
-from soong.orchestrator.direct.folder import FolderLog
 from soong.orchestrator.direct.gate import DirectGate
 from soong.orchestrator.direct.service_calls import ServiceCalls, session_of_calls
-from soong.orchestrator.direct.session import DirectSession
+from soong.orchestrator.direct.session import DirectSession, FolderLog
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
@@ -59,7 +58,6 @@ _OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))
 
 DEFINITION = "direct"
 """What stands for an agent definition in the identity of a run that no agent makes."""
-
 
 _Word = TypeVar("_Word", bound=StrEnum)
 

@@ -44,7 +44,6 @@ _ENDINGS = {str(ending): ending for ending in ShutdownState}
 
 ControlReply = Mapping[str, Json]
 
-
 _SO_PEERPIDFD = 77
 """Linux 6.5: a descriptor of the process that connected."""
 

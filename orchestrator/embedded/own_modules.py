@@ -1,17 +1,23 @@
 """Which files the modules of ``SOONG_FUNCTIONS`` are, by which a command sees whether a running service has its own.
 
 A service imports its modules once. A command that joins one whose module of that name is another file, or was loaded
-before the file changed, would run other code than its user sees.
+before the file changed, would run other code than its user sees: it waits for an idle ephemeral service to end.
 """
 
+import asyncio
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
+from soong.orchestrator.embedded.service_file import read_record
+from soong.shared.core import timing
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 
 _INSTALLED: Final = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
@@ -72,11 +78,9 @@ def _file_of(name: str, folders: Sequence[str]) -> ModuleFile:
         return ModuleFile()
     package = next(iter(spec.submodule_search_locations or ()), "")
     path = os.path.realpath(package or spec.origin or "")
-    return ModuleFile(path, max(_times(_sources(Path(path))), default=0))
-
-
-def _sources(path: Path) -> Iterator[Path]:
-    return islice(path.rglob("*.py"), _MOST_FILES) if path.is_dir() else iter((path,))
+    file = Path(path)
+    sources = islice(file.rglob("*.py"), _MOST_FILES) if file.is_dir() else (file,)
+    return ModuleFile(path, max(_times(sources), default=0))
 
 
 def _times(paths: Iterable[Path]) -> Iterator[int]:
@@ -85,3 +89,55 @@ def _times(paths: Iterable[Path]) -> Iterator[int]:
             yield path.stat().st_mtime_ns
         except OSError:  # it went while we looked
             continue
+
+
+class RunningModules:
+    """Compares the modules of one command with those of the home's service, before the command joins it."""
+
+    def __init__(self, settings: Settings, tell: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._own = module_files_of(settings.functions, settings.import_folders)
+        self._until_s = asyncio.get_running_loop().time() + timing.GRACE_S
+
+    async def settle(self) -> None:
+        """Have an ephemeral service with other modules end, if nobody needs it: the command then starts its own.
+
+        Raises:
+            UnavailableError: a service stays, and has a module of this name from another file.
+        """
+        while await self._makes_way():  # noqa: ASYNC110  # another process, which tells nobody of its end
+            await asyncio.sleep(timing.POLL_PROCESS_S)
+
+    async def _makes_way(self) -> bool:
+        """Say whether the service of the home is about to end for this command."""
+        record = read_record(self._settings.home)
+        if not self._own or record is None or not record.is_process_alive:
+            return False
+        is_in_time = asyncio.get_running_loop().time() < self._until_s
+        try:
+            said = await ask_once(record.control, "status")
+            running = read_module_files(said.get("modules"))
+            found = difference(self._own, running)
+            if found and is_in_time and record.is_ephemeral:
+                asked = await ask_once(record.control, MAKE_WAY)
+                if asked.get("attached") == 0:
+                    return True
+        except UnavailableError:
+            return record.is_stopping and is_in_time
+        self._judge(found, running)
+        return False
+
+    def _judge(self, found: ModuleDifference, running: Mapping[str, ModuleFile]) -> None:
+        """Refuse a service that stays if it has another module, and tell of an older one."""
+        if found.other:
+            name = found.other[0]
+            raise UnavailableError(
+                f"the running service has {running[name].path} as the module {name!r}, this command "
+                f"{self._own[name].path}; end the service with `soong down` and run again"
+            )
+        if found.older:
+            self._tell(
+                f"the running service loaded {', '.join(found.older)} before the last change; to use that, end the "
+                "service with `soong down` and run again"
+            )

@@ -10,9 +10,10 @@ This module imports little: commands pay for it at their start.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec.structs import fields
+import msgspec
+from msgspec.structs import asdict
 
 from soong.shared.core.jsontext import Json
 from soong.shared.core.secret_names import SECRET_ENDINGS
@@ -46,7 +47,7 @@ class PlanRequest(Value):
     allow: tuple[str, ...]
     budget: tuple[str, ...]
     settings: tuple[str, ...]
-    max_concurrent: int
+    max_concurrent: Annotated[int, msgspec.Meta(ge=0)]
     session_id: str
     task_id: str
     is_json: bool
@@ -58,24 +59,15 @@ class PlanRequest(Value):
 
     def line(self) -> bytes:
         """Return the request as the line that is sent."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return json.dumps({"v": 1, "op": "run", **values}).encode() + b"\n"
+        return json.dumps({"v": 1, "op": "run", **asdict(self)}).encode() + b"\n"
 
 
 def request_of(message: Mapping[str, Json]) -> PlanRequest:
     """Read a request. Raises: ValueError, which says what is not as it has to be."""
-    found: dict[str, object] = {}
-    for one in fields(PlanRequest):
-        value = message.get(one.name)
-        if one.name in ("allow", "budget", "settings"):
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise ValueError(f"{one.name} is {value!r}; expected a list of texts")
-            found[one.name] = tuple(value)
-        elif not _has_type(one.name, value):
-            raise ValueError(f"{one.name} is {value!r}, which is of another type")
-        else:
-            found[one.name] = value
-    return PlanRequest(**found)  # type: ignore[arg-type]  # each was checked by its name
+    try:
+        return msgspec.convert(dict(message), PlanRequest)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def environment_digest(environment: Mapping[str, str]) -> str:
@@ -91,17 +83,3 @@ def environment_digest(environment: Mapping[str, str]) -> str:
     }
     text = json.dumps(wanted, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _has_type(name: str, value: Json) -> bool:
-    match name:
-        case "inputs":
-            return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-        case "model":
-            return value is None or isinstance(value, str)
-        case "max_concurrent":
-            return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        case "is_json" | "is_detached":
-            return isinstance(value, bool)
-        case _:
-            return isinstance(value, str)

@@ -23,21 +23,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from soong.orchestrator.embedded.environment import PARENT_FD, STATUS_FD, child_environment
-from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.folders import PARENT_FD, STATUS_FD, child_environment, prepare_home
 from soong.orchestrator.embedded.redis import redis_url
 from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER
-from soong.shared.toolsets.controls import know_the_program
-from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 
 MODULE: Final = "soong.worker"
 LOADER_VARIABLES: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
 """Without these an interpreter may not start, and a subreaper needs no other."""
-IMPORTED: Final = ("soong.worker.bootstrap", "soong.worker.preload", "soong.orchestrator.owner.bootstrap")
+IMPORTED: Final = ("soong.worker.bootstrap", "soong.orchestrator.owner.bootstrap")
 SQLITE: Final = "sqlalchemy.dialects.sqlite"
 
 
@@ -91,7 +88,6 @@ class PreforkedWorkers:
             importlib.import_module(name)
         if threading.active_count() > 1:
             return None  # a library has begun one: what it holds now would be held for ever in a child
-        _rehearse()
         home = prepare_home(settings)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(settings.runtime_dir)})
@@ -182,12 +178,6 @@ class _Beginning(Value):
         sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]  # by which a worker restarts in place
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
         raise SystemExit(0)
-
-
-def _rehearse() -> None:
-    """Do once what each process would do for itself: a page that only one of them writes to is not shared any more."""
-    know_the_program()
-    make_registry(ToolEnvironment())
 
 
 def show_as(words: Sequence[str]) -> None:

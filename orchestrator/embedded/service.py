@@ -1,4 +1,4 @@
-"""The embedded service as one process: Redis, an orchestrator and workers, started and stopped in order.
+"""The embedded service as one process: Redis, an orchestrator and workers, started, scaled and stopped in order.
 
 Start: lock, folders, Redis, store and orchestrator, control socket, workers, record. Stop is the reverse: nobody may
 attach, workers drain, the orchestrator releases its sessions, Redis ends, the record goes, the lock is let go.
@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -16,14 +16,11 @@ from typing import Literal, Protocol
 
 from soong.orchestrator.embedded.control import ControlServer, PlanRunner, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
-from soong.orchestrator.embedded.handover import take_home
-from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
-from soong.orchestrator.embedded.leftovers import expire_dead
-from soong.orchestrator.embedded.listening import address_of
+from soong.orchestrator.embedded.handover import expire_dead, take_home
+from soong.orchestrator.embedded.listening import HttpLock, address_of, listen_after_former
 from soong.orchestrator.embedded.own_modules import ModuleFile, module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import find_redis, redis_url
-from soong.orchestrator.embedded.scaling import WorkerScaler, demand_of
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.supervisor import Supervisor
 from soong.shared.core import timing
@@ -34,12 +31,99 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
+from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.claims import lacking
+from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-
 State = Literal["starting", "ready", "stopping"]
+
+
+class Demand(Value):
+    """What the rows show at one moment: ``held`` steps of ``live`` workers, and what waits for one of them."""
+
+    live: int = 0
+    held: int = 0
+    waiting: frozenset[WaitingSteps] = frozenset()
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker], backlog: Backlog) -> "Demand":
+        """Leave out what none of the workers is able to run: one more of them is not either."""
+        live = [worker for worker in workers if worker.state is ProcessState.LIVE]
+        able = frozenset(one for one in backlog.waiting if not lacking(one.pool, one.needs, live))
+        return cls(len(live), sum(worker.busy for worker in live), able if backlog.ready else frozenset())
+
+    @property
+    def is_high(self) -> bool:
+        """Say whether a worker has several steps at once, or steps have none, at this moment."""
+        return self.live > 0 and (self.held > self.live or bool(self.waiting))
+
+    def lasts_from(self, before: "Demand") -> bool:
+        """Say whether it was as high before: the same steps still wait, or there are still several for one worker."""
+        is_crowded = before.held > before.live and self.held > self.live
+        return before.is_high and self.is_high and (is_crowded or not self.waiting.isdisjoint(before.waiting))
+
+
+class WorkerPool(Protocol):
+    """The workers of the service (:class:`soong.orchestrator.embedded.supervisor.Supervisor`)."""
+
+    @property
+    def may_grow(self) -> bool: ...
+
+    def grow(self) -> None: ...
+
+
+class WorkerScaler:
+    """Adds one worker at a time to the pool. ``look`` reads the rows and may raise UnavailableError."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        look: Callable[[], Awaitable[Demand]],
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._pool = pool
+        self._look = look
+        self._sleep = sleep
+        self._hinted = asyncio.Event()
+
+    def hint(self) -> None:
+        """Say that there may be more work than before."""
+        self._hinted.set()
+
+    async def run(self) -> None:
+        """Look after hints, until cancelled."""
+        while True:
+            await self._hinted.wait()
+            await self._sleep(timing.HINTS_S)  # what a called worker claims, it has claimed by then
+            self._hinted.clear()
+            if self._pool.may_grow and await self._is_needed() and self._pool.may_grow:
+                self._pool.grow()
+            await self._sleep(timing.LEAST_PAUSE_S)
+
+    async def _is_needed(self) -> bool:
+        try:
+            seen = await self._look()
+            if not seen.is_high:
+                return False
+            # A start takes a second of CPU time, and on a busy machine a step that is about to be claimed waits 50 ms.
+            await self._sleep(timing.LEAST_PAUSE_S)
+            now = await self._look()
+            if now.lasts_from(seen):
+                log.info("workers_wanted", live=now.live, held=now.held, waiting=len(now.waiting & seen.waiting))
+                return True
+        except UnavailableError as error:
+            log.warning("demand_unknown", error=str(error))
+        except Exception:  # the service works on with the workers that it has
+            log.exception("demand_unread")
+        return False
+
+
+async def demand_of(store: Store) -> Demand:
+    """Read the demand of now. Raises: UnavailableError."""
+    return Demand.of(await store.sessions.workers(), await store.claims.backlog(limit=1))
 
 
 class ServiceOwner(Protocol):

@@ -1,26 +1,86 @@
-"""The record of the embedded service of a home: who holds it and where it answers.
+"""The record of the embedded service of a home: who holds it, which process that is, and where it answers.
 
 ``service.lock`` is held by flock for the service's entire life, so there is at most one; the kernel lets go of it
 whatever ends the process. ``service.json`` says the rest and is replaced atomically. A record proves nothing by itself:
-pid and start must fit a living process, and its control socket must answer.
+pid and start must fit a living process, and its control socket must answer. Pids are used again and clocks are moved,
+so a start is counted in ticks from the boot, with the boot's id.
 """
 
 import fcntl
 import json
 import os
+import sys
 import time
+from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
+import psutil
 from msgspec.structs import asdict
 
-from soong.orchestrator.embedded.process_start import birth_of, start_of
 from soong.shared.core.errors import ConflictError, InvalidConfigError
 from soong.shared.core.value import Value
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_AFTER_NAME: Final = b") "
+"""In ``/proc/PID/stat``: a program chooses its name, which may contain this too, so the last one counts."""
+_STATE: Final = 0
+_START_TICKS: Final = 19
+_ENDED: Final = (b"Z", b"X")
 
 LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"
 RECORD_VERSION = 1
 EPHEMERAL = b"ephemeral\n"
+
+
+def birth_of(pid: int) -> str | None:
+    """Return the id of the boot and the start of a process in clock ticks since it, ``BOOT/TICKS``.
+
+    No other process has the same, and no clock changes it. None: there is no process of this pid, or it is a zombie.
+    Empty: the system is not Linux, or hides its boot id.
+    """
+    boot = _boot_id()
+    if not boot:
+        return None if start_of(pid) is None else ""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(_AFTER_NAME)[2].split()
+    if len(fields) <= _START_TICKS or fields[_STATE] in _ENDED:
+        return None
+    return f"{boot}/{fields[_START_TICKS].decode('ascii')}"
+
+
+def start_of(pid: int) -> float | None:
+    """Return the start of a living process in seconds since the epoch; None: there is no process of this pid.
+
+    A step of the clock changes it on Linux.
+    """
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Say whether a living process is another one, or was started by it or by one that it started."""
+    try:
+        return pid == ancestor or any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False
+
+
+@lru_cache(maxsize=1)
+def _boot_id() -> str:
+    if not sys.platform.startswith("linux"):
+        return ""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 class ServiceRecord(Value):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from soong.orchestrator.embedded.control import ControlClient
 from soong.orchestrator.embedded.early_service import drop, order
-from soong.orchestrator.embedded.environment import child_environment, module_command
-from soong.orchestrator.embedded.folders import prepare_home
-from soong.orchestrator.embedded.running_modules import RunningModules
+from soong.orchestrator.embedded.folders import child_environment, module_command, prepare_home
+from soong.orchestrator.embedded.own_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
@@ -23,7 +22,6 @@ LOGS_KEPT = 10
 LOG_LINES_SHOWN = 15
 EXIT_HELD = 75
 """Exit code of a service that found its home held by another: its starter joins that one."""
-
 
 _LEFT_TO_OTHERS: list["subprocess.Popen[bytes]"] = []
 

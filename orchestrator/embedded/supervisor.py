@@ -16,8 +16,7 @@ from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
 from soong.orchestrator.embedded.child import ServiceChild, exit_words
-from soong.orchestrator.embedded.environment import PARENT_FD, child_environment, module_command
-from soong.orchestrator.embedded.folders import REDIS_SOCKET
+from soong.orchestrator.embedded.folders import PARENT_FD, REDIS_SOCKET, child_environment, module_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
 from soong.shared.core import timing
@@ -101,7 +100,7 @@ class Supervisor:
     def start_http(self, listener: int, lock: int) -> None:
         """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
 
-        ``lock`` is the descriptor of an HttpLock (:mod:`soong.orchestrator.embedded.http_port`), held as long as it
+        ``lock`` is the descriptor of an HttpLock (:mod:`soong.orchestrator.embedded.listening`), held as long as it
         lives.
         """
         pipe = self._parent_pipe()
@@ -214,8 +213,9 @@ class Supervisor:
         deadline = asyncio.get_running_loop().time() + timing.CHILD_LIMIT_S
         while not await answers(self.folder / REDIS_SOCKET):
             if child.deaths >= 3 or asyncio.get_running_loop().time() > deadline:
+                ending = "no answer" if child.last_exit is None else exit_words(child.last_exit)
                 raise UnavailableError(
-                    f"the embedded Redis does not start ({_ending(child)}); "
+                    f"the embedded Redis does not start ({ending}); "
                     f"its words are in {self.settings.home / 'logs' / 'redis.log'}"
                 )
             await asyncio.sleep(0.01)
@@ -255,7 +255,3 @@ async def answers(socket_path: Path) -> bool:
 
 def _worker_name(number: int) -> str:
     return f"worker-{number}"
-
-
-def _ending(child: ServiceChild) -> str:
-    return "no answer" if child.last_exit is None else exit_words(child.last_exit)

@@ -41,12 +41,44 @@ def main(arguments: Sequence[str]) -> int:
     listener, parent, lock = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2])
     for descriptor in (listener.fileno(), parent, lock):
         os.set_inheritable(descriptor, False)
-    pipe = ServiceEndWatcher(parent)
-    from soong.orchestrator.http.child import (
-        serve,  # imports take seconds on a busy machine: the pipe is watched meanwhile
-    )
+    return serve(listener, lock, ServiceEndWatcher(parent).when_ended)
 
-    return serve(listener, lock, pipe.when_ended)
+
+def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callable[[], object]], None]) -> int:
+    """Serve until a signal comes or the service ends, of which ``when_parent_ends`` tells; return the exit code."""
+    # Imports take seconds on a busy machine: the pipe is watched meanwhile.
+    import asyncio
+    import signal
+
+    from soong.orchestrator.client.logs import configure_logs
+    from soong.orchestrator.embedded.listening import sign
+    from soong.shared.core.errors import SoongError
+    from soong.shared.core.settings import load_settings
+    from soong.shared.core.startup import begin, settle_gc
+    from soong.shared.core.terminal import guard_streams
+
+    sign(lock)
+    guard_streams()
+    begin()
+    from soong.orchestrator.http.server import run  # after it: FastAPI makes many objects
+
+    settings = load_settings()
+    configure_logs(settings, "http")
+
+    async def until_told() -> None:
+        settle_gc()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        when_parent_ends(lambda: loop.call_soon_threadsafe(stop.set))
+        await stop.wait()
+
+    try:
+        asyncio.run(run(settings, listener, until_told))
+    except SoongError as error:
+        sys.stderr.write(f"soong http: {error}\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

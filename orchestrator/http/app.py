@@ -18,13 +18,11 @@ from soong.orchestrator.http import (
     run_routes,
     service_routes,
     session_routes,
-    sign_in_routes,
     task_routes,
-    watch_routes,
 )
+from soong.orchestrator.http.console_files import PAGE_POLICY, front_page
 from soong.orchestrator.http.context import Api, Needs
 from soong.orchestrator.http.edge import EdgeMiddleware
-from soong.orchestrator.http.front_page import POLICY, front_page
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Peers
@@ -41,13 +39,11 @@ refused. Problems are RFC 9457 documents with a stable `code`."""
 
 _ROUTERS: Final = (
     service_routes,
-    sign_in_routes,
     session_routes,
     task_routes,
     progress_routes,
     run_routes,
     approval_routes,
-    watch_routes,
     console_files,
 )
 
@@ -107,7 +103,7 @@ def _routes() -> FastAPI:
     async def front(request: Request) -> Response:
         """Say what this is and how to get a token, for people with a browser. Needs no token."""
         page = front_page(_describe(app), request.headers["host"])
-        return Response(page, media_type="text/html", headers={"Content-Security-Policy": POLICY})
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
 
     @app.get(
         "/docs",

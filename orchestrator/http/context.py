@@ -1,25 +1,22 @@
 """What every route works with: the deployment's client, who may come in, what is held open, and when to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from fastapi import Request
+from fastapi import Depends, Request
 
+from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.http.authentication import Authenticator, Caller
-from soong.orchestrator.http.edge import CALLER, RequestLimiter
-from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.edge import CALLER, Limits, RequestLimiter
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.responder_leases import ResponderLeases
-from soong.orchestrator.http.shared_reads import SharedReads
-from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
-from soong.orchestrator.http.watched_reads import WatchedReads
+from soong.orchestrator.http.watched_reads import SharedReads, SubscriptionPool, WatchedReads
 from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
@@ -27,6 +24,66 @@ from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
+
+CHANNEL: Final = "http"
+
+
+@dataclass(slots=True)
+class _KeptLease:
+    """One principal's presence: until when, by session, on the loop's clock."""
+
+    lease: ResponderLease
+    until_s: dict[str, float] = field(default_factory=dict)
+    keeping: asyncio.Task[None] | None = None
+
+    async def keep(self) -> None:
+        """Be there until the last lease has run out; then take the rows back."""
+        loop = asyncio.get_running_loop()
+        beating = loop.create_task(self.lease.run())
+        try:
+            while self.until_s:
+                self.lease.attend(self.until_s)
+                await asyncio.sleep(timing.POLL_ROWS_S)
+                self.until_s = {name: until_s for name, until_s in self.until_s.items() if until_s > loop.time()}
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class ResponderLeases:
+    """Who is there to answer through one server."""
+
+    client: Client
+    _kept: dict[str, _KeptLease] = field(default_factory=dict)
+
+    def stay(self, principal: str, session_ids: Iterable[str]) -> None:
+        """Be there for these sessions for one responder's lease from now on."""
+        lease_s = self.client.settings.responder_lease_s
+        until_s = dict.fromkeys(session_ids, asyncio.get_running_loop().time() + lease_s)
+        if not until_s:
+            return
+        kept = self._kept.get(principal)
+        if kept is None:
+            kept = _KeptLease(
+                ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s)
+            )
+            self._kept[principal] = kept
+        kept.until_s.update(until_s)
+        if kept.keeping is None or kept.keeping.done():
+            kept.keeping = asyncio.get_running_loop().create_task(kept.keep())
+        kept.lease.attend(kept.until_s)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The principals that are there just now."""
+        return tuple(name for name, kept in self._kept.items() if kept.keeping is not None and not kept.keeping.done())
+
+    async def close(self) -> None:
+        keeping = [kept.keeping for kept in self._kept.values() if kept.keeping is not None]
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
 
 
 class ArtifactReader(Protocol):
@@ -149,6 +206,10 @@ class Needs(Value):
         return caller
 
 
+READER: Final[Any] = Depends(Needs(Right.READ))
+RUNNER: Final[Any] = Depends(Needs(Right.RUN))
+
+
 def check_steering(caller: Caller, session: Session) -> None:
     """Refuse a caller that controls another's session unless an administrator. Raises: ProblemError (not_yours)."""
     if session.principal != caller.principal and not caller.may(Right.ADMIN):
@@ -175,24 +236,13 @@ async def until_changed(
 
     Raises: ProblemError (unauthenticated) when the caller's token was revoked or expired meanwhile.
     """
-    await _until_changed(request, api, subscription, is_enough, wait_s, rhythm)
-    if not await api.authenticator.still(request.scope[CALLER]):
-        raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")
-
-
-async def _until_changed(
-    request: Request,
-    api: Api,
-    subscription: Subscription,
-    is_enough: Callable[[], Awaitable[bool]],
-    wait_s: float,
-    rhythm: Rhythm,
-) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_s
     is_heard = True
     while not (is_heard and await is_enough()):
         left_s = deadline_s - loop.time()
         if left_s <= 0 or api.stopping.is_set() or await request.is_disconnected():
-            return
+            break
         is_heard = bool(await subscription.wait(min(rhythm.every_s, left_s))) or rhythm.looks_anyway
+    if not await api.authenticator.still(request.scope[CALLER]):
+        raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.frames import END, KEEP_ALIVE, RETRY, frame
+from soong.orchestrator.http.schemas import END, KEEP_ALIVE, RETRY, frame
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
@@ -100,7 +100,7 @@ class SseStream:
         checked_s = loop.time()
         yield RETRY
         while True:
-            self._coming = self._coming or loop.create_task(self._next())
+            self._coming = self._coming or loop.create_task(anext(self.frames, None))
             either = {self._coming, self._stopping}
             await asyncio.wait(either, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.done():
@@ -124,9 +124,6 @@ class SseStream:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self.frames.aclose()
-
-    async def _next(self) -> bytes | None:
-        return await anext(self.frames, None)
 
 
 class EventStream(StreamingResponse):

@@ -14,7 +14,7 @@ from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.direct_calls import DirectCalls
+from soong.orchestrator.http.mcp_endpoint import DirectCalls
 from soong.orchestrator.http.peers import Peer
 from soong.shared.permissions.access.token import ApiToken, Right
 

@@ -1,29 +1,30 @@
-"""A task followed by long polls: how many steps are done, what runs, what failed, what waits for an answer."""
+"""A task followed: by long polls of its progress, by its live stream, step by step."""
 
 import hashlib
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import tasks_planned_by
+from soong.orchestrator.client.client import lack_of, tasks_planned_by
+from soong.orchestrator.client.outcome import step_report
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
-from soong.orchestrator.http.parameters import TaskId, Wait
+from soong.orchestrator.http.context import READER, Api, api_of, until_changed
+from soong.orchestrator.http.events import EventStream
 from soong.orchestrator.http.schemas import respond
-from soong.orchestrator.http.strict import StrictRoute
-from soong.orchestrator.schemas.progress import TaskProgress
+from soong.orchestrator.http.strict import StrictRoute, TaskId, Wait
+from soong.orchestrator.schemas.run import tools_of
+from soong.orchestrator.schemas.task import StepDetail, TaskProgress
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
-from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 
-READER = Depends(Needs(Right.READ))
-
 Seen = Annotated[str, Header(max_length=200, description="`ETag` of the state that was seen: 304 if it is still so.")]
+
+StepId = Annotated[str, Query(max_length=400, description="The step's id in its task.")]
 
 
 @dataclass(slots=True)
@@ -88,3 +89,30 @@ async def task_progress(
         return Response(status_code=304, headers={"ETag": wanted.tag})
     progress = await TaskProgress.read(api.client.store, (wanted.task, *wanted.planned), wanted.waiting)
     return respond(progress, headers={"ETag": wanted.tag})
+
+
+@router.get(
+    "/v1/tasks/{task_id}/stream",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "An event `task`, events `change`, `end`."}},
+)
+async def stream_task(request: Request, task_id: TaskId, caller: Caller = READER) -> Response:
+    """Follow a task: an event `task` with every step, then an event `change` with the steps that changed.
+
+    Both have the task, its waiting questions and the tasks that its agent made. Steps have no output here
+    (`GET /v1/tasks/{id}/step?id=…`). A reader that connects again begins with `task`, and has lost nothing. When
+    the task has ended and nothing of it runs, an event `end` is the last.
+    """
+    api = api_of(request)
+    await api.feeds.require(task_id)
+    return EventStream(api.feeds.frames(task_id), api, caller)
+
+
+@router.get("/v1/tasks/{task_id}/step", response_model=StepDetail, dependencies=[READER])
+async def show_step(request: Request, task_id: TaskId, id: StepId) -> Response:
+    """Show a step: its output or error, what its run was given and denied, why no worker takes it."""
+    store = api_of(request).client.store
+    step = await store.tasks.step(f"{task_id}/{id}")
+    granted = tools_of((await store.runs.run(step.run_id)).surface) if step.run_id else []
+    report = await step_report(store, step, granted)
+    return respond(StepDetail.of(step, report, lacks=await lack_of(store, step)))

@@ -3,30 +3,24 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.live_run import follow_live
-from soong.orchestrator.client.tail import RunTail
+from soong.orchestrator.client.tail import RunTail, follow_live
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Needs, api_of
+from soong.orchestrator.http.context import READER, RUNNER, api_of
 from soong.orchestrator.http.events import EventStream, run_frames
-from soong.orchestrator.http.parameters import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, page_of, respond
-from soong.orchestrator.http.strict import StrictRoute
-from soong.orchestrator.http.task_routes import RUNNER, CommandBody, steered
-from soong.orchestrator.schemas.artifact import ArtifactPage
-from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
-from soong.shared.permissions.access.token import Right
+from soong.orchestrator.http.strict import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId, StrictRoute
+from soong.orchestrator.http.task_routes import CommandBody, steered
+from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, NodeSchema, RunDetail, RunSchema
 
 MAX_ARTIFACT_PAGE: Final = 1_000_000
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"])
-
-READER = Depends(Needs(Right.READ))
 
 After = Annotated[int, Query(ge=0, le=2**53, description="Begin after the entry of this number.")]
 LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As `after`; readers send it.")]
@@ -92,7 +86,7 @@ async def read_artifact(
     api = api_of(request)
     async with api.artifact_reads:  # each may hold the largest artifact in memory
         data = await api.artifacts.get(digest)
-        return respond(ArtifactPage.of(digest, data, offset, limit))
+        return respond(ArtifactPage.page(digest, data, offset, limit))
 
 
 @router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)

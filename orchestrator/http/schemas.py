@@ -4,20 +4,23 @@ The things themselves have one form for all programs (:mod:`soong.orchestrator.s
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from soong.orchestrator.schemas.base import AnyObject, Instant, Schema
-from soong.orchestrator.schemas.session import SessionSchema
+from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema
+from soong.orchestrator.schemas.run import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskSchema
-from soong.shared.core.clock import rfc3339
-from soong.shared.core.jsontext import dump
-from soong.shared.permissions.audit_log.entry import AuditEntry
+from soong.shared.core.jsontext import Json, dump
 
 T = TypeVar("T")
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+RETRY: Final = b"retry: 1000\n\n"
+END: Final = b"event: end\ndata: {}\n\n"
+"""Nothing more will come. A reader that connects again is answered 204, which tells an EventSource to stop."""
 
 
 class Page(Schema, Generic[T]):
@@ -34,21 +37,9 @@ class AuditEntrySchema(Schema):
     number: int = Field(description="From 1 on in its chain, without gaps.")
     time: Instant
     kind: str
-    session: str
+    session: Annotated[str, From("session_id")]
     data: AnyObject
     digest: str
-
-    @classmethod
-    def of(cls, entry: AuditEntry) -> "AuditEntrySchema":
-        return cls(
-            chain=entry.chain,
-            number=entry.number,
-            time=rfc3339(entry.time_us),
-            kind=entry.kind,
-            session=entry.session_id,
-            data=dict(entry.data),
-            digest=entry.digest,
-        )
 
 
 class SessionDetail(SessionSchema):
@@ -58,7 +49,7 @@ class SessionDetail(SessionSchema):
 
 
 class TaskDetail(TaskSchema):
-    root_run: str
+    root_run: Annotated[str, From("root_run_id")]
     inputs: AnyObject
     steps: list[StepSchema] = Field(description="A page of its steps as planned, items of a map below it.")
     next: str | None = Field(description="The `cursor` of the page of steps after this one; null: there is none.")
@@ -131,3 +122,19 @@ def json_bytes(value: object) -> bytes:
 def page_of(items: Sequence[BaseModel], limit: int, last: str) -> dict[str, Any]:
     """Return a page; a full one has a next one, which may turn out to be empty."""
     return {"items": [item.model_dump() for item in items], "next": last if len(items) >= limit and last else None}
+
+
+def frame_of(head: dict[str, Json], name: str, items: Iterable[bytes], *, event: str) -> bytes:
+    """Return one event whose data is ``head`` and a list by this name, of objects that are encoded already."""
+    return b'event: %b\ndata: %b,"%b":[%b]}\n\n' % (
+        event.encode(),
+        json_bytes(head)[:-1],
+        name.encode(),
+        b",".join(items),
+    )
+
+
+def frame(data: Json, *, id: str = "", event: str = "") -> bytes:
+    """Return one event as it is sent; compact JSON has no line break that could end it early."""
+    head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
+    return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))

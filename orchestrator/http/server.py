@@ -14,10 +14,10 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.http.app import make_app, make_routes
 from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware
-from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware, Limits
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
@@ -159,3 +159,23 @@ async def _until_stopped(
         stopping.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)
         listener.close()
+
+
+async def run(
+    settings: Settings,
+    listener: socket.socket,
+    stop: Callable[[], Awaitable[Any]],
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve the deployment that the settings name until ``stop`` returns; it is called once the parts are open.
+
+    Raises:
+        InvalidConfigError: no Redis is named.
+        UsageError: a host or an origin is not valid.
+        UnavailableError, SchemaVersionError: the database cannot be used.
+    """
+    api = Api(await open_client(settings), open_metrics(settings), open_artifacts(settings))
+    try:
+        await serve(api, settings, listener, stop, ready)
+    finally:
+        await asyncio.shield(api.close())

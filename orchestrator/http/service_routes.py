@@ -1,27 +1,32 @@
-"""The service itself: is it there, what does it hold, who am I."""
+"""The service itself: is it there, what does it hold, who am I; signing in, and the audit log."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.usage import usage_totals
-from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.client.workers import list_workers, usage_totals
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Needs, api_of
-from soong.orchestrator.http.parameters import InSession
-from soong.orchestrator.http.schemas import CallerSchema, HealthSchema, respond
-from soong.orchestrator.http.strict import StrictRoute
-from soong.orchestrator.schemas.usage import UsageSums
-from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.orchestrator.http.context import READER, api_of
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.http.schemas import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of, respond
+from soong.orchestrator.http.strict import Body, InSession, Limit, StrictRoute
+from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
+from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import rfc3339
+from soong.shared.core.errors import UsageError
 from soong.shared.engine.runs.record import UsageBy
 from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.audit_log.entry import AuditKind
 
 router = APIRouter(route_class=StrictRoute)
 
-READER = Depends(Needs(Right.READ))
+Since = Annotated[str, Query(max_length=10, description="Only of this time up to now, such as `12h` or `30d`.")]
+AfterOrdinal = Annotated[int, Query(ge=0, le=2**53, description="`next` of the page before.")]
+Kinds = Annotated[Sequence[AuditKind], Query(description="Only entries of these kinds.")]
 
 
 @router.get("/v1/health", response_model=HealthSchema, tags=["service"])
@@ -58,7 +63,7 @@ async def workers(request: Request) -> Response:
     """List the workers that are not gone, with what each holds, and the queues."""
     api = api_of(request)
     view = await list_workers(api.client.store.claims, api.client.store.sessions, api.metrics)
-    return respond(WorkersSchema.of(view))
+    return respond(WorkersSchema.of_view(view))
 
 
 @router.get("/v1/usage", response_model=UsageSums, tags=["service"], dependencies=[READER])
@@ -73,7 +78,7 @@ async def usage(
     since_us = client.clock.now_us() - days * 86_400_000_000
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
     unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
-    return respond(UsageSums.of(by, totals, unsummed))
+    return respond(UsageSums.of_totals(by, totals, unsummed))
 
 
 @router.get(
@@ -89,3 +94,50 @@ async def metrics(request: Request) -> Response:
 
     api = api_of(request)
     return Response(text(await collect(api.client.store, api.metrics, api.client.clock)), media_type=CONTENT_TYPE)
+
+
+class SignInBody(Body):
+    code: str = Field(max_length=200, description="What `soong console` put behind the `#` of the address.")
+    digest: str = Field(
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256, in hexadecimal, of a secret of the caller's: 32 random bytes as base64url.",
+    )
+
+
+@router.post("/v1/sign-in", response_model=CallerSchema, tags=["service"])
+async def sign_in(request: Request, body: SignInBody) -> Response:
+    """Turn a code into a token, once. Needs no token.
+
+    The token's text is `soong_`, the `token` of the answer, `_`, and the secret, which is never sent here. The code is
+    worth nothing afterwards, and after a minute.
+    """
+    address = request.client.host if request.client is not None else ""
+    caller = await api_of(request).authenticator.sign_in(body.code, body.digest, address)
+    return respond(caller_document(caller))
+
+
+@router.get("/v1/audit", tags=["service"], response_model=Page[AuditEntrySchema], dependencies=[READER])
+async def list_audit(
+    request: Request,
+    session: InSession = "",
+    kind: Kinds = (),
+    since: Since = "400d",
+    after: AfterOrdinal = 0,
+    limit: Limit = 50,
+) -> Response:
+    """List who answered, decided and granted what, oldest first; `soong audit verify` checks the entries."""
+    client = api_of(request).client
+    since_us = client.clock.now_us() - age_s(since) * 1_000_000
+    found = await client.store.audit.audit_entries(
+        after=after, session_id=session, kinds=kind, since_us=max(0, since_us), limit=limit
+    )
+    last = str(found[-1].ordinal) if found else ""
+    return respond(page_of([AuditEntrySchema.of(entry) for entry in found], limit, last))
+
+
+def age_s(text: str) -> int:
+    """Return an age in seconds. Raises: ProblemError (invalid_input)."""
+    try:
+        return read_age(text, "since")
+    except UsageError as error:
+        raise ProblemError(ProblemCode.INVALID_INPUT, str(error)) from error

@@ -2,23 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Needs, api_of, check_steering
+from soong.orchestrator.http.context import READER, RUNNER, api_of, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD, EventStream, session_frames
-from soong.orchestrator.http.parameters import Cursor, Limit, SessionId
 from soong.orchestrator.http.schemas import Page, SessionDetail, page_of, respond
-from soong.orchestrator.http.strict import StrictRoute
-from soong.orchestrator.schemas.session import SessionSchema
-from soong.shared.permissions.access.token import Right
+from soong.orchestrator.http.strict import Cursor, Limit, SessionId, StrictRoute
+from soong.orchestrator.schemas.run import SessionSchema
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"])
-
-READER = Depends(Needs(Right.READ))
-RUNNER = Depends(Needs(Right.RUN))
 
 
 @router.get("/v1/sessions", response_model=Page[SessionSchema], dependencies=[READER])
@@ -40,9 +35,8 @@ async def show_session(request: Request, session_id: SessionId) -> Response:
     store = api_of(request).client.store
     session = await store.sessions.session(session_id)
     waiting = await store.consent.questions(session_id=session_id)
-    detail = SessionDetail(
-        **SessionSchema.of(session).model_dump(),
-        policy=dict(session.policy),
+    detail = SessionDetail.of(
+        session,
         tasks=[task.id for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)],
         approvals=[question.request.id for question in waiting if question.answer is None],
     )

@@ -1,24 +1,129 @@
-"""Requests read strictly: JSON as everywhere here, no field and no parameter that is not known, one value each."""
+"""Requests read strictly: JSON as everywhere here, no field and no parameter that is not known, one value each.
 
+A refusal names each field or parameter with what to do about it. Parameters that several routes take are defined here.
+"""
+
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final, get_args
 from urllib.parse import parse_qsl
 
-from fastapi import Request
+from fastapi import Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from starlette.responses import Response
 
 from soong.orchestrator.http.context import api_of
-from soong.orchestrator.http.hints import errors_of, models_in
 from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
-from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core import timing
+from soong.shared.core.errors import InvalidJsonError, NotFoundError
 from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.texts import EXPECTED, fault, faults
+from soong.shared.engine.tasks.functions import suggestion
+
+Fields = Mapping[str, str]
+"""The fields of one object by the name that is sent, each with its description."""
+
+_TYPES: Final[Mapping[str, str]] = {
+    "string": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "dict": "an object",
+    "list": "an array",
+    "model_attributes": "an object",
+    "model": "an object",
+}
+_KIND: Final = re.compile(r"(?P<name>.+)_(?:type|parsing|parsing_size|from_float|sub_type)")
+
+MAX_LIMIT: Final = 200
+ID: Final = r"[0-9a-z]{1,64}"
+Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before.")]
+StepCursor = Annotated[str, Query(max_length=300, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")]
+Wait = Annotated[int, Query(ge=0, le=timing.LONG_POLL_S, description="Seconds to wait for a change; at most 55.")]
+InSession = Annotated[str, Query(max_length=80, description="Only of this session.")]
+InTask = Annotated[str, Query(max_length=80, description="Only of this task.")]
+
+
+def errors_of(found: Sequence[Mapping[str, Any]], body: type[BaseModel] | None) -> list[Json]:
+    """Return pydantic's errors as those of a problem document, one for each place.
+
+    ``body`` is the model of the request's body, by which its fields are known.
+    """
+    by_place: dict[str, dict[str, Json]] = {}
+    for error in found[:MAX_ERRORS]:
+        place, fields = _place(error["loc"], body)
+        told = {"place": place[:MAX_PLACE_CHARS], "problem": str(error["msg"]), "hint": _hint(error, fields)}
+        first = by_place.setdefault(place, dict(told))
+        if first["problem"] != told["problem"]:  # a field that takes several types fails once for each
+            first["problem"] = f"{first['problem']}; or: {told['problem']}"
+            first["hint"] = f"{first['hint']}, or {told['hint']}"
+    return list(by_place.values())
+
+
+def _place(location: Sequence[str | int], body: type[BaseModel] | None) -> tuple[str, Fields]:
+    """Return the place in words, without the names of types, and the fields of the object that it lies in."""
+    if not location or location[0] != "body":
+        return ".".join(map(str, location)), {}
+    parts, model, fields = ["body"], body, _fields(body)
+    for part in location[1:]:
+        if isinstance(part, int):
+            parts.append(str(part))
+            continue
+        if model is None:
+            break
+        parts.append(part)
+        fields = _fields(model)
+        model = _model_of(model, part)
+    return ".".join(parts), fields
+
+
+def _fields(model: type[BaseModel] | None) -> Fields:
+    fields = model.model_fields.items() if model is not None else ()
+    return {field.alias or name: field.description or "" for name, field in fields}
+
+
+def _model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the model of a field's value, or of the items of it; None when it has none."""
+    for given, field in model.model_fields.items():
+        if name == (field.alias or given):
+            return next(models_in(field.annotation), None)
+    return None
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that a type names, itself or inside a union or a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+def _hint(error: Mapping[str, Any], fields: Fields) -> str:
+    """Return what to do about an error: a sentence that begins with a verb."""
+    kind, limits, name = str(error["type"]), error.get("ctx", {}), str(error["loc"][-1] if error["loc"] else "")
+    match kind:
+        case "missing":
+            return f"add `{name}`: {fields[name]}" if fields.get(name) else f"add `{name}`"
+        case "extra_forbidden":
+            return f"remove it; {suggestion(name[:MAX_PLACE_CHARS], fields)}" if fields else "remove it"
+        case "literal_error" | "enum":
+            return f"write {limits.get('expected', 'one of the values of the documentation')}"
+        case "string_pattern_mismatch":
+            return f"write text that matches {limits.get('pattern')}"
+        case "string_too_long" | "too_long":
+            return f"send at most {limits.get('max_length')} {'characters' if kind[0] == 's' else 'entries'}"
+        case "greater_than_equal" | "less_than_equal":
+            bound = f"at least {limits.get('ge')}" if kind[0] == "g" else f"at most {limits.get('le')}"
+            return f"send a number that is {bound}"
+    found = _KIND.fullmatch(kind)
+    wanted = _TYPES.get(found["name"], "") if found is not None else ""
+    return f"send {wanted}" if wanted else "send what the documentation of this path says"
 
 
 class Body(BaseModel):
@@ -138,3 +243,27 @@ async def _check_body(request: Request, *, takes_body: bool) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(ProblemCode.UNSUPPORTED_MEDIA_TYPE, "send the body as `Content-Type: application/json`")
+
+
+def _known(form_text: str, kind: str) -> Callable[[str], str]:
+    """Return what looks at an id in a path: text that no row can have as its id names nothing, as an unknown one."""
+    form = re.compile(form_text)
+
+    def check(text: str) -> str:
+        if form.fullmatch(text) is None:
+            raise NotFoundError(kind, text[:MAX_PLACE_CHARS])
+        return text
+
+    return check
+
+
+SessionId = Annotated[str, AfterValidator(_known(rf"sess_{ID}", "session")), Path(description="`sess_…`")]
+TaskId = Annotated[str, AfterValidator(_known(rf"task_{ID}", "task")), Path(description="`task_…`")]
+RunId = Annotated[str, AfterValidator(_known(rf"run_{ID}", "run")), Path(description="`run_…`")]
+RequestId = Annotated[str, AfterValidator(_known(rf"req_{ID}", "permission request")), Path(description="`req_…`")]
+
+ArtifactDigest = Annotated[
+    str,
+    AfterValidator(_known(r"[0-9a-f]{64}", "artifact")),
+    Path(description="SHA-256 of its bytes, as results and events name it."),
+]

@@ -17,13 +17,13 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.preview import preview_of
-from soong.orchestrator.client.submission import Ids, Submission, ask_submission, submission
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.explanation import preview_of
+from soong.orchestrator.client.submission import Ids, SessionTerms, Submission, ask_submission, submission
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import api_of, check_own
 from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.http.strict import Body
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
@@ -48,10 +48,22 @@ PlanSource = Annotated[
     dict[str, JsonValue] | str, Field(description="The plan: an object, or the text of a plan file (YAML or JSON).")
 ]
 
-
-BUDGET: Final[str] = Field(
-    default="", max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`."
-)
+Goal = Annotated[str, Field(min_length=1, max_length=100_000, description="What the agent is to achieve.")]
+Project = Annotated[
+    str, Field(max_length=4_096, description="Absolute path of the folder to work in, as the server sees it.")
+]
+Approvals = Annotated[
+    Literal["inbox", "prompt", "deny"],
+    Field(description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody."),
+]
+AskSettings = Annotated[
+    dict[str, JsonValue], Field(max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}.")
+]
+Budget = Annotated[
+    str,
+    Field(max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`."),
+]
+NOTHING: Final[Any] = Field(default_factory=dict)
 
 
 class PlanBody(Body):
@@ -76,7 +88,7 @@ class PreviewBody(PlanBody):
     """A plan and what it would work with."""
 
     inputs: dict[str, JsonValue] = Field(default_factory=dict)
-    project: str = Field(max_length=4_096, description="Absolute path of the folder to work in, as the server sees it.")
+    project: Project
     allow: list[str] = Field(
         default_factory=list,
         max_length=100,
@@ -87,34 +99,32 @@ class PreviewBody(PlanBody):
 class AskBody(Body):
     """A goal for an agent and what it is to work with."""
 
-    goal: str = Field(min_length=1, max_length=100_000, description="What the agent is to achieve.")
+    goal: Goal
     agent: str = Field(default=ORCHESTRATOR, max_length=200, description="The agent's definition.")
-    project: str = Field(max_length=4_096, description="Absolute path of the folder to work in, as the server sees it.")
+    project: Project
     allow: list[str] = Field(
         default_factory=list,
         max_length=100,
         description="Rules `tool:scope` that allow without a question; need the right `approve`.",
     )
-    approval_mode: Literal["inbox", "prompt", "deny"] = Field(
-        default="inbox",
-        description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
-    )
+    approval_mode: Approvals = "inbox"
     model: str = Field(default="", max_length=200, description="The model of agents that name none.")
-    settings: dict[str, JsonValue] = Field(
-        default_factory=dict, max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}."
-    )
-    budget: str = BUDGET
+    settings: AskSettings = NOTHING
+    budget: Budget = ""
+
+    @property
+    def allows(self) -> bool:
+        """Whether it would let something run without a question, which only an approver may."""
+        return bool(self.allow)
 
 
 class FollowUpBody(Body):
     """Another goal for a session's conversation; its folder, rules and budget are the session's."""
 
-    goal: str = Field(min_length=1, max_length=100_000, description="What the agent is to achieve.")
+    goal: Goal
     agent: str = Field(default="", max_length=200, description="Another definition than that of the last ask.")
     model: str = Field(default="", max_length=200, description="Another model than that of the last ask.")
-    settings: dict[str, JsonValue] = Field(
-        default_factory=dict, max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}."
-    )
+    settings: AskSettings = NOTHING
 
 
 class StepGrantBody(Body):
@@ -127,17 +137,14 @@ class StepGrantBody(Body):
 class SubmissionBody(PreviewBody):
     """A plan and what it is to work with."""
 
-    approval_mode: Literal["inbox", "prompt", "deny"] = Field(
-        default="inbox",
-        description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
-    )
+    approval_mode: Approvals = "inbox"
     model: str = Field(default="", max_length=200, description="The model of steps that name none.")
     settings: dict[str, JsonValue] = Field(
         default_factory=dict,
         max_length=MAX_SETTINGS,
         description=f"How the models of its agents are asked, whatever the plan says: {SETTING_NAMES}.",
     )
-    budget: str = BUDGET
+    budget: Budget = ""
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,
@@ -195,7 +202,9 @@ def _error(place: str, problem: str, hint: str) -> Json:
 
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     """Look at what a plan will ask for; nothing is written. Raises: ProblemError."""
-    return _look(_checked(body, catalogue, settings), body, settings)
+    checked = _checked(body, catalogue, settings)
+    terms = SessionTerms(project=checked.project, cwd=checked.project, allow=body.allow)
+    return preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
 
 
 def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBody) -> Ids:
@@ -210,15 +219,7 @@ def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBo
     return Ids(f"sess_{session}", f"task_{task}")
 
 
-def prepared(
-    body: SubmissionBody,
-    catalogue: Catalogue,
-    settings: Settings,
-    *,
-    clock: Clock,
-    principal: str,
-    ids: Ids | None = None,
-) -> Submission:
+def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogue, client: Client) -> Submission:
     """Make a submission ready to be written.
 
     Raises:
@@ -226,32 +227,16 @@ def prepared(
             ask for what was shown of it.
         UsageError: a step has neither model nor script.
     """
+    settings = client.settings
     checked = _checked(body, catalogue, settings)
-    grants: Sequence[StepGrant] = ()
+    terms = _terms(body, checked.project, catalogue, settings, principal, ids)
     if body.step_grants:
-        grants = _consented(_look(checked, body, settings), body.step_grants)
-    return submission(
-        checked.plan,
-        body.inputs,
-        project=checked.project,
-        approval_mode=ApprovalMode(body.approval_mode),
-        model=body.model or settings.model,
-        allow=body.allow,
-        catalogue=checked.catalogue,
-        clock=clock,
-        principal=principal,
-        cwd=checked.project,
-        step_grants=grants,
-        ids=ids,
-        policy=_policy(catalogue, settings),
-        budget=(body.budget,),
-        settings=read_settings(body.settings),
-    )
+        preview = preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
+        terms = replace(terms, step_grants=_consented(preview, body.step_grants))
+    return submission(checked.plan, body.inputs, terms, checked.catalogue, client.clock)
 
 
-def prepared_ask(
-    body: AskBody, catalogue: Catalogue, settings: Settings, *, clock: Clock, principal: str, ids: Ids | None = None
-) -> Submission:
+def prepared_ask(body: AskBody, principal: str, ids: Ids, catalogue: Catalogue, client: Client) -> Submission:
     """Make a goal ready to be written.
 
     Raises:
@@ -259,22 +244,25 @@ def prepared_ask(
         UsageError: the goal is empty, or there is no model.
         NotFoundError: the agent definition is unknown.
     """
-    project, errors = _project(body.project, settings.http_projects)
+    project, errors = _project(body.project, client.settings.http_projects)
     errors += _rule_errors(body.allow, catalogue)
     if errors:
         detail = f"the goal has {len(errors)} problems; `errors` names each"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
-    return ask_submission(
-        body.goal,
-        agent=body.agent,
+    terms = _terms(body, project, catalogue, client.settings, principal, ids)
+    return ask_submission(body.goal, body.agent, terms, catalogue, client.clock)
+
+
+def _terms(
+    body: SubmissionBody | AskBody, project: Path, catalogue: Catalogue, settings: Settings, principal: str, ids: Ids
+) -> SessionTerms:
+    return SessionTerms(
         project=project,
+        cwd=project,
         approval_mode=ApprovalMode(body.approval_mode),
         model=body.model or settings.model,
         allow=body.allow,
-        catalogue=catalogue,
-        clock=clock,
         principal=principal,
-        cwd=project,
         ids=ids,
         policy=_policy(catalogue, settings),
         budget=(body.budget,),
@@ -324,18 +312,6 @@ def preview_document(preview: Preview) -> Mapping[str, Any]:
         for step in preview.steps
     ]
     return {**preview.as_json(), "steps": steps}
-
-
-def _look(checked: _CheckedPlan, body: PreviewBody, settings: Settings) -> Preview:
-    return preview_of(
-        checked.plan,
-        body.inputs,
-        project=checked.project,
-        allow=body.allow,
-        catalogue=checked.catalogue,
-        settings=settings,
-        cwd=checked.project,
-    )
 
 
 def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[StepGrant]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.client.client import tasks_planned_by
-from soong.orchestrator.http.frames import END, frame_of
-from soong.orchestrator.http.schemas import json_bytes
-from soong.orchestrator.http.subscriptions import SubscriptionPool
-from soong.orchestrator.schemas.task import StepErrorSchema, TaskSchema
+from soong.orchestrator.http.schemas import END, frame_of, json_bytes
+from soong.orchestrator.http.watched_reads import SubscriptionPool
+from soong.orchestrator.schemas.base import instant
+from soong.orchestrator.schemas.task import TaskSchema
 from soong.shared.core import timing
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
@@ -53,7 +52,6 @@ class _Known:
 
     def _changing(self) -> dict[str, Json]:
         state = self.state
-        error = None if state.error is None else StepErrorSchema.model_validate(state.error.as_json()).model_dump()
         return {
             "status": str(state.status),
             "outcome": None if state.outcome is None else str(state.outcome),
@@ -61,9 +59,9 @@ class _Known:
             "worker": state.worker_id,
             "attempt": state.attempt,
             "progress": state.progress,
-            "error": error,
-            "started": None if state.started_us is None else rfc3339(state.started_us),
-            "ended": None if state.ended_us is None else rfc3339(state.ended_us),
+            "error": None if state.error is None else state.error.as_json(),
+            "started": instant(state.started_us),
+            "ended": instant(state.ended_us),
         }
 
 
@@ -163,7 +161,7 @@ class TaskFeed:
     async def _head_of(self, task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Json]:
         waiting = await self.store.consent.questions(session_id=task.session_id)
         return {
-            "task": TaskSchema.of(task, counts).model_dump(mode="json"),
+            "task": TaskSchema.of(task, step_counts=counts).model_dump(mode="json"),
             "kind": str(task.kind),
             "root_run": task.root_run_id,
             "approvals": [one.request.id for one in waiting if one.answer is None],

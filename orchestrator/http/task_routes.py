@@ -1,25 +1,36 @@
 """Tasks: submission, state and control."""
 
 import asyncio
-from typing import Annotated, Any, ClassVar, Final, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Header, Query
 from msgspec.structs import replace
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import counts_of, in_plan_order, snapshot_of, steps_of, tasks_planned_by
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client, counts_of, in_plan_order, snapshot_of, steps_of, tasks_planned_by
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, Submission, follow_up, title_of
+from soong.orchestrator.client.submission import Ids, NextAsk, Submission, follow_up, new_ids, title_of
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
+from soong.orchestrator.http.context import READER, RUNNER, Api, api_of, check_own, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD
-from soong.orchestrator.http.parameters import MAX_LIMIT, Cursor, InSession, Limit, SessionId, StepCursor, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
-from soong.orchestrator.http.strict import Body, StrictRoute
+from soong.orchestrator.http.strict import (
+    MAX_LIMIT,
+    Body,
+    Cursor,
+    InSession,
+    Limit,
+    SessionId,
+    StepCursor,
+    StrictRoute,
+    TaskId,
+)
 from soong.orchestrator.http.submissions import (
     AskBody,
     FollowUpBody,
@@ -34,7 +45,7 @@ from soong.orchestrator.http.submissions import (
     previewed,
     read_plan,
 )
-from soong.orchestrator.schemas.session import SessionSchema
+from soong.orchestrator.schemas.run import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.telemetry import well_formed
@@ -55,9 +66,6 @@ from soong.shared.permissions.access.token import Right
 from soong.shared.storage.store import Store
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
-
-READER = Depends(Needs(Right.READ))
-RUNNER = Depends(Needs(Right.RUN))
 
 Reason = Annotated[str, Field(max_length=2_000, description="The reason, for the record.")]
 
@@ -109,6 +117,9 @@ class DispatchBody(Body):
 
 
 NO_REASON = CommandBody()
+_Work = TypeVar("_Work", SubmissionBody, AskBody)
+Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Client], Submission]
+"""Makes a body ready to be written, for a principal and with these ids."""
 MOST_DRAWN: Final = 1_000
 """Steps of a task in one picture."""
 
@@ -147,17 +158,7 @@ async def submit_task(
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
     """
-    api = api_of(request)
-    if body.allows:
-        caller.require(Right.APPROVE)
-    catalogue, client = await api.catalogue(), api.client
-    ids = ids_of(idempotency_key, caller.principal, body) if idempotency_key else None
-    if ids is not None and await _stands(client.store, ids):
-        return await _submitted(api, ids, status=200)
-    ready = await asyncio.to_thread(  # a plan of thousands of steps is no matter of milliseconds
-        prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal, ids=ids
-    )
-    return await _written(api, ready, traceparent, is_named=ids is not None)
+    return await _submit(request, caller, body, prepared, idempotency_key, traceparent)
 
 
 @router.post(
@@ -177,15 +178,22 @@ async def submit_ask(
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
     """
+    return await _submit(request, caller, body, prepared_ask, idempotency_key, traceparent)
+
+
+async def _submit(
+    request: Request, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
+) -> Response:
+    """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
     api = api_of(request)
-    if body.allow:
+    if body.allows:
         caller.require(Right.APPROVE)
-    catalogue, settings = await api.catalogue(), api.client.settings
-    ids = ids_of(idempotency_key, caller.principal, body) if idempotency_key else None
-    if ids is not None and await _stands(api.client.store, ids):
+    ids = ids_of(key, caller.principal, body) if key else new_ids()
+    if key and await _stands(api.client.store, ids):
         return await _submitted(api, ids, status=200)
-    ready = prepared_ask(body, catalogue, settings, clock=api.client.clock, principal=caller.principal, ids=ids)
-    return await _written(api, ready, traceparent, is_named=ids is not None)
+    # A plan of thousands of steps is no matter of milliseconds.
+    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await api.catalogue(), api.client)
+    return await _written(api, ready, traceparent, is_named=bool(key))
 
 
 @router.post(
@@ -215,17 +223,8 @@ async def submit_follow_up(
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
             raise _reused()
         return await _submitted(api, Ids(session_id, task_id), status=200)
-    ready = follow_up(
-        body.goal,
-        session,
-        await _last_root(store, session_id),
-        agent=body.agent,
-        model=body.model,
-        catalogue=catalogue,
-        clock=api.client.clock,
-        settings=read_settings(body.settings),
-        task_id=task_id,
-    )
+    ask = NextAsk(body.goal, body.agent, body.model, settings=read_settings(body.settings), task_id=task_id)
+    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, api.client.clock)
     return await _written(api, ready, traceparent, is_named=bool(task_id))
 
 
@@ -292,10 +291,9 @@ async def show_task(request: Request, task_id: TaskId, cursor: StepCursor = "", 
     tasks = (task, *await tasks_planned_by(store, task))
     steps, ids = await steps_of(store, tasks, after=cursor, limit=limit), {one.id for one in tasks}
     waiting = await store.consent.pending(task.session_id)
-    detail = TaskDetail(
-        **TaskSchema.fields_of(task, await counts_of(store, tasks)),
-        root_run=task.root_run_id,
-        inputs=dict(task.inputs),
+    detail = TaskDetail.of(
+        task,
+        step_counts=await counts_of(store, tasks),
         steps=[StepSchema.of(step) for step in in_plan_order(steps)],
         next=steps[-1].key if len(steps) == limit else None,
         approvals=[one.id for one in waiting if one.identity.task_id in ids],
@@ -439,4 +437,4 @@ async def steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, 
 
 
 async def _shape(api: Api, task: Task) -> TaskSchema:
-    return TaskSchema.of(task, (await api.client.store.tasks.counts(task.id)).by_status)
+    return TaskSchema.of(task, step_counts=(await api.client.store.tasks.counts(task.id)).by_status)

@@ -1,14 +1,20 @@
-"""The port of the tools: the HTTP API for one caller, in this process or elsewhere.
+"""The port of the tools: the HTTP API for one caller, in this process or elsewhere, and results for two readers.
 
-Every tool is a call of the API, so its rights, limits and messages are the API's: there is no second way in.
+Every tool is a call of the API, so its rights, limits and messages are the API's: there is no second way in. A result
+is a short text for a model and the same facts by the tool's output schema for programs. Clients cut long results, so
+both are bounded. Texts of agents, files and plans are data; their control characters are spelled out.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult, TextContent
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from soong.shared.core.inert import inert
@@ -17,7 +23,12 @@ from soong.shared.core.value import Value
 
 MAX_ERRORS_SHOWN: Final = 10
 
+S = TypeVar("S", bound=BaseModel)
 Document = Mapping[str, Any]
+
+MAX_TEXT_CHARS: Final = 24_000
+PREVIEW_CHARS: Final = 300
+_SEGMENT: Final = re.compile(r"[0-9A-Za-z_]{1,200}")
 
 
 class ApiReply(Value):
@@ -96,3 +107,54 @@ class ApiProblemError(ToolError):
         if len(errors) > MAX_ERRORS_SHOWN:
             lines.append(f"- and {len(errors) - MAX_ERRORS_SHOWN} more")
         return inert("\n".join(lines), keeps_blanks=True)
+
+
+def picked(shape: type[S], document: Document, **more: Any) -> S:
+    """Return a shape of the fields that it shares with a document, and of more."""
+    return shape.model_validate({**{name: document[name] for name in shape.model_fields if name in document}, **more})
+
+
+def told(text: str, shape: BaseModel) -> CallToolResult:
+    """Return a tool's result in both forms."""
+    shown = cut(inert(text, keeps_blanks=True), MAX_TEXT_CHARS)
+    return CallToolResult(
+        content=[TextContent(type="text", text=shown)], structured_content=shape.model_dump(mode="json")
+    )
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text, or its beginning with a mark."""
+    return text if len(text) <= most else f"{text[:most]}… (cut: {len(text):,} characters)"
+
+
+def preview(value: object, most: int = PREVIEW_CHARS) -> str:
+    """Return the beginning of a value as one line of JSON; of a text as it is."""
+    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), most)
+
+
+def lines(*parts: str | Iterable[str]) -> str:
+    """Join lines; those that are empty are left out."""
+    flat: list[str] = []
+    for part in parts:
+        flat += [part] if isinstance(part, str) else part
+    return "\n".join(line for line in flat if line)
+
+
+def counts_of(step_counts: Mapping[str, int]) -> str:
+    """Return ``3 of 7 steps completed, 2 running``."""
+    total, done = sum(step_counts.values()), step_counts.get("completed", 0)
+    others = [f"{number} {status}" for status, number in step_counts.items() if status != "completed" and number]
+    return ", ".join([f"{done} of {total} steps completed", *others])
+
+
+def path(*segments: str) -> str:
+    """Return the path of an API request. Raises: ToolError when an id is none."""
+    for segment in segments:
+        if not _SEGMENT.fullmatch(segment):
+            raise ToolError(f"{segment[:100]!r} is not an id; copy the id as another tool returned it")
+    return "/v1/" + "/".join(segments)
+
+
+def without_empty(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's body without the fields that say nothing."""
+    return {name: value for name, value in body.items() if value not in ("", None, [], {})}

@@ -13,10 +13,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
-from soong.orchestrator.mcp.api import SoongContext, api_of
-from soong.orchestrator.mcp.run_tools import shortened
+from soong.orchestrator.mcp.api import SoongContext, api_of, cut, lines, path, picked, preview, told, without_empty
 from soong.orchestrator.mcp.shapes import AnswerResult, ApprovalLine, ApprovalList
-from soong.orchestrator.mcp.texts import cut, lines, path, preview, told, without_empty
+from soong.orchestrator.mcp.task_tools import shortened
 from soong.orchestrator.schemas.base import step_id_of
 from soong.shared.core import timing
 from soong.shared.core.inert import inert
@@ -121,10 +120,9 @@ async def answer_approval(
     body = without_empty({"choice": said.data.choice, "input_digest": digest, "reason": said.data.reason})
     document = (await api.call("POST", f"{where}/answer", query={"wait": 2 * timing.RENEW_EVERY_S}, body=body)).document
     answer = document["answer"] or {}
-    shape = AnswerResult(
-        id=document["id"],
-        state=document["state"],
-        sentence=document["sentence"],
+    shape = picked(
+        AnswerResult,
+        document,
         choice=answer.get("choice") or said.data.choice,
         answered_by=answer.get("principal", ""),
     )
@@ -134,24 +132,17 @@ async def answer_approval(
 def approval_line(document: Mapping[str, Any]) -> ApprovalLine:
     """Return a question as the tools show it."""
     who = document["identity"]
-    return ApprovalLine(
-        id=document["id"],
-        asked=document["asked"],
+    return picked(
+        ApprovalLine,
+        document,
         task=who["task_id"],
         step=step_id_of(who["step_key"]),
         who=f"{who['role']} {who['definition']} ({who['model'] or 'no model'}), run {who['run_id']}",
-        tool=document["tool"],
         target=document["target"]["shown"],
         risk=f"{document['risk']}: {document['risk_summary']}",
-        is_dangerous=document["is_dangerous"],
         preview=cut(document["preview"], MAX_PREVIEW_CHARS),
         arguments=shortened(document["arguments"]),
         session_grant=document["session_grant"] if "allow_for_session" in document["choices"] else "",
-        choices=document["choices"],
-        may_answer=document["may_answer"],
-        may_not_because=document["may_not_because"],
-        input_digest=document["input_digest"],
-        state=document["state"],
     )
 
 

@@ -3,8 +3,7 @@
 from pydantic import Field
 
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, Instant, Schema
-from soong.orchestrator.schemas.progress import FailedStep, RunningStep
-from soong.orchestrator.schemas.task import DeliverableSchema, StepErrorSchema
+from soong.orchestrator.schemas.task import DeliverableSchema, FailedStep, RunningStep, StepErrorSchema
 
 
 class SubmittedTask(Schema):

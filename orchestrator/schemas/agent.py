@@ -1,11 +1,10 @@
 """Agent definitions and their files, as programs see them (DIS-02)."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from soong.orchestrator.schemas.base import Schema
-from soong.shared.agents.definition import AgentDefinition
-from soong.shared.agents.definition_files import DefinitionFile
-from soong.shared.core.errors import Problem
+from soong.orchestrator.schemas.base import From, Schema
 from soong.shared.tools.surface import RunMode
 
 
@@ -25,21 +24,6 @@ class AgentSchema(Schema):
     options: dict[str, float | int | bool | str] = Field(description="What it asks of its model.")
     instructions: str
 
-    @classmethod
-    def of(cls, definition: AgentDefinition) -> "AgentSchema":
-        return cls(
-            id=definition.id,
-            description=definition.description,
-            source=definition.source,
-            model=definition.model,
-            fallback_models=None if definition.fallback_models is None else list(definition.fallback_models),
-            mode=definition.mode,
-            suggested_tools=None if definition.suggested_tools is None else list(definition.suggested_tools),
-            limits=dict(definition.limits),
-            options=definition.options.as_json(),
-            instructions=definition.instructions,
-        )
-
 
 class AgentFileProblem(Schema):
     """One thing that is wrong with a document."""
@@ -48,21 +32,13 @@ class AgentFileProblem(Schema):
     problem: str
     hint: str
 
-    @classmethod
-    def of(cls, problem: Problem) -> "AgentFileProblem":
-        return cls(place=problem.place, problem=problem.problem, hint=problem.hint)
-
 
 class AgentFileSchema(Schema):
     """A file of a definition, and whether it can be used."""
 
-    path: str
-    id: str = Field(description="Empty when it cannot be used.")
+    path: Annotated[str, From("path", str)]
+    id: Annotated[str, From("definition", lambda one: "" if one is None else one.id)] = Field(
+        description="Empty when it cannot be used."
+    )
     problems: list[AgentFileProblem]
     notes: list[str] = Field(description="What of it is not taken, and why.")
-
-    @classmethod
-    def of(cls, file: DefinitionFile) -> "AgentFileSchema":
-        definition_id = "" if file.definition is None else file.definition.id
-        problems = [AgentFileProblem.of(one) for one in file.problems]
-        return cls(path=str(file.path), id=definition_id, problems=problems, notes=list(file.notes))

@@ -1,15 +1,13 @@
 """A permission question with its answer and decision, as programs see them (PER-06, PER-14)."""
 
-from typing import Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from soong.orchestrator.approvals.approval import Approval, status_of_question
-from soong.orchestrator.schemas.base import AnyObject, Instant, Schema
-from soong.shared.core.clock import rfc3339
-from soong.shared.core.identity import RunIdentity
+from soong.orchestrator.approvals.approval import status_of_question
+from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
+from soong.shared.permissions.request import Choice, Question, RequestState
 from soong.shared.tools.result import ErrorType
 
 
@@ -27,16 +25,16 @@ class IdentitySchema(Schema):
     step_key: str
     step_title: str
     model: str
-    dispatched_by: str = Field(description="Whose submission, retry or dispatch its run comes from.")
-    is_foreign: bool = Field(description="That was another side than the session's: no grant or rule answers for it.")
-
-    @classmethod
-    def of(cls, identity: RunIdentity) -> "IdentitySchema":
-        return cls.model_validate(identity.as_json())
+    dispatched_by: Annotated[str, From("origin.principal")] = Field(
+        description="Whose submission, retry or dispatch its run comes from."
+    )
+    is_foreign: Annotated[bool, From("origin.is_foreign")] = Field(
+        description="That was another side than the session's: no grant or rule answers for it."
+    )
 
 
 class TargetSchema(Schema):
-    kind: str
+    kind: Annotated[str, From("target_kind")]
     shown: str = Field(description="The resolved target: a path, a command, a host.")
     host: str
 
@@ -50,18 +48,6 @@ class AnswerSchema(Schema):
     input_digest: str
     metadata: AnyObject
 
-    @classmethod
-    def of(cls, answer: Answer) -> "AnswerSchema":
-        return cls(
-            choice=answer.choice,
-            principal=answer.principal,
-            channel=answer.channel,
-            answered=rfc3339(answer.answered_us),
-            reason=answer.reason,
-            input_digest=answer.input_digest,
-            metadata=dict(answer.metadata),
-        )
-
 
 class DecisionSchema(Schema):
     id: str
@@ -73,19 +59,6 @@ class DecisionSchema(Schema):
     decided: Instant
     expires: Instant
 
-    @classmethod
-    def of(cls, decision: Decision) -> "DecisionSchema":
-        return cls(
-            id=decision.id,
-            choice=decision.choice,
-            author=decision.author,
-            principal=decision.principal,
-            reason=decision.reason,
-            error=decision.error,
-            decided=rfc3339(decision.decided_us),
-            expires=rfc3339(decision.expires_us),
-        )
-
 
 class ApprovalSchema(Schema):
     """A permission question. An answer names `input_digest`, so that what was shown is what is answered."""
@@ -94,7 +67,7 @@ class ApprovalSchema(Schema):
     state: RequestState
     ending: str = Field(description="Its state, in a word: `waits`, `answered`, `denied`, `timed out` …")
     sentence: str = Field(description="The same as a sentence.")
-    asked: Instant
+    asked: Annotated[Instant, From("created_us")]
     identity: IdentitySchema
     tool_call_id: str
     tool: str
@@ -103,7 +76,9 @@ class ApprovalSchema(Schema):
     arguments: AnyObject = Field(description="The input, redacted; long texts are cut, with a mark.")
     input_digest: str = Field(description="SHA-256 of the real input's canonical form.")
     target: TargetSchema
-    session_grant: str = Field(description="What `allow_for_session` would cover; empty: it is not offered.")
+    session_grant: Annotated[str, From("scope")] = Field(
+        description="What `allow_for_session` would cover; empty: it is not offered."
+    )
     precondition: str = Field(description="The target as it was when it was asked about; if it changed, nothing runs.")
     cwd: str
     env: list[str] = Field(description="Names of the variables that a command gets.")
@@ -119,42 +94,11 @@ class ApprovalSchema(Schema):
     decision: DecisionSchema | None
 
     @classmethod
-    def fields_of(cls, question: Question) -> dict[str, Any]:
-        """Return what every form of a question says: the request as PER-06 lists it, its answer and its decision."""
-        request, ending = question.request, status_of_question(question)
-        return {
-            "id": request.id,
-            "state": question.state,
-            "ending": ending.word,
-            "sentence": ending.sentence,
-            "asked": rfc3339(request.created_us),
-            "identity": IdentitySchema.of(request.identity),
-            "tool_call_id": request.tool_call_id,
-            "tool": request.tool,
-            "permission": request.permission,
-            "tags": list(request.tags),
-            "arguments": request.arguments,
-            "input_digest": request.input_digest,
-            "target": TargetSchema(kind=request.target_kind, shown=request.shown, host=request.host),
-            "session_grant": request.scope,
-            "precondition": request.precondition,
-            "cwd": request.cwd,
-            "env": list(request.env),
-            "is_dangerous": request.is_dangerous,
-            "is_outward": request.is_outward,
-            "risk": request.risk,
-            "risk_summary": request.risk_summary,
-            "preview": request.preview,
-            "hook_result": request.hook_result,
-            "unknown_effects": list(request.unknown_effects),
-            "suggested": request.suggested,
-            "answer": None if question.answer is None else AnswerSchema.of(question.answer),
-            "decision": None if question.decision is None else DecisionSchema.of(question.decision),
-        }
-
-    @classmethod
-    def of(cls, question: Question) -> "ApprovalSchema":
-        return cls(**cls.fields_of(question))
+    def of_question(cls, question: Question, *values: object, **given: Any) -> Self:
+        """Build it from a question: the request as PER-06 lists it, its answer and its decision; see :meth:`of`."""
+        ending, target = status_of_question(question), TargetSchema.of(question.request)
+        given |= {"ending": ending.word, "sentence": ending.sentence, "target": target}
+        return cls.of(question.request, question, *values, **given)
 
 
 class AskingSession(Schema):
@@ -189,29 +133,3 @@ class ApprovalDetail(ApprovalSchema):
     full_input: FullInputSchema
     now: TargetStatusSchema | None = Field(description="Null over HTTP: its server does not look at targets.")
     is_tainted: bool = Field(description="The run has read, or inherited, untrusted content.")
-
-    @classmethod
-    def fields_of_approval(cls, approval: Approval) -> dict[str, Any]:
-        """Return what every form of an approval with its details says; ``now`` among them."""
-        session, full, now = approval.session, approval.full_input, approval.now
-        return {
-            **cls.fields_of(approval.question),
-            "withdrawn": approval.withdrawn,
-            "session": AskingSession(
-                id=session.id,
-                principal=session.principal,
-                approval_mode=session.approval_mode,
-                project=session.project,
-            ),
-            "task_title": approval.task_title,
-            "parents": [IdentitySchema.of(parent) for parent in approval.parents],
-            "full_input": FullInputSchema(
-                input=full.input, is_exact=full.is_exact, is_complete=full.is_complete, note=full.note
-            ),
-            "now": TargetStatusSchema(is_changed=now.is_changed, note=now.note, preview=now.preview),
-            "is_tainted": approval.is_tainted,
-        }
-
-    @classmethod
-    def of_approval(cls, approval: Approval) -> "ApprovalDetail":
-        return cls(**cls.fields_of_approval(approval))

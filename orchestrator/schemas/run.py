@@ -1,80 +1,58 @@
-"""A run with its log, as programs see it."""
+"""A session, a run with its log, and artifacts, as programs see them."""
 
+from base64 import b64encode
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
 
 from pydantic import Field
 
-from soong.orchestrator.schemas.base import AnyObject, Instant, Schema, instant, step_id_of
+from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.agents.definition import DEFINITION
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import Node
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.sessions.session import ApprovalMode
+
+
+class SessionSchema(Schema):
+    id: str
+    principal: str
+    project: str
+    cwd: str
+    approval_mode: ApprovalMode
+    created: Instant
+    is_owned: Annotated[bool, From("owner_id", bool)] = Field(description="Whether an orchestrator has adopted it.")
+    is_closed: bool
 
 
 class RunSchema(Schema):
     id: str
     status: str
     end_reason: str | None
-    session: str
-    task: str
-    step: str
-    agent: str
-    role: str
-    definition: str
-    model: str
-    parent_run: str
-    parent_agent: str
-    dispatched_by: str = Field(description="Whose submission, retry or dispatch it comes from.")
-    is_foreign: bool = Field(description="Another side than the session's had it made: nothing is allowed unasked.")
+    session: Annotated[str, From("identity.session_id")]
+    task: Annotated[str, From("identity.task_id")]
+    step: Annotated[str, From("identity.step_key", step_id_of)]
+    agent: Annotated[str, From("identity.agent_id")]
+    role: Annotated[str, From("identity.role")]
+    definition: Annotated[str, From("identity.definition")]
+    model: Annotated[str, From("identity.model")]
+    parent_run: Annotated[str, From("identity.parent_run_id")]
+    parent_agent: Annotated[str, From("identity.parent_agent_id")]
+    dispatched_by: Annotated[str, From("identity.origin.principal")] = Field(
+        description="Whose submission, retry or dispatch it comes from."
+    )
+    is_foreign: Annotated[bool, From("identity.origin.is_foreign")] = Field(
+        description="Another side than the session's had it made: nothing is allowed unasked."
+    )
     attempt: int
     retry_of: str
-    worker: str
-    events: int = Field(description="The number of its last event.")
-    nodes: int
+    worker: Annotated[str, From("worker_id")]
+    events: Annotated[int, From("last_seq")] = Field(description="The number of its last event.")
+    nodes: Annotated[int, From("last_node")]
     usage: AnyObject
     is_tainted: bool = Field(description="It has itself read untrusted content.")
     malformed: str = Field(description="What of its row could not be read; empty for a row that is in order.")
     created: Instant
     started: Instant | None
     ended: Instant | None
-
-    @classmethod
-    def fields_of(cls, run: Run) -> dict[str, Any]:
-        """Return what every form of a run says. Its token is shown nowhere."""
-        identity = run.identity
-        return {
-            "id": run.id,
-            "status": str(run.status),
-            "end_reason": None if run.end_reason is None else str(run.end_reason),
-            "session": identity.session_id,
-            "task": identity.task_id,
-            "step": step_id_of(identity.step_key),
-            "agent": identity.agent_id,
-            "role": str(identity.role),
-            "definition": identity.definition,
-            "model": identity.model,
-            "parent_run": identity.parent_run_id,
-            "parent_agent": identity.parent_agent_id,
-            "dispatched_by": identity.origin.principal,
-            "is_foreign": identity.origin.is_foreign,
-            "attempt": run.attempt,
-            "retry_of": run.retry_of,
-            "worker": run.worker_id,
-            "events": run.last_seq,
-            "nodes": run.last_node,
-            "usage": run.usage.as_json(),
-            "is_tainted": run.is_tainted,
-            "malformed": run.malformed,
-            "created": rfc3339(run.created_us),
-            "started": instant(run.started_us),
-            "ended": instant(run.ended_us),
-        }
-
-    @classmethod
-    def of(cls, run: Run) -> "RunSchema":
-        return cls(**cls.fields_of(run))
 
 
 class ToolVerdict(Schema):
@@ -85,25 +63,32 @@ class ToolVerdict(Schema):
     rule: str
 
 
-class RunDetail(RunSchema):
-    tools: list[str] = Field(description="The tools that the run may call.")
-    surface: list[ToolVerdict] = Field(description="Every tool, and the rule that decided.")
-    settings: AnyObject = Field(description="How its model is asked, where that is set.")
-
-    @classmethod
-    def of(cls, run: Run) -> "RunDetail":
-        stored = run.surface.get("decisions")
-        rows = [row for row in stored if isinstance(row, list | tuple)] if isinstance(stored, list | tuple) else []
-        verdicts = [ToolVerdict(tool=str(row[0]), is_in=bool(row[1]), rule=str(row[2])) for row in rows]
-        tools = [one.tool for one in verdicts if one.is_in]
-        return cls(**cls.fields_of(run), tools=tools, surface=verdicts, settings=settings_of(run))
+def _verdicts(surface: Mapping[str, Json]) -> list[ToolVerdict]:
+    stored = surface.get("decisions")
+    rows = [row for row in stored if isinstance(row, list | tuple)] if isinstance(stored, list | tuple) else []
+    return [ToolVerdict(tool=str(row[0]), is_in=bool(row[1]), rule=str(row[2])) for row in rows]
 
 
-def settings_of(run: Run) -> dict[str, Json]:
+def tools_of(surface: Mapping[str, Json]) -> list[str]:
+    """Return the tools of a run, as its row has them."""
+    return [one.tool for one in _verdicts(surface) if one.is_in]
+
+
+def settings_of(surface: Mapping[str, Json]) -> dict[str, Json]:
     """Return the settings of a run's model requests, as its row has them."""
-    definition = run.surface.get(DEFINITION)
+    definition = surface.get(DEFINITION)
     options = definition.get("options") if isinstance(definition, Mapping) else None
     return dict(options) if isinstance(options, Mapping) else {}
+
+
+class RunDetail(RunSchema):
+    tools: Annotated[list[str], From("surface", tools_of)] = Field(description="The tools that the run may call.")
+    surface: Annotated[list[ToolVerdict], From("surface", _verdicts)] = Field(
+        description="Every tool, and the rule that decided."
+    )
+    settings: Annotated[AnyObject, From("surface", settings_of)] = Field(
+        description="How its model is asked, where that is set."
+    )
 
 
 class NodeSchema(Schema):
@@ -112,16 +97,6 @@ class NodeSchema(Schema):
     kind: str
     payload: AnyObject
     created: Instant
-
-    @classmethod
-    def of(cls, node: Node) -> "NodeSchema":
-        return cls(
-            number=node.number,
-            parent=node.parent,
-            kind=str(node.kind),
-            payload=dict(node.payload),
-            created=rfc3339(node.created_us),
-        )
 
 
 class EventSchema(Schema):
@@ -134,3 +109,42 @@ class EventSchema(Schema):
     time: Instant
     datacontenttype: str
     data: AnyObject
+
+
+class ArtifactPage(Schema):
+    """A part of an artifact, as text where its bytes are UTF-8."""
+
+    digest: str
+    size_bytes: int
+    offset: int
+    next_offset: int | None = Field(description="Where the next part begins; null: there is none.")
+    text: str | None = Field(description="Null when the part is not UTF-8 text.")
+    base64: str | None = Field(description="The bytes of a part that is not text.")
+
+    @classmethod
+    def page(cls, digest: str, data: bytes, offset: int, limit: int) -> "ArtifactPage":
+        part = _ended_at_a_character(data[offset : offset + limit], is_last=offset + limit >= len(data))
+        end = offset + len(part)
+        try:
+            text, encoded = part.decode(), None
+        except UnicodeDecodeError:
+            text, encoded = None, b64encode(part).decode()
+        return cls(
+            digest=digest,
+            size_bytes=len(data),
+            offset=offset,
+            next_offset=end if end < len(data) else None,
+            text=text,
+            base64=encoded,
+        )
+
+
+def _ended_at_a_character(part: bytes, *, is_last: bool) -> bytes:
+    """Return a part without the beginning of a character at its end, so that pages of text are text."""
+    for cut in range(0 if is_last else min(4, len(part) - 1)):
+        if part[-1 - cut] < 0x80:
+            return part[: len(part) - cut]
+        if part[-1 - cut] >= 0xC0:
+            needed = 2 if part[-1 - cut] < 0xE0 else 3 if part[-1 - cut] < 0xF0 else 4
+            return part if cut + 1 >= needed else part[: len(part) - cut - 1]
+    return part

@@ -1,24 +1,27 @@
-"""A task with its steps and its result, as programs see them."""
+"""A task with its steps, its progress and its result, as programs see them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from soong.orchestrator.client.outcome import Denial, ExitCode, StepReport, TaskOutcome
+from soong.orchestrator.client.client import counts_of, steps_of
+from soong.orchestrator.client.outcome import ExitCode, TaskOutcome
 from soong.orchestrator.client.task_limits import TaskLimit
-from soong.orchestrator.schemas.base import AnyJson, AnyObject, Instant, Schema, instant, step_id_of
-from soong.shared.core.clock import rfc3339
+from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step, Task
+from soong.shared.engine.tasks.step import Outcome, Task
+from soong.shared.storage.store import Store
+
+MOST_SHOWN: Final = 20
 
 
 class TaskSchema(Schema):
     id: str
-    session: str
+    session: Annotated[str, From("session_id")]
     title: str
     status: TaskStatus
     reason: str = Field(description="Why it failed, was paused or cancelled.")
@@ -26,23 +29,10 @@ class TaskSchema(Schema):
     ended: Instant | None
     step_counts: dict[StepStatus, int] = Field(description="The number of steps in each status; none is left out as 0.")
 
+    @field_validator("step_counts", mode="before")
     @classmethod
-    def fields_of(cls, task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Any]:
-        """Return what every form of a task says."""
-        return {
-            "id": task.id,
-            "session": task.session_id,
-            "title": task.title,
-            "status": task.status,
-            "reason": task.reason,
-            "created": rfc3339(task.created_us),
-            "ended": instant(task.ended_us),
-            "step_counts": {status: number for status, number in counts.items() if number},
-        }
-
-    @classmethod
-    def of(cls, task: Task, counts: Mapping[StepStatus, int]) -> "TaskSchema":
-        return cls(**cls.fields_of(task, counts))
+    def _counted(cls, counts: Mapping[StepStatus, int]) -> Mapping[StepStatus, int]:
+        return {status: number for status, number in counts.items() if number}
 
 
 class StepErrorSchema(Schema):
@@ -52,58 +42,31 @@ class StepErrorSchema(Schema):
 
 
 class StepSchema(Schema):
-    id: str
+    id: Annotated[str, From("step_id")]
     status: StepStatus
     outcome: Outcome | None = Field(description="`clean`, or `partial` after denials or unknown effects.")
     kind: StepKind
     title: str
-    run: str = Field(description="Its latest run; empty before the first.")
-    worker: str
+    run: Annotated[str, From("run_id")] = Field(description="Its latest run; empty before the first.")
+    worker: Annotated[str, From("worker_id")]
     attempt: int
     fence: int = Field(description="The number of its latest claim; what an earlier holder writes is refused.")
     lost_leases: int
     lost_to: str = Field(description="The worker that lost the last lease.")
-    depends_on: list[str]
-    map: str = Field(description="The map step that it is an item of; empty for others.")
-    claim: ClaimMode
+    depends_on: Annotated[list[str], From("depends_on", lambda keys: [*map(step_id_of, keys)])]
+    map: Annotated[str, From("map_key", step_id_of)] = Field(
+        description="The map step that it is an item of; empty for others."
+    )
+    claim: Annotated[ClaimMode, From("claim_mode")]
     is_pull_worker: bool
-    held_by: str = Field(description="The run that has claimed it to do it itself; empty for others.")
+    held_by: Annotated[str, From("holder_run_id")] = Field(
+        description="The run that has claimed it to do it itself; empty for others."
+    )
     progress: str
     started: Instant | None
     ended: Instant | None
     output: AnyJson
     error: StepErrorSchema | None
-
-    @classmethod
-    def fields_of(cls, step: Step) -> dict[str, Any]:
-        """Return what every form of a step says."""
-        return {
-            "id": step.step_id,
-            "status": step.status,
-            "outcome": step.outcome,
-            "kind": step.kind,
-            "title": step.title,
-            "run": step.run_id,
-            "worker": step.worker_id,
-            "attempt": step.attempt,
-            "fence": step.fence,
-            "lost_leases": step.lost_leases,
-            "lost_to": step.lost_to,
-            "depends_on": [step_id_of(key) for key in step.depends_on],
-            "map": step_id_of(step.map_key),
-            "claim": step.claim_mode,
-            "is_pull_worker": step.is_pull_worker,
-            "held_by": step.holder_run_id,
-            "progress": step.progress,
-            "started": instant(step.started_us),
-            "ended": instant(step.ended_us),
-            "output": step.output,
-            "error": None if step.error is None else StepErrorSchema.model_validate(step.error.as_json()),
-        }
-
-    @classmethod
-    def of(cls, step: Step) -> "StepSchema":
-        return cls(**cls.fields_of(step))
 
 
 class StepDetail(StepSchema):
@@ -115,31 +78,20 @@ class StepDetail(StepSchema):
     unknown_effects: list[AnyObject] = Field(description="Calls that may or may not have happened.")
     partial: AnyJson = Field(description="The output of a step that did not complete, as far as it came.")
 
-    @classmethod
-    def detailed(cls, step: Step, report: StepReport, lacks: str) -> "StepDetail":
-        return cls(
-            **cls.fields_of(step),
-            lacks=lacks,
-            tools=report.tools,
-            denials=list(report.denials),
-            unknown_effects=list(report.unknown_effects),
-            partial=report.partial,
-        )
-
 
 class DeliverableSchema(Schema):
     """A file that a run wrote."""
 
-    run: str
+    run: Annotated[str, From("run_id")]
     path: str
-    stored_at: str = Field(description="The run's own copy in the data folder.")
+    stored_at: Annotated[str, From("copy")] = Field(description="The run's own copy in the data folder.")
 
 
 class DenialSchema(Schema):
     """A call that did not get a yes."""
 
-    step: str
-    run: str
+    step: Annotated[str, From("step_id")]
+    run: Annotated[str, From("run_id")]
     tool: str
     error: str
     message: str
@@ -147,20 +99,6 @@ class DenialSchema(Schema):
     principal: str
     channel: str
     sentence: str
-
-    @classmethod
-    def of(cls, denial: Denial) -> "DenialSchema":
-        return cls(
-            step=denial.step_id,
-            run=denial.run_id,
-            tool=denial.tool,
-            error=denial.error,
-            message=denial.message,
-            author=denial.author,
-            principal=denial.principal,
-            channel=denial.channel,
-            sentence=denial.sentence,
-        )
 
 
 class TaskLimitSchema(Schema):
@@ -179,8 +117,8 @@ class TaskLimitsSchema(Schema):
     wall_s: TaskLimitSchema | None
 
     @classmethod
-    def of(cls, limits: Sequence[TaskLimit]) -> "TaskLimitsSchema":
-        named = {one.name: TaskLimitSchema(limit=one.limit, used=one.used) for one in limits}
+    def of_limits(cls, limits: Sequence[TaskLimit]) -> "TaskLimitsSchema":
+        named = {one.name: TaskLimitSchema.of(one) for one in limits}
         return cls(**dict.fromkeys(cls.model_fields) | named)
 
 
@@ -216,17 +154,40 @@ class TaskResult(TaskSchema):
     def of_outcome(cls, outcome: TaskOutcome) -> "TaskResult":
         view = outcome.view
         steps = [
-            StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
+            StepDetail.of(step, outcome.report_of(step), lacks=view.lacks.get(step.key, "")) for step in view.steps
         ]
-        return cls(
-            **cls.fields_of(view.task, view.counts),
-            exit_code=outcome.exit_code,
-            steps=steps,
-            answer=outcome.answer,
-            deliverables=[
-                DeliverableSchema(run=one.run_id, path=one.path, stored_at=one.copy) for one in outcome.deliverables
-            ],
-            denials=[DenialSchema.of(one) for one in outcome.denials],
-            limits=TaskLimitsSchema.of(outcome.limits) if outcome.limits else None,
-            undone=[DenialSchema.of(one) for one in outcome.undone],
+        limits = TaskLimitsSchema.of_limits(outcome.limits) if outcome.limits else None
+        return cls.of(view.task, outcome, step_counts=view.counts, steps=steps, limits=limits)
+
+
+class RunningStep(Schema):
+    id: Annotated[str, From("step_id")]
+    title: str
+    progress: str = Field(description="What its run said last of how far it is.")
+
+
+class FailedStep(Schema):
+    id: Annotated[str, From("step_id")]
+    title: str
+    error: StepErrorSchema | None
+
+
+class TaskProgress(TaskSchema):
+    """A task's state without inputs and outputs; of an ask, with the tasks that its agent has made."""
+
+    running: list[RunningStep] = Field(description=f"Steps that workers hold, the first {MOST_SHOWN}.")
+    failed: list[FailedStep] = Field(description=f"Steps that failed, the first {MOST_SHOWN}.")
+    approvals: list[str] = Field(description="Questions of it that wait for an answer, oldest first.")
+
+    @classmethod
+    async def read(cls, store: Store, tasks: Sequence[Task], waiting: tuple[str, ...]) -> "TaskProgress":
+        """Read the progress of a task, the first of these, whose agent has made the others."""
+        leased = [status for status in StepStatus if status.is_leased]
+        failed = await steps_of(store, tasks, statuses=(StepStatus.FAILED,), limit=MOST_SHOWN)
+        return cls.of(
+            tasks[0],
+            step_counts=await counts_of(store, tasks),
+            running=[RunningStep.of(one) for one in await steps_of(store, tasks, statuses=leased, limit=MOST_SHOWN)],
+            failed=[FailedStep.of(one) for one in failed],
+            approvals=list(waiting),
         )

@@ -1,93 +1,62 @@
-"""The workers, what each holds, and what waits, as programs see them (DIS-04)."""
+"""The workers, what each holds and what waits (DIS-04), and what agents have used (DIS-11), as programs see them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from soong.orchestrator.client.workers import PoolView, WorkersView, WorkerView
-from soong.orchestrator.schemas.base import Instant, Schema, instant
-from soong.shared.core.clock import rfc3339
+from soong.orchestrator.client.workers import WorkersView
+from soong.orchestrator.schemas.base import From, Instant, Schema
+from soong.shared.engine.runs.budgets import usd_text
+from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.metrics import LimitUsage, WorkerLoad
 from soong.shared.engine.wire.jobs import queue_of
+
+MOST_SUMS: Final = 200
 
 
 class WorkerRun(Schema):
     """A run that a worker holds."""
 
-    run: str
-    step: str = Field(description="The step's key: task/step.")
+    run: Annotated[str, From("run_id")]
+    step: Annotated[str, From("step_key")] = Field(description="The step's key: task/step.")
     title: str
     attempt: int
-    session: str
+    session: Annotated[str, From("session_id")]
     started: Instant | None
-    unended: str = Field(description="Why it is to end, and what of it still runs; empty when it is not to end.")
-
-    @classmethod
-    def of(cls, held: WorkerLoad) -> "WorkerRun":
-        return cls(
-            run=held.run_id,
-            step=held.step_key,
-            title=held.title,
-            attempt=held.attempt,
-            session=held.session_id,
-            started=instant(held.started_us),
-            unended=held.words,
-        )
+    unended: Annotated[str, From("words")] = Field(
+        description="Why it is to end, and what of it still runs; empty when it is not to end."
+    )
 
 
 class WorkerSchema(Schema):
     """A worker that is not gone."""
 
     id: str
-    name: str = Field(description="Its name in Celery and Flower.")
+    name: Annotated[str, From("node_name")] = Field(description="Its name in Celery and Flower.")
     host: str
     pid: int
     state: ProcessState
     slots: int
-    used: int
+    used: Annotated[int, From("holds", len)]
     pools: list[str]
-    queues: list[str]
+    queues: Annotated[list[str], From("pools", lambda pools: [queue_of(pool) for pool in pools])]
     labels: list[str]
     version: str = Field(description="Of the program; empty when the worker does not announce it.")
     catalogue: str = Field(description="Differs between workers whose tools or schemas differ.")
     protocol: int
     started: Instant
-    beats: int
-    runs: list[WorkerRun] = Field(description="Oldest first.")
-
-    @classmethod
-    def of(cls, view: WorkerView) -> "WorkerSchema":
-        worker = view.worker
-        return cls(
-            id=worker.id,
-            name=worker.node_name,
-            host=worker.host,
-            pid=worker.pid,
-            state=worker.state,
-            slots=worker.slots,
-            used=len(view.holds),
-            pools=list(worker.pools),
-            queues=[queue_of(pool) for pool in worker.pools],
-            labels=list(view.labels),
-            version=view.version,
-            catalogue=view.catalogue,
-            protocol=worker.protocol,
-            started=rfc3339(worker.started_us),
-            beats=worker.beat,
-            runs=[WorkerRun.of(held) for held in view.holds],
-        )
+    beats: Annotated[int, From("beat")]
+    runs: Annotated[list[WorkerRun], From("holds")] = Field(description="Oldest first.")
 
 
 class PoolSchema(Schema):
     """A queue: what could be claimed from it now, and how much more its workers could take."""
 
     pool: str
-    queue: str
+    queue: Annotated[str, From("pool", queue_of)]
     waiting: int
     free_slots: int
-
-    @classmethod
-    def of(cls, view: PoolView) -> "PoolSchema":
-        return cls(pool=view.pool, queue=queue_of(view.pool), waiting=view.waiting, free_slots=view.free_slots)
 
 
 class LimitSchema(Schema):
@@ -97,22 +66,52 @@ class LimitSchema(Schema):
     limit: int
     used: int
 
-    @classmethod
-    def of(cls, usage: LimitUsage) -> "LimitSchema":
-        return cls(scope=usage.scope, limit=usage.limit, used=usage.used)
-
 
 class WorkersSchema(Schema):
     workers: list[WorkerSchema]
     pools: list[PoolSchema]
-    limits: list[LimitSchema]
+    limits: Annotated[list[LimitSchema], From("concurrency_limits")]
     parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
     @classmethod
-    def of(cls, view: WorkersView) -> "WorkersSchema":
-        return cls(
-            workers=[WorkerSchema.of(worker) for worker in view.workers],
-            pools=[PoolSchema.of(pool) for pool in view.pools],
-            limits=[LimitSchema.of(usage) for usage in view.concurrency_limits],
-            parked=view.parked,
-        )
+    def of_view(cls, view: WorkersView) -> "WorkersSchema":
+        return cls.of(view, workers=[WorkerSchema.of(one.worker, one) for one in view.workers])
+
+
+class UsageSum(Schema):
+    """What the runs of one day, session, task, agent or model have used."""
+
+    key: str = Field(description="The day (UTC), or the id or name of the session, task, agent or model.")
+    runs: int
+    requests: int = Field(description="Requests to models that were answered.")
+    input_tokens: int
+    cached_tokens: int = Field(description="Of the input tokens, those that came from the provider's cache.")
+    output_tokens: int
+    tool_calls: int
+    cost_usd: Annotated[str, From("cost_usd", str)] = Field(
+        description="Cost of the runs whose price is known, a decimal number."
+    )
+    unpriced_runs: Annotated[int, From("unpriced")] = Field(
+        description="Runs whose price is not known; they are not part of `cost_usd`."
+    )
+
+
+class UsageSums(Schema):
+    """What agents have used: the newest day first, otherwise the largest cost first."""
+
+    by: UsageBy
+    items: list[UsageSum]
+    left_out: int = Field(description=f"Sums after the first {MOST_SUMS}.")
+    open_runs: int = Field(description="Runs of agents under way or parked; they are in no sum.")
+    lost_requests: int = Field(
+        description="Requests whose process died or was cancelled, where a budget held; in no sum."
+    )
+    lost_tokens: int = Field(description="Their estimate in tokens.")
+    lost_cost_usd: Annotated[str, From("lost_microusd", usd_text)] = Field(
+        description="Their estimate in US dollars, a decimal number."
+    )
+
+    @classmethod
+    def of_totals(cls, by: UsageBy, totals: Sequence[UsageTotal], unsummed: UnsummedUsage) -> "UsageSums":
+        shown = [UsageSum.of(one) for one in totals[:MOST_SUMS]]
+        return cls.of(unsummed, by=by, items=shown, left_out=len(totals) - len(shown))

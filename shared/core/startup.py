@@ -1,4 +1,4 @@
-"""How every process of ours begins and ends, and how one that stays goes over to its work."""
+"""The garbage collector of our processes: while they start, when they stay, at their end."""
 
 import gc
 from typing import Final
@@ -20,12 +20,7 @@ SETTLED: Final = (50_000, 1, 4)
 
 
 def begin() -> None:
-    """Prepare a process for importing much. Call it first."""
-    tune_gc()
-
-
-def tune_gc() -> None:
-    """Search for cyclic garbage only when much has been made.
+    """Search for cyclic garbage only when much has been made. Call it before importing much.
 
     Importing makes hundreds of thousands of objects of which nearly none is garbage: looking through them is a sixth of
     the start of a worker or a command, and most commands end before there is anything to find.
@@ -43,7 +38,7 @@ def _search_more(phase: str, _facts: object) -> None:
 
 
 def settle_gc() -> None:
-    """Search for cyclic garbage often again, but not in what there is now, and give back unused memory.
+    """Search for cyclic garbage often again, but not in what there is now.
 
     Call it when all is imported, and later after each import of much.
 
@@ -52,18 +47,8 @@ def settle_gc() -> None:
     """
     if _search_more in gc.callbacks:
         gc.callbacks.remove(_search_more)
-    _return_memory()
     gc.freeze()
     gc.set_threshold(*SETTLED)
-
-
-def _return_memory() -> None:
-    """Give back what the C library keeps of what a start has freed: an MiB a process. Others than glibc keep less."""
-    import ctypes  # commands, which do not stay, import this module as well
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def leave_gc() -> None:

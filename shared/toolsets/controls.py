@@ -90,12 +90,6 @@ def module_files(modules: Iterable[str]) -> Iterator[Path]:
             yield Path(spec.origin)
 
 
-def know_the_program() -> None:
-    """Find out before a fork what every process of this program finds out, so that none of them has to."""
-    import_guard()
-    _LOADED.files()
-
-
 class _LoadedFiles:
     """The files of the user's own that this process has imported, whatever module led to them.
 

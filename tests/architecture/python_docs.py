@@ -135,7 +135,15 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
         text = ""
         if isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
             text = f": {_prose(' '.join(str(follower.value.value).split()))}"
-        yield f"- `{each.target.id}: {ast.unparse(each.annotation)}`{text}"
+        yield f"- `{each.target.id}: {ast.unparse(_plain_type(each.annotation))}`{text}"
+
+
+def _plain_type(annotation: ast.expr) -> ast.expr:
+    """Return the type of a field without the place that a schema reads it from."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        return annotation.slice.elts[0]
+    return annotation
 
 
 def _signature(node: Callable_) -> str:

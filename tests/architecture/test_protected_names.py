@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.mcp_import import PLACES
+from soong.orchestrator.cli.mcp_config_file import PLACES
 from soong.shared.agents import project_definitions
 from soong.shared.core.config import Config
 from soong.shared.sandbox.names import CONTROL_FOLDERS, is_control, is_sensitive

@@ -31,7 +31,7 @@ WRITERS = {
     "orchestrator/cli/application.py": "help and version: texts of ours alone, and the streams are inert",
     "orchestrator/cli/main.py": "a traceback with --verbose; the stream is inert",
 }
-CONSOLES = {"orchestrator/cli/drawing.py": "the console whose every text is inert"}
+CONSOLES = {"orchestrator/cli/prompt.py": "the console whose every text is inert"}
 
 
 def files(*folders: str) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.client.usage import usage_totals
+from soong.orchestrator.client.workers import usage_totals
 from soong.shared.engine.runs.budgets import Budget, Charge, session_scope
 from soong.shared.engine.runs.record import UnsummedUsage, Usage, UsageBy
 from tests.contract.scene import ContractHarness, completed

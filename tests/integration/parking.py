@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import submission
+from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import load_config
@@ -110,13 +110,9 @@ class Site:
         prepared = submission(
             plan_from_json(document, "plan", catalogue.known()),
             {},
-            project=self.project,
-            cwd=self.project,
-            approval_mode=mode,
-            model="script",
-            allow=allow,
-            catalogue=catalogue,
-            clock=self.clock,
+            SessionTerms(project=self.project, cwd=self.project, approval_mode=mode, model="script", allow=allow),
+            catalogue,
+            self.clock,
         )
         owner = make_owner()
         await self.store.sessions.register_owner(owner)

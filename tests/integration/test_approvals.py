@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
-from soong.orchestrator.cli.approvals import find_question
-from soong.orchestrator.cli.approvals_answer import AnswerCommand, AnswerExitCode
-from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.orchestrator.cli.approvals import AnswerCommand, AnswerExitCode, find_question
 from soong.orchestrator.cli.approvals_watch import Stream
+from soong.orchestrator.cli.question_text import list_text, show_text
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.engine.sessions.session import ApprovalMode
@@ -258,7 +257,7 @@ async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_benc
         request = question.request
 
         approval = await approval_of(bench.store, question, TargetChecker((), bench.settings.home))
-        said = json.loads(json.dumps(ApprovalDetail.of_approval(approval).model_dump()))
+        said = json.loads(json.dumps(ApprovalDetail.of_question(approval.question, approval).model_dump()))
 
         assert [parent["run_id"] for parent in said["parents"]] == [request.identity.parent_run_id]
         assert said["session"]["principal"] == "local"

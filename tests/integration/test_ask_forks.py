@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.acp.conversation import SessionConversation
+from soong.orchestrator.acp.agent import SessionConversation
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.bootstrap import owner_agents

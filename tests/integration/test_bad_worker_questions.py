@@ -11,7 +11,7 @@ from msgspec.structs import fields, replace
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.orchestrator.cli.question_text import list_text, show_text
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.permissions.signing import prove
@@ -90,7 +90,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     for question in listed:
         if question.request.identity == deployment.own.identity:
             approval = await approval_of(bench.store, question, TargetChecker((), tmp_path))
-            json.dumps(ApprovalDetail.of_approval(approval).model_dump())
+            json.dumps(ApprovalDetail.of_question(approval.question, approval).model_dump())
             assert "\x1b" not in show_text(approval, bench.clock.now_us(), is_full=True)
             shown += 1
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.approvals_text import list_text
+from soong.orchestrator.cli.question_text import list_text
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.request import Choice
 from soong.shared.tools.result import ErrorType

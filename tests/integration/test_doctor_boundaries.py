@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import make_url
 
 from soong.orchestrator.cli.boundary_checks import check_boundary, check_configuration, check_data, may_write
-from soong.orchestrator.cli.finding import Level
-from soong.orchestrator.cli.notification_check import check_notifications
+from soong.orchestrator.cli.checks import Level
+from soong.orchestrator.cli.work_checks import check_notifications
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.signing import Signer
 from tests.integration.roles import RoleUrls, with_roles

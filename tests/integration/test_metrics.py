@@ -334,7 +334,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
 
     view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
-    first, second = json.loads(json.dumps(WorkersSchema.of(view).model_dump()))["workers"]
+    first, second = json.loads(json.dumps(WorkersSchema.of_view(view).model_dump()))["workers"]
     assert first["id"] == scene.worker
     assert (first["used"], first["state"]) == (1, "live")
     assert first["runs"][0]["run"] == claim.identity.run_id
@@ -359,7 +359,7 @@ async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlMe
 
     view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
-    assert (view.parked, WorkersSchema.of(view).parked, view.workers[0].holds) == (1, 1, ())
+    assert (view.parked, WorkersSchema.of_view(view).parked, view.workers[0].holds) == (1, 1, ())
 
 
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlMetrics) -> None:

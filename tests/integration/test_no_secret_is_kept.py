@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import submission
+from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
@@ -104,12 +104,14 @@ class Site:
         prepared = submission(
             plan_from_json(plan, "plan", catalogue.known()),
             {"token": SECRET},
-            project=self.project,
-            approval_mode=ApprovalMode.DENY,
-            model="script",
-            allow=[f"code.write_file:{self.project}"],
-            catalogue=catalogue,
-            clock=SystemClock(),
+            SessionTerms(
+                project=self.project,
+                approval_mode=ApprovalMode.DENY,
+                model="script",
+                allow=[f"code.write_file:{self.project}"],
+            ),
+            catalogue,
+            SystemClock(),
         )
         owner = make_owner()
         await self.store.sessions.register_owner(owner)

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 import soong
-from soong.orchestrator.cli.checks import check_database
-from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.checks import Level, check_database
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
 from soong.shared.core.jsontext import JsonObject

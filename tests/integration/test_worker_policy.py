@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import submission
+from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
@@ -76,13 +76,15 @@ class Site:
         prepared = submission(
             plan_from_json({"title": "t", "steps": [step]}, "plan", catalogue.known()),
             {},
-            project=self.project,
-            cwd=self.project,
-            approval_mode=ApprovalMode.DENY,
-            model="script",
-            allow=self.allow,
-            catalogue=catalogue,
-            clock=SystemClock(),
+            SessionTerms(
+                project=self.project,
+                cwd=self.project,
+                approval_mode=ApprovalMode.DENY,
+                model="script",
+                allow=self.allow,
+            ),
+            catalogue,
+            SystemClock(),
         )
         owner = make_owner()
         await self.store.sessions.register_owner(owner)

@@ -34,8 +34,7 @@ from mcp_types import (
 from pydantic import Field
 
 from soong.orchestrator.mcp.api import ServerState, SoongContext
-from soong.orchestrator.mcp.call_check import READ
-from soong.orchestrator.mcp.server import ToolEntry, make_server
+from soong.orchestrator.mcp.server import READ, ToolEntry, make_server
 from tests.mcp.suite_questions import QUESTIONS, question_in_a_prompt
 
 PIXEL: Final = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="

@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from soong.orchestrator.cli.checks import check_database
-from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.checks import Level, check_database
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
@@ -69,7 +68,7 @@ async def read_processes(deployment: Deployment) -> None:
     figures = SqlMetrics(parse_url(url))
     try:
         async with while_reading("workers list"):
-            respond(WorkersSchema.of(await list_workers(store.claims, store.sessions, figures)))
+            respond(WorkersSchema.of_view(await list_workers(store.claims, store.sessions, figures)))
         async with while_reading("metrics"):
             metrics.text(await metrics.collect(store, figures, deployment.bench.clock))
     finally:

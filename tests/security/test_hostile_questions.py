@@ -11,12 +11,11 @@ from rich.console import Console
 from soong.orchestrator.approvals.approval import Approval
 from soong.orchestrator.approvals.decide import TargetStatus
 from soong.orchestrator.approvals.full_input import EXACT, FullInput
-from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.console import folded, visible
 from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.prompt import TerminalPrompt
-from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
+from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, list_text, quoted, show_text
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import called_as
 from soong.shared.core.inert import inert

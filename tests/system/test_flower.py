@@ -97,7 +97,7 @@ def flower_process(redis_url: str, folder: Path) -> Iterator[Flower]:
         port = int(probe.getsockname()[1])
     with (folder / "flower.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "soong.orchestrator.cli.flower_process", str(auth), "127.0.0.1", str(port)],
+            [sys.executable, "-P", "-m", "soong.orchestrator.cli.flower", str(auth), "127.0.0.1", str(port)],
             env={**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")},
             stdout=log,
             stderr=subprocess.STDOUT,

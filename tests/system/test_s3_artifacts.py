@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.cli.boundary_checks import check_artifacts
-from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.checks import Level
 from soong.orchestrator.client.bootstrap import open_artifacts
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import TaskStatus

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from soong.orchestrator.embedded.http_port import HttpLock
-from soong.orchestrator.embedded.listening import listen
+from soong.orchestrator.embedded.listening import HttpLock, listen
 from tests.servers import free_port
 from tests.system.cli_scene import CliHarness, scene, until
 

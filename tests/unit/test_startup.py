@@ -1,21 +1,18 @@
 """What a process that stays keeps of the cycles that its runs leave."""
 
-import ctypes
 import subprocess
 import sys
-
-import pytest
 
 PROGRAM = """
 import gc
 from collections import deque
-from soong.shared.core.startup import settle_gc, tune_gc
+from soong.shared.core.startup import begin, settle_gc
 
 class Cycle:
     def __init__(self):
         self.own = self
 
-tune_gc()
+begin()
 loaded = len(gc.get_objects())
 settle_gc()
 searched = len(gc.get_objects())
@@ -36,9 +33,9 @@ def test_all_that_a_settled_process_left_behind_is_searched_and_its_modules_are_
 
 STARTING = """
 import gc
-from soong.shared.core.startup import STARTING_OBJECTS, YOUNG_OBJECTS, leave_gc, tune_gc
+from soong.shared.core.startup import STARTING_OBJECTS, YOUNG_OBJECTS, begin, leave_gc
 
-tune_gc()
+begin()
 before = gc.get_stats()[0]["collections"]
 modules = [[number] for number in range(STARTING_OBJECTS * 3 // 4)]
 while_starting = gc.get_stats()[0]["collections"] - before
@@ -57,26 +54,3 @@ def test_a_start_is_not_searched_for_cycles_nor_an_end_and_a_command_that_stays_
     assert int(while_starting) == 0
     assert int(later) > 1
     assert rest == ["True", "False", "True"]
-
-
-FREED = """
-from pathlib import Path
-from soong.shared.core.startup import settle_gc
-
-def used_mib():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
-
-blocks = [bytes(2_000) for _ in range(25_000)]
-last = blocks.pop()  # above the freed ones: the library gives back nothing below it by itself
-del blocks
-before = used_mib()
-settle_gc()
-print(before - used_mib(), len(last))
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not the GNU C library")
-def test_a_settled_process_gives_back_what_its_start_has_freed() -> None:
-    ran = subprocess.run([sys.executable, "-P", "-c", FREED], capture_output=True, text=True, check=True)
-
-    assert float(ran.stdout.split()[0]) > 20

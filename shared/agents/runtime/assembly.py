@@ -31,9 +31,6 @@ from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.identity import Role
-from soong.shared.core.identity_cache import IdentityCache
-from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
@@ -58,7 +55,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
-from soong.shared.tools.surface import Surface, SurfaceRequest, narrow
+from soong.shared.tools.surface import Surface, narrow
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
 _logger = get_logger(__name__)
@@ -100,12 +97,8 @@ class AgentRuntime:
     _write_roots: tuple[Path, ...] = field(init=False)
     _runs: Path = field(init=False)
     _models: ModelRules = field(init=False)
-    _definitions: IdentityCache[Json, AgentDefinition] = field(init=False)
-    """What is stored of runs, as this process reads it: the runs of a session have most of it in common."""
-    _surfaces: IdentityCache[JsonObject, tuple[str, ...]] = field(init=False)
-    _policies: IdentityCache[JsonObject, Policy] = field(init=False)
-    _foreign_policies: IdentityCache[JsonObject, Policy] = field(init=False)
-    _limits: IdentityCache[Role, SurfaceRequest] = field(init=False)
+    _policy: Policy = field(init=False)
+    """That of this process, which narrows each run's."""
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
@@ -115,11 +108,7 @@ class AgentRuntime:
         self._write_roots = configured_write_roots(self.config)
         self._runs = self.settings.runs
         self._models = ModelRules(self.config)
-        self._definitions = IdentityCache(AgentDefinition.from_json)
-        self._surfaces = IdentityCache(lambda stored: Surface.from_json(stored).tools)
-        self._policies = IdentityCache(lambda stored: Policy.from_json(stored).narrowed_by(own))
-        self._foreign_policies = IdentityCache(lambda stored: foreign(Policy.from_json(stored)).narrowed_by(own))
-        self._limits = IdentityCache(lambda role: surface_request(self.config, role, source=self.source))
+        self._policy = own
         self._config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
@@ -156,7 +145,7 @@ class AgentRuntime:
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
             LeaseLostError: the run is no longer ours.
         """
-        fallbacks = self._fallbacks(claim, self._definitions(claim.surface.get(DEFINITION)))
+        fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
         model = await self._first_model(claim, fallbacks)
         calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting)
         if describes_untrusted(calls.task.tools):
@@ -181,9 +170,11 @@ class AgentRuntime:
         Raises: UsageError, when what is stored of it cannot be run anywhere.
         """
         tools, deferred = self._tools(claim)
-        definition = self._definitions(claim.surface.get(DEFINITION))
-        is_foreign = claim.identity.origin.is_foreign
-        policy = (self._foreign_policies if is_foreign else self._policies)(claim.policy)
+        definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
+        policy = Policy.from_json(claim.policy)
+        if claim.identity.origin.is_foreign:
+            policy = foreign(policy)
+        policy = policy.narrowed_by(self._policy)
         run_dirs = self._run_dirs(claim, policy)
         gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
         pipeline = ToolPipeline(
@@ -281,12 +272,12 @@ class AgentRuntime:
 
         One that this process lacks is left out: a call of it is an error of that call, not of the run.
         """
-        names = self._surfaces(claim.surface)
+        names = Surface.from_json(claim.surface).tools
         known = [name for name in names if self.registry.get(name) is not None]
         if len(known) < len(names):
             missing = sorted(set(names) - set(known))
             _logger.warning("tools_missing", run=claim.identity.run_id, tools=missing, process=self.source)
-        limits = self._limits(claim.identity.role)
+        limits = surface_request(self.config, claim.identity.role, source=self.source)
         tools = tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
         deferred = stored_deferred(claim.surface, tools)
         return with_search(tools, deferred), deferred

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from soong.orchestrator.cli import mcp
-from soong.orchestrator.cli.server_checks import check_servers
+from soong.orchestrator.cli.work_checks import check_servers
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import UsageError

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from soong.orchestrator.cli import checks
-from soong.orchestrator.cli.answer_check import check_answers
-from soong.orchestrator.cli.doctor import report
-from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.cli.boundary_checks import check_answers
+from soong.orchestrator.cli.checks import Finding, Level
+from soong.orchestrator.cli.doctor import report, run_checks
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.shared.core.file_systems import file_system_of
 from soong.shared.core.settings import Settings, load_settings
@@ -255,7 +255,7 @@ async def test_a_clock_that_is_years_behind_fails(settings: Settings, monkeypatc
 
 
 async def test_looking_leaves_nothing_behind(settings: Settings) -> None:
-    await checks.run_checks(settings)
+    await run_checks(settings)
 
     assert list(settings.home.iterdir()) == []
 
@@ -288,7 +288,7 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
 async def test_every_check_is_in_the_documents(settings: Settings) -> None:
     document = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
 
-    for finding in await checks.run_checks(settings):
+    for finding in await run_checks(settings):
         assert f"| {finding.check} |" in document
 
 
@@ -297,7 +297,7 @@ async def test_every_check_is_in_the_documents(settings: Settings) -> None:
 def test_a_shell_that_a_run_started_fails(settings: Settings) -> None:
     code = (
         "import asyncio, json\n"
-        "from soong.orchestrator.cli.answer_check import check_answers\n"
+        "from soong.orchestrator.cli.boundary_checks import check_answers\n"
         "from soong.shared.sandbox.family import mark_family\n"
         "from soong.shared.core.settings import load_settings\n"
         "mark_family()\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.examples import examples
+from soong.orchestrator.cli.init import examples
 from tests.unit.cli.calling import soong
 
 

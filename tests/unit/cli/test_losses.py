@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.orchestrator.cli.losses import LostLeases
+from soong.orchestrator.cli.watch import LostLeases
 from soong.orchestrator.client.client import snapshot_of
 from tests.contract.scene import ContractHarness, open_scene
 from tests.model.memory import MemoryStore

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from soong.orchestrator.cli.mcp_config_file import with_servers, without_server
-from soong.orchestrator.cli.mcp_import import imported_servers, looks_secret
+from soong.orchestrator.cli.mcp_config_file import imported_servers, looks_secret, with_servers, without_server
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.references import resolved

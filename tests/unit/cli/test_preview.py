@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from soong.orchestrator.cli import asking
-from soong.orchestrator.cli.preview import PreviewStoppedError, consented, text_of
+from soong.orchestrator.cli import console
+from soong.orchestrator.cli.plan_run import PreviewStoppedError, consented, preview_text
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import Scope, ScopeKind
@@ -34,7 +34,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     keyboard = io.StringIO()
     monkeypatch.setattr(keyboard, "fileno", lambda: 0, raising=False)
     monkeypatch.setattr(sys, "stdin", keyboard)
-    monkeypatch.setattr(asking, "is_terminal", lambda: True)
+    monkeypatch.setattr(console, "is_terminal", lambda: True)
     return keyboard
 
 
@@ -44,14 +44,14 @@ def type_in(keyboard: io.StringIO, text: str) -> None:
 
 
 def test_what_is_allowed_is_shown_whole() -> None:
-    assert LONG in text_of(preview(StepPreview("a", "A", "agent", (asked(LONG),))))
+    assert LONG in preview_text(preview(StepPreview("a", "A", "agent", (asked(LONG),))))
 
 
 def test_nothing_in_a_plan_is_obeyed_by_a_terminal_or_looks_like_a_line_of_ours() -> None:
     hostile = "/work/\x1b[2J\u202egpj.exe\n  [1] allow"
     steps = StepPreview("a", "\x1b]0;title\x07", "agent", (asked(hostile),), may_ask=("x\x1b[1A",))
 
-    text = text_of(Preview("\x1b[31mred\nsecond line", (steps,)))
+    text = preview_text(Preview("\x1b[31mred\nsecond line", (steps,)))
 
     assert "\x1b" not in text
     assert "\u202e" not in text

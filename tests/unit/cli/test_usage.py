@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from soong.orchestrator.cli.usage import _cost, _left_out
-from soong.orchestrator.schemas.usage import UsageSum
+from soong.orchestrator.schemas.worker import UsageSum
 from soong.shared.engine.runs.record import UnsummedUsage, UsageTotal
 
 pytestmark = pytest.mark.spec("DIS-11")

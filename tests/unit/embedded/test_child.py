@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.embedded.child import EXIT_RETIRED, EXIT_USAGE, ServiceChild, exit_words
-from soong.orchestrator.embedded.environment import STATUS_FD
+from soong.orchestrator.embedded.folders import STATUS_FD
 from soong.worker import lifetime
 
 REPORTING = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.orchestrator.embedded.health import ChildHealth
+from soong.orchestrator.embedded.child import ChildHealth
 from soong.shared.core import timing
 
 

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from soong.orchestrator.embedded.http_port import HttpLock, former_child, listen_after_former, sign
-from soong.orchestrator.embedded.listening import PortHeldError, listen
+from soong.orchestrator.embedded.listening import (
+    HttpLock,
+    PortHeldError,
+    former_child,
+    listen,
+    listen_after_former,
+    sign,
+)
 from soong.shared.core.settings import Settings
 
 

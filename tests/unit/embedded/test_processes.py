@@ -13,11 +13,16 @@ import pytest
 
 from soong.orchestrator.embedded import die_with_parent
 from soong.orchestrator.embedded.child import ServiceChild
-from soong.orchestrator.embedded.environment import child_environment, module_command
-from soong.orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
-from soong.orchestrator.embedded.leftovers import expire_dead, has_ended
-from soong.orchestrator.embedded.process_start import start_of
+from soong.orchestrator.embedded.folders import (
+    child_environment,
+    module_command,
+    prepare_home,
+    prepare_runtime_folder,
+    runtime_folder_problem,
+)
+from soong.orchestrator.embedded.handover import expire_dead, has_ended
 from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
+from soong.orchestrator.embedded.service_file import start_of
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.installation import IMPORT_FOLDERS

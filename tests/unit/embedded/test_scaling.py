@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.embedded.scaling import Demand, WorkerScaler
+from soong.orchestrator.embedded.service import Demand, WorkerScaler
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Backlog, WaitingSteps

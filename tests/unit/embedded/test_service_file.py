@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.embedded.process_start import start_of
 from soong.orchestrator.embedded.service_file import (
     ServiceHeldError,
     ServiceLock,
     ServiceRecord,
     own_record,
     read_record,
+    start_of,
 )
 from tests.stepped_clock import step_clock
 

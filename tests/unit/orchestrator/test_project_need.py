@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import submission
+from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
@@ -29,12 +29,9 @@ def submitted(project: Path, *, needs_project: bool) -> dict[str, NewStep]:
     made = submission(
         plan_from_json({"title": "t", "steps": STEPS}, "plan", catalogue.known()),
         {},
-        project=project,
-        approval_mode=ApprovalMode.DENY,
-        model="script",
-        allow=(),
-        catalogue=catalogue,
-        clock=SystemClock(),
+        SessionTerms(project=project, approval_mode=ApprovalMode.DENY, model="script"),
+        catalogue,
+        SystemClock(),
     )
     return {step.step_id: step for step in made.task.steps}
 

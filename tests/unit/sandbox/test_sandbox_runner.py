@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.finding import Level
-from soong.orchestrator.cli.sandbox_check import check_sandbox
+from soong.orchestrator.cli.boundary_checks import check_sandbox
+from soong.orchestrator.cli.checks import Level
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, load_settings

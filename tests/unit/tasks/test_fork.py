@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.forking import plan_text
+from soong.orchestrator.cli.resume import plan_text
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind

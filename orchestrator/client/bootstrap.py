@@ -146,7 +146,7 @@ async def open_collector(settings: Settings, clock: Clock) -> "AsyncIterator[Gar
 def standing_of(settings: Settings) -> "DatabaseRights | None":
     """Return what the database's role may do; None where there are no roles. Raises: UnavailableError."""
     from soong.shared.storage.sql.engine.engine import parse_url
-    from soong.shared.storage.sql.roles.boundaries import standing
+    from soong.shared.storage.sql.roles.role_grants import standing
 
     return standing(parse_url(settings.effective_database_url))
 

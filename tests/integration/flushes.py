@@ -17,7 +17,7 @@ from tests.contract.scene import completed
 from tests.model.clock import START_US
 
 LIMIT_S = 30.0
-SOON = partial(Database.write, flush=Flush.AFTER_RETURN)
+SOON = partial(Database.write, flush=Flush.WITH_NEXT)
 
 
 def scopes(path: Path) -> list[str]:

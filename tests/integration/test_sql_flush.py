@@ -4,23 +4,18 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import RootTransaction
 
 from soong.shared.core.errors import ConflictError, UnavailableError
-from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.sql.engine.database import Database, flush_log
-from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.store import SqlStore
-from tests.integration.consent import until
 from tests.integration.flushes import (
     LIMIT_S,
     SOON,
@@ -31,13 +26,10 @@ from tests.integration.flushes import (
     held_flush,
     scopes,
 )
-from tests.integration.sql_stores import begin, claim_one, opened
-from tests.integration.test_sql_database import ADD_LIMIT, add, at_once
+from tests.integration.sql_stores import begin, opened
+from tests.integration.test_sql_database import ADD_LIMIT, add
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.clock import START_US
-
-SYNCHRONOUS = Statement("synchronous", "SELECT synchronous FROM pragma_synchronous")
-NORMAL, FULL = 1, 2
 
 
 @pytest.fixture
@@ -56,71 +48,43 @@ def database(store: SqlStore) -> Database:
     return store._database
 
 
-def seen_levels(database: Database) -> list[int]:
-    """Return a list that gets SQLite's level of each commit from now on."""
-    levels: list[int] = []
-
-    def commit(transaction: RootTransaction) -> None:
-        level = transaction.connection.exec_driver_sql("PRAGMA synchronous").scalar()
-        levels.append(int(level or 0))
-        transaction.commit()
-
-    database.committer = commit
-    return levels
-
-
-async def test_a_commit_waits_for_the_disk_as_the_strictest_of_it_wants(database: Database) -> None:
-    async def level(flush: Flush) -> int:
-        return int(await database.write(lambda tx: tx.value(SYNCHRONOUS), flush=flush))
-
-    def of(*flushes: Flush) -> Sequence[Callable[[], Coroutine[Any, Any, int]]]:
-        return [partial(level, flush) for flush in flushes]
-
-    alone = [await write() for write in of(*Flush)]
-
-    assert alone == [NORMAL, NORMAL, NORMAL, FULL]
-    assert await at_once(database, *of(Flush.WITH_NEXT, Flush.BEFORE_VISIBLE, Flush.BEFORE_RETURN)) == [FULL] * 3
-    assert await at_once(database, *of(Flush.WITH_NEXT, Flush.BEFORE_RETURN)) == [NORMAL] * 2
-
-
 @pytest.mark.spec("DAG-03")
-async def test_only_what_a_lost_holder_makes_worthless_waits_for_no_disk(store: SqlStore, database: Database) -> None:
-    levels = seen_levels(database)
-    with counted_flushes(database) as flushes:
-        session, worker_id = await begin(store)
-        claim = await claim_one(store, session, worker_id)
-        assert not flushes
-        await store.runs.append(claim.identity.run_id, claim.fence, events=[NewEvent("x")], now_us=START_US)
-        assert len(flushes) == 1
-        await advance(store, worker_id, claim)
+async def test_claims_and_ends_wait_for_no_disk(store: SqlStore, database: Database) -> None:
+    session, worker_id = await begin(store)
+    await store.tasks.create_task(make_task(session.id, make_step("a"), make_step("b", depends_on=("a",))))
 
-        await until(lambda: len(flushes) == 2)
+    with held_flush(database):
+        claimed = await advance(store, worker_id)
+    with held_flush(database):
+        claimed = await advance(store, worker_id, *claimed)
 
-    assert levels == [FULL, FULL, FULL, NORMAL, NORMAL, NORMAL]  # session, worker, task, claim, event, end
+    assert [claim.step_key.partition("/")[2] for claim in claimed] == ["b"]
 
 
 @pytest.mark.spec("DAG-03", "DIS-10")
-async def test_the_end_of_a_task_is_on_the_disk_before_anybody_sees_it(store: SqlStore, database: Database) -> None:
-    """With the ends of its steps, which are flushed within milliseconds or by it."""
+async def test_the_end_of_a_task_is_on_the_disk_before_its_owner_continues(store: SqlStore, database: Database) -> None:
+    """With the ends of its steps, which are before it in the log."""
     session, worker_id = await begin(store)
     steps = [make_step("a"), make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",))]
     task = make_task(session.id, *steps)
     await store.tasks.create_task(task)
-    levels = seen_levels(database)
+    claimed = await advance(store, worker_id)
+    for _ in steps:
+        claimed = await advance(store, worker_id, *claimed)
     with counted_flushes(database) as flushes:
-        claimed = await advance(store, worker_id)
-        for hop in (1, 2, 3):
-            claimed = await advance(store, worker_id, *claimed)
-            await until(partial(_are, flushes, hop))
         await store.tasks.finish_task(session.ownership, task.id, now_us=START_US)
 
-    assert levels == [NORMAL, NORMAL, NORMAL, NORMAL, FULL]
-    assert len(flushes) == 3  # a commit that waits for the disk flushes itself
+        assert flushes
     assert [step.status for step in await store.tasks.steps(task.id)] == [StepStatus.COMPLETED] * 3
 
 
-def _are(flushes: Sequence[int], count: int) -> bool:
-    return len(flushes) == count
+async def test_what_nobody_waits_for_is_flushed_in_a_moment_also_where_others_keep_writing(database: Database) -> None:
+    with counted_flushes(database) as flushes:
+        numbers = count()
+        deadline = asyncio.get_running_loop().time() + LIMIT_S
+        while not flushes:
+            await SOON(database, add(f"hop {next(numbers)}"))
+            assert asyncio.get_running_loop().time() < deadline
 
 
 async def test_a_log_that_is_being_flushed_is_not_closed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +128,7 @@ async def test_nobody_hears_of_a_commit_whose_flush_failed(database: Database, p
     database.flusher = fail
     with pytest.raises(UnavailableError, match=r"did not confirm a commit: .*Input/output error"):
         await database.write(add("a"), flush=Flush.BEFORE_RETURN)
-    assert await database.write(add("b"), flush=Flush.AFTER_RETURN) == "b"
+    assert await database.write(add("b"), flush=Flush.WITH_NEXT) == "b"
 
     database.flusher = flush_log
     assert await database.write(add("c"), flush=Flush.BEFORE_RETURN) == "c"
@@ -173,7 +137,7 @@ async def test_nobody_hears_of_a_commit_whose_flush_failed(database: Database, p
 
 async def test_what_is_flushed_after_its_caller_returns_holds_up_nobody(database: Database, path: Path) -> None:
     with held_flush(database) as has_begun:
-        assert await database.write(add("a"), flush=Flush.AFTER_RETURN) == "a"
+        assert await database.write(add("a"), flush=Flush.WITH_NEXT) == "a"
         assert scopes(path) == ["a"]
         assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
 

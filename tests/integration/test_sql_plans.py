@@ -60,7 +60,6 @@ LEADING |= {
 
 POSTGRES_ONLY = (
     "postgres_hot_path.",
-    "postgres_successor.",
     "run_log_buffer.CHANGE_AND_LOG",
     "run_writes.APPEND_ALL",
 )
@@ -77,6 +76,9 @@ EXEMPT = {
     "notification_outbox.NEWEST": "the newest of all are the first that a scan from the end meets",
     "usage_sums.USED": "when a person asks for the sums of a time, of all runs",
     "usage_sums.UNSUMMED": "as above",
+    "sessions.ALL_WORKERS": "when a person lists also those that are gone",
+    "tasks.STEP_PAGE": "sorts the steps of one task",
+    "tasks.STEPS_IN": "as above, of some statuses",
     "event_feed.GROWN": "sorts the runs of the tasks that are followed, which it reaches by them",
     "event_feed.NEXT_EVENTS": "sorts the events of one page of runs",
 }

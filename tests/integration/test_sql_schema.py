@@ -1,7 +1,6 @@
 """The schema: one line of migrations, what they make is what the tables say, and no program works on another's."""
 
 import asyncio
-import hashlib
 import stat
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, Una
 from soong.shared.storage.sql.engine import schema
 from soong.shared.storage.sql.engine.columns import add_dialect_options
 from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, SQLITE_SCRIPT, prepare
+from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare, script
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
-from tests.sqlite_script import script
+from tests.schema_scripts import head, scripts
 
 add_dialect_options(metadata)
 
@@ -44,16 +43,11 @@ def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
 
 
 @pytest.mark.spec("OPS-07.a")
-def test_the_revision_tells_one_form_of_the_first_migration_from_another() -> None:
-    (written,) = (path.read_text(encoding="utf-8") for path in MIGRATIONS.glob("versions/0001_*.py"))
-    others = "".join(line for line in written.splitlines(keepends=True) if not line.startswith("revision = "))
+def test_the_scripts_of_the_first_migration_are_made_from_the_tables_and_the_revision_is_theirs() -> None:
+    made = scripts()
 
-    assert f"0001_{hashlib.sha256(others.encode()).hexdigest()[:8]}" == HEAD, "write this into the migration and HEAD"
-
-
-@pytest.mark.spec("OPS-07.a")
-def test_the_script_for_new_sqlite_files_makes_what_the_migrations_make(tmp_path: Path) -> None:
-    assert SQLITE_SCRIPT.read_text(encoding="utf-8") == script(tmp_path), "run python -P -m tests.sqlite_script"
+    assert {name: script(name) for name in made} == made, "run python -P -m tests.schema_scripts"
+    assert head(made) == HEAD, "run python -P -m tests.schema_scripts"
 
 
 async def test_a_new_sqlite_file_is_made_without_the_migrations(

@@ -20,7 +20,8 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.request import Choice
-from soong.shared.storage.sql.roles.row_limits import LIMITS
+from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
+from soong.shared.storage.sql.engine.tables import metadata
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import Deployment, claim_one, deployed
@@ -200,7 +201,7 @@ class Place:
 
     @property
     def is_json(self) -> bool:
-        return "json" in LIMITS[self.table][self.column]
+        return "json" in metadata.tables[self.table].columns[self.column].info.get("limit", "")
 
 
 def places(url: str) -> list[Place]:
@@ -259,7 +260,10 @@ def test_every_column_that_a_worker_may_write_has_a_limit_and_is_covered(role_ur
     found = places(role_urls.worker)
 
     assert {(place.table, place.column) for place in found} == {
-        (table, column) for table, columns in LIMITS.items() for column in columns
+        (name, column)
+        for name, table in metadata.tables.items()
+        for verb in WRITES
+        for column in written_by_worker(table, verb)
     }
     assert {place.type for place in found} <= {"text", "bigint"}, "say which values of that type are hostile"
     assert all(place.statement() for place in found)

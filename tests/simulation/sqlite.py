@@ -18,15 +18,15 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of
-from soong.shared.storage.sql.engine.rows import command_of, run_of, session_of, task_of, worker_of
+from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of
+from soong.shared.storage.sql.engine.rows import COMMANDS, SESSIONS, TASKS, run_of, worker_of
 from soong.shared.storage.sql.engine.schema import prepare
-from soong.shared.storage.sql.engine.tables import commands, nodes, runs, sessions, tasks, workers
+from soong.shared.storage.sql.engine.tables.service import commands, sessions, workers
+from soong.shared.storage.sql.engine.tables.work import nodes, runs, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
-from soong.shared.storage.sql.tasks.step_results import nodes_after
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 from tests.model.memory.rows import Rows
 
@@ -56,7 +56,7 @@ class InlineDatabase:
         self,
         function: Callable[[Transaction], T],
         *,
-        flush: Flush = Flush.BEFORE_VISIBLE,
+        flush: Flush = Flush.BEFORE_RETURN,
     ) -> T:
         del flush
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ class InlineDatabase:
         write: Callable[[Transaction, Sequence[Any]], Sequence[Any]],
         item: Any,
         *,
-        flush: Flush = Flush.BEFORE_VISIBLE,
+        flush: Flush = Flush.BEFORE_RETURN,
     ) -> Any:
         del flush
         await asyncio.sleep(0)
@@ -156,14 +156,14 @@ _RUNS = WHOLE_RUNS.order_by(runs.c.ordinal)
 def _read_rows(tx: Transaction, before: Rows) -> Rows:
     found = read_steps(tx, _ALL_STEPS)
     made = Rows(
-        sessions={row.id: session_of(row) for row in tx.execute(select(sessions))},
+        sessions={row.id: SESSIONS.read(row) for row in tx.execute(select(sessions))},
         workers={row.id: worker_of(row, 0) for row in tx.execute(select(workers))},
-        tasks={row.id: task_of(row) for row in tx.execute(select(tasks))},
+        tasks={row.id: TASKS.read(row) for row in tx.execute(select(tasks))},
         steps={step.key: step for step in found},
         settled=_keys(tx, "SELECT key FROM steps WHERE is_settled = 1"),
         runs={row.id: run_of(row) for row in tx.execute(_RUNS)},
         concurrency_limits=dict(tx.connection.execute(text("SELECT scope, slots FROM concurrency_limits")).all()),
-        commands={row.id: command_of(row) for row in tx.execute(select(commands))},
+        commands={row.id: COMMANDS.read(row) for row in tx.execute(select(commands))},
         ended_commands=_keys(tx, "SELECT id FROM commands WHERE is_ended = 1"),
     )
     for step in found:
@@ -180,13 +180,12 @@ def _read_logs(tx: Transaction, made: Rows, before: Rows) -> None:
     for run_id, run in made.runs.items():
         known = made.events.get(run_id, ())
         if run.last_seq != len(known):
-            told = [EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=[run_id])]
-            made.events[run_id] = (*known, *events_of(told, len(known)))
+            made.events[run_id] = (*known, *events_of(tx.rows(EVENTS_OF, run_ids=[run_id]), len(known)))
         written = made.nodes.get(run_id, ())
         if run.last_node != len(written):
             more = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > len(written))
             rows = tx.execute(more.order_by(nodes.c.number)).all()
-            made.nodes[run_id] = (*written, *nodes_after(tx, run_id, rows, len(written)))
+            made.nodes[run_id] = (*written, *nodes_of(rows, len(written)))
 
 
 def _keys(tx: Transaction, statement: str) -> set[str]:

@@ -15,7 +15,6 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
-from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
 from soong.shared.storage.sql.tasks.budgets import SqlBudgets
 from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
 from soong.shared.storage.sql.tasks.failures import SqlFailures
@@ -50,7 +49,7 @@ class SqlAskStore(_Part, SqlAsks):
     """Implements :class:`soong.shared.engine.tasks.asks.AskStore`."""
 
 
-class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims, SqlBadWorkers):
+class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims):
     """Implements :class:`soong.shared.engine.tasks.claims.ClaimStore`."""
 
 

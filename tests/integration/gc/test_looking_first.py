@@ -24,7 +24,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.storage.sql.store import open_store
-from soong.shared.storage.sql.tasks.artifact_names import PAGE
+from soong.shared.storage.sql.tasks.retention import PAGE
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.servers import PostgresServer

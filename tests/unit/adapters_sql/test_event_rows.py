@@ -11,13 +11,13 @@ from soong.shared.core.jsontext import MAX_DEPTH
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.storage.sql.engine.log_packing import ROW_CHARS, ROW_ENTRIES
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, nodes_of
-from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
+from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of
+from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIES, RunLogBuffer
 
 
-def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}") -> EventRow:
-    return EventRow(run_id, seq, "own", 5, data, preceding, "")
+def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}", **more: str) -> Any:
+    own = {"run_id": run_id, "seq": seq, "type": "own", "time_us": 5, "data": data, "preceding": preceding}
+    return SimpleNamespace(**own | {"step_key": ""} | more)
 
 
 def test_a_row_gives_its_earlier_events_and_then_its_own() -> None:
@@ -81,10 +81,10 @@ def test_events_of_one_write_share_rows_up_to_a_size() -> None:
 
     rows = list(buffer.event_rows())
 
-    assert [(run_id, back) for run_id, back, *_ in rows] == [("r", 1), ("r", 0), ("wide", 1), ("wide", 0)]
-    assert len(json.loads(str(rows[0][-1]))) == ROW_ENTRIES - 1
-    assert [row[-1] for row in rows[1:]] == ["", "", ""]
-    assert [row[3] for row in rows] == [9, 9, 9, 4]
+    assert [(row[0], row[-1]) for row in rows] == [("r", 1), ("r", 0), ("wide", 1), ("wide", 0)]
+    assert len(json.loads(str(rows[0][4]))) == ROW_ENTRIES - 1
+    assert [row[4] for row in rows[1:]] == ["", "", ""]
+    assert [row[2] for row in rows] == [9, 9, 9, 4]
 
 
 def node_row(number: int, preceding: str = "", *, payload: str = "{}") -> Any:
@@ -142,7 +142,7 @@ def test_nodes_of_one_write_share_rows_up_to_a_size_and_to_a_result() -> None:
     buffer.add("r", nodes=[NewNode(NodeKind.USER, {}), NewNode(NodeKind.RESULT, {}), NewNode(NodeKind.USER, {})])
     buffer.add("wide", nodes=[NewNode(NodeKind.USER, {"x": "x" * ROW_CHARS}), NewNode(NodeKind.USER, {}, parent=0)])
 
-    rows = [(run_id, back, parent, preceding) for run_id, back, parent, _, _, preceding, _ in buffer.node_rows()]
+    rows = [(run_id, back, parent, preceding) for run_id, parent, _, _, preceding, back, _ in buffer.node_rows()]
 
     assert rows == [
         ("r", 1, None, '[[null,"user",{}]]'),
@@ -164,12 +164,12 @@ def test_the_first_events_of_a_run_have_a_row() -> None:
 
     (stored,) = buffer.event_rows()
 
-    assert (stored[2], json.loads(str(stored[5]))) == ("step_created", [["run_created", 9, {"attempt": 2}]])
+    assert (stored[1], json.loads(str(stored[4]))) == ("step_created", [["run_created", 9, {"attempt": 2}]])
 
 
 def test_an_event_of_its_own_step_need_not_name_it() -> None:
     told = '[["step_ready",1,{}],["step_claimed",2,{"step":"t/b"}],["tool_started",3,{}]]'
-    rows = [EventRow("r", 4, "run_started", 5, '{"fence":1}', told, "t/a")]
+    rows = [row(4, told, data='{"fence":1}', type="run_started", step_key="t/a")]
 
     assert [dict(event.data) for event in events_of(rows)] == [
         {"step": "t/a"},

@@ -1,6 +1,7 @@
 """One text, two dialects."""
 
 from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.tables.work import events
 
 
 def test_lists_are_one_json_value_in_both_dialects() -> None:
@@ -48,11 +49,11 @@ def test_locking_rows_is_not_writing_them() -> None:
 
 
 def test_inserts_compute_what_is_not_given() -> None:
-    insert = Insert("events", {"run_id": "text", "_back": "bigint"}, computed={"seq": "last(:run_id) - :_back"})
+    insert = Insert(events, ["run_id"], more={"back": "bigint"}, computed={"seq": "last(:run_id) - :back"})
 
     assert insert.sqlite == "INSERT INTO events (run_id, seq) VALUES (?1, last(?1) - ?2) "
     assert insert.postgres.startswith(
-        "INSERT INTO events (run_id, seq) SELECT given.run_id, last(given.run_id) - given._back"
+        "INSERT INTO events (run_id, seq) SELECT given.run_id, last(given.run_id) - given.back"
     )
 
 

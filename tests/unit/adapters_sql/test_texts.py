@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from soong.shared.storage.sql.engine.rows import lane_of, pack, plain, unpack
+from soong.shared.storage.sql.engine.texts import pack, plain, unpack
+from soong.shared.storage.sql.tasks.inserts import lane_of
 
 
 @pytest.mark.parametrize("value", ["größer", "\ud800 lone", "\x00", {"a": [1, 2.5, None, True]}, "𝄞"], ids=repr)

@@ -6,7 +6,7 @@ from msgspec import ValidationError, convert
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.spec import BoundStep, DeclaredPermissions, StepSpec
-from soong.shared.storage.sql.engine.rows import pack, unpack
+from soong.shared.storage.sql.engine.texts import pack, unpack
 
 CHILD = StepSpec(
     kind=StepKind.AGENT,

@@ -23,8 +23,7 @@ from soong.shared.engine.tasks.additional_claims import (
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
-from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
-from soong.shared.storage.sql.claims.claim_rows import ClaimedStep, RequestedRow
+from soong.shared.storage.sql.claims.claim_context import Contexts, results_for, tell_malformed
 from soong.shared.storage.sql.claims.claiming import (
     LIVE_WORKER,
     TURNS,
@@ -36,11 +35,11 @@ from soong.shared.storage.sql.claims.claiming import (
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.malformed import tell_malformed
-from soong.shared.storage.sql.engine.rows import spec_of, unpack
+from soong.shared.storage.sql.engine.rows import spec_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.texts import unpack
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 HOLDER: Final = Statement(
     "holder: the step of the run that asks, while it holds it; locked, so that a run asks once at a time",
@@ -60,8 +59,8 @@ TAKEN: Final = Statement(
 SOUGHT: Final = Statement(
     "requested: what decides whether a step may be claimed by another run than its own",
     """
-    SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker,
-           CASE WHEN claim_mode = 'assigned' AND starts > 0 THEN 1 ELSE 0 END, session_id, definition, model
+    SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker, session_id, definition, model,
+           CASE WHEN claim_mode = 'assigned' AND starts > 0 THEN 1 ELSE 0 END AS has_begun
     FROM steps WHERE key = :key
     """,
 )
@@ -76,7 +75,7 @@ CLAIM_ADDITIONAL: Final = Statement(
         /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END, title
+              CASE WHEN starts = 1 THEN ready_us END AS ready_us, title
     """,
 )
 LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_claimed) FROM sessions")
@@ -115,50 +114,48 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefus
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
     claiming, task_id, counted = _claiming_run(tx, ask, is_live=is_live)
     key = step_key(task_id, ask.step_id)
-    rows = [RequestedRow._make(row) for row in tx.rows(SOUGHT, key=key)]
-    requested = _requested(rows[0]) if rows else None
+    row = tx.first(SOUGHT, key=key)
+    requested = None if row is None else _requested(row)
     refused = refusal(claiming, ask.step_id, requested, pools=ask.pools, capabilities=ask.capabilities)
     if refused is None:
-        refused = _over_a_limit(tx, ask.step_id, rows[0], counted)
+        refused = _over_a_limit(tx, ask.step_id, row, counted)
     if refused is not None:
         return refused
-    taken = tx.rows(
+    taken = tx.first(
         CLAIM_ADDITIONAL, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us
     )
-    return _claimed(tx, contexts, ask, ClaimedStep._make(taken[0])) if taken else taken_meanwhile(ask.step_id)
+    return taken_meanwhile(ask.step_id) if taken is None else _claimed(tx, contexts, ask, taken)
 
 
 def _claiming_run(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
     """Return who asks, the task, and the concurrency limit scopes that it counts in already. Raises: LeaseLostError."""
     held = ask.holder
-    rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
-    if not rows:
+    step = tx.first(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
+    if step is None:
         raise LeaseLostError(held.run_id, held.fence)
-    step_id, task_id, spec, cancel_reason, *place = rows[0]
-    had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
-    open_ids = [name for name, status in had if StepStatus(status).is_leased]
-    is_stopping = not is_live or cancel_reason is not None
-    most = spec_of(spec).max_steps
-    claiming = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
-    return claiming, task_id, scopes_of(*place)
+    had = tx.rows(TAKEN, run_id=held.run_id, task_id=step.task_id)
+    open_ids = [row.step_id for row in had if StepStatus(row.status).is_leased]
+    is_stopping = not is_live or step.cancel_reason is not None
+    most = spec_of(step.spec).max_steps
+    claiming = ClaimingRun(step.step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
+    return claiming, step.task_id, scopes_of(step.session_id, step.definition, step.model, step.pool)
 
 
-def _requested(row: RequestedRow) -> RequestedStep:
-    step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker, has_begun, *_ = row
+def _requested(row: Row) -> RequestedStep:
     return RequestedStep(
-        step_id=step_id,
-        kind=StepKind(kind),
-        status=StepStatus(status),
-        open_deps=open_deps,
-        pool=pool,
-        needs=tuple(unpack(needs)),
-        is_paused=bool(is_paused),
-        is_pull_worker=bool(is_pull_worker),
-        has_begun=bool(has_begun),
+        step_id=row.step_id,
+        kind=StepKind(row.kind),
+        status=StepStatus(row.status),
+        open_deps=row.open_deps,
+        pool=row.pool,
+        needs=tuple(unpack(row.needs)),
+        is_paused=bool(row.is_paused),
+        is_pull_worker=bool(row.is_pull_worker),
+        has_begun=bool(row.has_begun),
     )
 
 
-def _over_a_limit(tx: Transaction, step_id: str, row: RequestedRow, counted: tuple[str, ...]) -> ClaimRefusal | None:
+def _over_a_limit(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> ClaimRefusal | None:
     """Count the live leases of the scopes in which the run does not count yet, while their concurrency limits are
     locked.
     """
@@ -170,7 +167,7 @@ def _over_a_limit(tx: Transaction, step_id: str, row: RequestedRow, counted: tup
     return limited(step_id, full[0]) if full else None
 
 
-def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, step: ClaimedStep) -> Claim:
+def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, step: Row) -> Claim:
     """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
     run_log = RunLogBuffer(ask.now_us)
     note_claimed(run_log, step, ask.worker_id, claimed_by=ask.holder.run_id)

@@ -4,25 +4,27 @@ A map step's value is the list of its children's outputs in item order; it is ga
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
-from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
-from soong.shared.storage.sql.claims.successor_hints import SuccessorHints
+from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.log_rows import preceding_of
-from soong.shared.storage.sql.engine.rows import error_of, output_of, spec_of, unpack
+from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS, error_of, output_of, spec_of
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, RowReader, object_of
+from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 KEPT: Final = 256
@@ -30,12 +32,10 @@ KEPT: Final = 256
 
 CLAIM_CONTEXT: Final = Statement(
     "claim context: run and session of each claimed step",
-    """
-    SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
-           r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy, r.dispatched_by,
-           r.is_foreign, r.last_node
+    f"""
+    SELECT {", ".join(f"r.{name}" for name in RUN_COLUMNS)}, r.token, r.surface, r.last_node, s.project, s.cwd, s.policy
     FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
-    """,
+    """,  # noqa: S608  # our own words
 )
 TASK_CONTEXTS: Final = Statement("task contexts", "SELECT id, inputs, title FROM tasks WHERE id IN @task_ids")
 SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE digest IN @digests")
@@ -43,14 +43,14 @@ SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE
 DEPENDENCIES: Final = Statement(
     "dependencies: the results of what these steps waited for, in the plan's order",
     """
-    SELECT c.key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
+    SELECT c.key AS child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
     FROM steps AS c CROSS JOIN EACH OF c.depends_on AS e JOIN steps AS p ON p.key = c.task_id || '/' || e.value
     WHERE c.key IN @keys ORDER BY c.key, e.key
     """,
 )
 RESULTS: Final = Statement(
     "results: of single steps",
-    "SELECT '', key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys",
+    "SELECT key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys",
 )
 ITEMS: Final = Statement(
     "items: the children of map steps, in item order",
@@ -64,15 +64,12 @@ ITEMS: Final = Statement(
 REMAINS: Final = Statement(
     "remains: of steps that did not end cleanly, why, how far they got, and what their last runs left",
     """
-    SELECT s.key, s.error, s.progress,
-        coalesce((SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
-                  ORDER BY n.number DESC LIMIT 1),
-                 CASE WHEN s.status = 'completed' AND s.kind <> 'map'
-                      THEN '{"v":1,"output":' || coalesce(s.output, 'null') || '}' END),
+    SELECT s.key, s.error, s.progress, s.run_id,
+        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
+         ORDER BY n.number DESC LIMIT 1) AS result,
         (SELECT CASE WHEN n.kind = 'assistant' THEN '[[0,"assistant",' || n.payload || ']]' ELSE n.preceding END
          FROM nodes AS n WHERE n.run_id = s.run_id AND (n.kind = 'assistant' OR n.preceding LIKE '%,"assistant",{%')
-         ORDER BY n.number DESC LIMIT 1),
-        s.run_id
+         ORDER BY n.number DESC LIMIT 1) AS answers
     FROM steps AS s WHERE s.key IN @keys
     """,
 )
@@ -105,20 +102,14 @@ class Contexts:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
-        self.successors = SuccessorHints()
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what the claims of these runs get."""
-        return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
+        return self.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
 
-    def know_task(self, task_id: str, inputs: str, title: str) -> None:
-        """Keep what a task was given, read with a claim."""
-        if task_id not in self._tasks:
-            self._tasks[task_id] = (unpack(inputs), title)
-
-    def told(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
-        """Return what claims get, given the rows of runs and sessions."""
-        runs = {row.id: row for row in map(ClaimedRun._make, rows)}
+    def of_runs(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
+        """Return what claims get, given the rows of ``CLAIM_CONTEXT``."""
+        runs = {row.id: row for row in rows}
         return ClaimContext(
             runs,
             _kept(self._tasks, {run.task_id for run in runs.values()}, lambda missing: _tasks(tx, missing)),
@@ -130,32 +121,41 @@ class Contexts:
 class ClaimContext(Value):
     """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
 
-    runs: Mapping[str, ClaimedRun]
+    runs: Mapping[str, Row]
     tasks: Mapping[str, tuple[JsonObject, str]]
     surfaces: Mapping[str, JsonObject]
     policies: Mapping[str, JsonObject]
 
-    def claim(self, step: ClaimedStep, dependencies: Mapping[str, StepResult]) -> Claim:
+    def claim(self, step: Row, dependencies: Mapping[str, StepResult]) -> Claim:
+        """Return the claim of a step, given its row."""
         run = self.runs[step.run_id]
-        task_inputs, task_title = self.tasks[step.task_id]
-        return Claim(
+        last_node = 0 if run.role == Role.FORK else run.last_node
+        return self.claim_of(
+            run,
             step_key=step.key,
             fence=step.fence,
-            identity=identity_of(run),
             spec=spec_of(step.spec),
+            dependencies=dependencies,
+            attempt=step.attempt,
+            # A fork has a context from its beginning: its parent's.
+            is_resumed=step.starts > 1 or run.role == Role.FORK,
+            malformed=_what_is_wrong(step.fence, step.starts, last_node=last_node)
+            or next((result.malformed for result in dependencies.values() if result.malformed), ""),
+        )
+
+    def claim_of(self, run: Row, **of_step: Any) -> Claim:
+        """Return a claim with what its run, task and session add."""
+        task_inputs, task_title = self.tasks[run.task_id]
+        return Claim(
+            identity=IDENTITIES.read(run),
             task_inputs=task_inputs,
             task_title=task_title,
-            dependencies=dependencies,
             surface=self.surfaces[run.surface],
             token=run.token,
-            attempt=step.attempt,
             project=run.project,
             cwd=run.cwd,
             policy=self.policies[run.policy],
-            # A fork has a context from its beginning: its parent's.
-            is_resumed=step.starts > 1 or run.role == Role.FORK,
-            malformed=_what_is_wrong(step.fence, step.starts, last_node=0 if run.role == Role.FORK else run.last_node)
-            or next((result.malformed for result in dependencies.values() if result.malformed), ""),
+            **of_step,
         )
 
 
@@ -166,23 +166,6 @@ def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
     if starts == 1 and last_node:
         return f"the run has never started, and its context has {last_node} nodes"
     return ""
-
-
-def identity_of(run: ClaimedRun) -> RunIdentity:
-    return RunIdentity(
-        session_id=run.session_id,
-        run_id=run.id,
-        agent_id=run.agent_id,
-        role=Role(run.role),
-        definition=run.definition,
-        parent_run_id=run.parent_run_id,
-        parent_agent_id=run.parent_agent_id,
-        task_id=run.task_id,
-        step_key=run.step_key,
-        step_title=run.step_title,
-        model=run.model,
-        origin=Origin(run.dispatched_by, bool(run.is_foreign)),
-    )
 
 
 def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:
@@ -220,22 +203,20 @@ def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str
 
 def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
     """Return the same, given the rows of :data:`DEPENDENCIES`."""
-    found = [ResultRow._make(row) for row in rows]
-    maps = [row.key for row in found if StepKind(row.kind).traits.has_items]
+    maps = [row.key for row in rows if StepKind(row.kind).traits.has_items]
     lists = _map_outputs(tx, maps)
-    told = _with_remains(tx, {row.key: _result(row, lists) for row in found}, set(maps))
+    told = _with_remains(tx, {row.key: _result(row, lists) for row in rows}, set(maps))
     results: dict[str, dict[str, StepResult]] = {}
-    for row in found:
+    for row in rows:
         results.setdefault(row.child_key, {})[row.step_id] = told[row.key]
     return results
 
 
 def result_of(tx: Transaction, step_key: str) -> StepResult | None:
     """Return what dependents see of a step; None when there is none of that key."""
-    rows = tx.rows(RESULTS, keys=[step_key])
-    if not rows:
+    row = tx.first(RESULTS, keys=[step_key])
+    if row is None:
         return None
-    row = ResultRow._make(rows[0])
     is_map = StepKind(row.kind).traits.has_items
     result = _result(row, _map_outputs(tx, [step_key] if is_map else []))
     return _with_remains(tx, {step_key: result}, {step_key} if is_map else set())[step_key]
@@ -249,16 +230,17 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     told = dict(read)
     children: dict[str, dict[str, StepResult]] = {}
     found = tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ()
-    for item in map(ResultRow._make, found):
-        children.setdefault(item.child_key, {})[item.key] = _result(item, _Lists())
+    for item in found:
+        children.setdefault(item.map_key, {})[item.key] = _result(item, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
-    for key, error, progress, result, answers, run_id in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
-        why = RowReader().take(partial(error_of, error), None)
-        remains = FailureReport(why, progress, _object(result), _last_answer(tx, run_id, answers))
-        if key in of_items:
-            of_items[key] = remains.added_to(of_items[key])
+    for row in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
+        error = RowReader().take(partial(error_of, row.error), None)
+        answer = _last_answer(tx, row.run_id, row.answers)
+        remains = FailureReport(error, row.progress, _object(row.result), answer)
+        if row.key in of_items:
+            of_items[row.key] = remains.added_to(of_items[row.key])
         else:
-            told[key] = remains.added_to(told[key])
+            told[row.key] = remains.added_to(told[row.key])
     for key in maps & unclean.keys():
         told[key] = of_map(told[key], [of_items[child] for child in children.get(key, ())])
     return told
@@ -290,16 +272,16 @@ def _object(text: str | None) -> JsonObject | None:
     return None
 
 
-def _result(row: ResultRow, lists: "_Lists") -> StepResult:
-    _, key, step_id, status, kind, output, outcome = row
+def _result(row: Row, lists: "_Lists") -> StepResult:
     try:
-        value = lists.of(key) if StepKind(kind).traits.has_items else output_of(output)
+        value = lists.of(row.key) if StepKind(row.kind).traits.has_items else output_of(row.output)
     except MalformedError as error:
-        words = f"the row of {step_id!r} is malformed: {error}"
+        words = f"the row of {row.step_id!r} is malformed: {error}"
         return StepResult(
-            step_id, StepStatus.FAILED, None, error=StepError(MALFORMED, words, retryable=False), malformed=words
+            row.step_id, StepStatus.FAILED, None, error=StepError(MALFORMED, words, retryable=False), malformed=words
         )
-    return StepResult(step_id, StepStatus(status), value, Outcome(outcome) if outcome else Outcome.CLEAN)
+    outcome = Outcome(row.outcome) if row.outcome else Outcome.CLEAN
+    return StepResult(row.step_id, StepStatus(row.status), value, outcome)
 
 
 @dataclass(slots=True)
@@ -321,13 +303,23 @@ def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
     lists = _Lists()
     if not map_keys:
         return lists
-    rows = [ItemRow._make(row) for row in tx.rows(ITEMS, map_keys=sorted(set(map_keys)))]
+    rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
     inner = _map_outputs(tx, [row.key for row in rows if StepKind(row.kind).traits.has_items])
-    for map_key, key, kind, output in rows:
+    for row in rows:
         try:
-            value: Json = inner.of(key) if StepKind(kind).traits.has_items else output_of(output)
+            value: Json = inner.of(row.key) if StepKind(row.kind).traits.has_items else output_of(row.output)
         except MalformedError as error:
-            lists.problems.setdefault(map_key, f"item {key}: {error}")
+            lists.problems.setdefault(row.map_key, f"item {row.key}: {error}")
             continue
-        lists.outputs.setdefault(map_key, []).append(value)
+        lists.outputs.setdefault(row.map_key, []).append(value)
     return lists
+
+
+def tell_malformed(tx: Transaction, run_log: RunLogBuffer, claims: Iterable[Claim], now_us: int) -> None:
+    """Tell of claims whose rows are malformed, in their runs' logs and, by the owner, in the audit log."""
+    for claim in claims:
+        if claim.malformed:
+            problem: dict[str, Json] = {"what": MALFORMED, "step": claim.step_key, "reason": claim.malformed}
+            event = NewEvent(EventType.SECURITY, problem)
+            report(tx, claim.identity.run_id, [event], now_us)
+            run_log.add(claim.identity.run_id, events=[event])

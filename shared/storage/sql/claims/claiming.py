@@ -14,10 +14,9 @@ from typing import Final, TypeAlias
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import ClaimMode
-from soong.shared.storage.sql.claims.claim_rows import ClaimedStep, LaneRow
 from soong.shared.storage.sql.claims.completions import ClaimRequest
-from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Change, Statement
+from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 LIVE_WORKER: Final = Statement(
@@ -27,29 +26,30 @@ LIVE_WORKER: Final = Statement(
 
 # What is counted is counted in the order of its index: for any order PostgreSQL, from 18 on, at times skips through the
 # index of tasks for all that is ready, task by task.
-LANES: Final = Statement(
-    "lanes: every lane with ready work, its first step, how much there is (to a limit), and its session's last turn",
-    """
+READY_LANES: Final = """
     WITH RECURSIVE lane(lane) AS (
         SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
         UNION ALL
         SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
         FROM lane WHERE lane.lane IS NOT NULL
     )
-    SELECT l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
+    SELECT l.lane AS key, head.session_id, head.pool, head.needs, head.definition, head.model,
            head.is_unparked, head.priority, head.ordinal,
            (SELECT count(*) FROM (
                SELECT 1 FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
                ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT :most
-           ) AS ready),
-           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode
+           ) AS counted) AS ready,
+           sessions.last_claimed, (SELECT max(last_claimed) FROM sessions) AS last_turn, head.claim_mode
     FROM lane AS l
     JOIN steps AS head ON head.key = (
         SELECT s.key FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
         ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     )
     JOIN sessions ON sessions.id = head.session_id
-    """,
+"""
+LANES: Final = Statement(
+    "lanes: every lane with ready work, its first step, how much there is (to a limit), and its session's last turn",
+    READY_LANES,
 )
 
 HEADS: Final = Statement(
@@ -114,7 +114,7 @@ CLAIM_LANE: Final = Statement(
         ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END, title
+              CASE WHEN starts = 1 THEN ready_us END AS ready_us, title
     """,
 )
 
@@ -213,26 +213,25 @@ def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode
 
 def last_turn_of(rows: Sequence[Row]) -> int:
     """Return the last turn of all sessions, which each row of ``LANES`` carries."""
-    return (LaneRow._make(rows[0]).last_turn or 0) if rows else 0
+    return (rows[0].last_turn or 0) if rows else 0
 
 
-def last_first(step: ClaimedStep) -> tuple[int, int, int]:
+def last_first(step: Row) -> tuple[int, int, int]:
     """Order a lane's claimed steps so that the next one can be popped."""
     return step.is_unparked, step.priority, -step.ordinal
 
 
 def _lane_of_row(row: Row) -> ReadyGroup:
-    key, session_id, pool, needs, definition, model, is_unparked, priority, ordinal, ready, last_claimed, _, mode = row
     return ReadyGroup(
-        key=key,
-        session_id=session_id,
-        scopes=scopes_of(session_id, definition, model, pool),
-        ready=ready,
-        last_claimed=last_claimed,
-        heads=[place_of(is_unparked, priority, ordinal)],
-        pool=pool,
-        needs=tuple(unpack(needs)),
-        claim_mode=ClaimMode(mode),
+        key=row.key,
+        session_id=row.session_id,
+        scopes=scopes_of(row.session_id, row.definition, row.model, row.pool),
+        ready=row.ready,
+        last_claimed=row.last_claimed,
+        heads=[place_of(row.is_unparked, row.priority, row.ordinal)],
+        pool=row.pool,
+        needs=tuple(unpack(row.needs)),
+        claim_mode=ClaimMode(row.claim_mode),
     )
 
 

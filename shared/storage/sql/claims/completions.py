@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.readiness import Unlocked
-from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 # By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.
@@ -25,10 +25,7 @@ END_STEP: Final = Statement(
         cancel_reason = NULL
     WHERE key = :key AND run_id = :run_id AND fence = :fence
       AND worker_id || '' = :worker_id AND status = 'running'
-    RETURNING key, task_id, session_id,
-              CASE WHEN map_key = '' AND json_array_length(dependents /*pg ::json */) = 1
-                   THEN task_id || '/' || (dependents /*pg ::json */ ->> 0) END,
-              pool, needs
+    RETURNING key, task_id, session_id
     """,
 )
 _END_FIELDS: Final = ("key", "run_id", "fence", "status", "outcome", "output", "error")
@@ -56,14 +53,6 @@ class ClaimRequest(Value):
     now_us: int
 
 
-class Successor(NamedTuple):
-    """The one step that waited for a step, None where there were none or several, and what that one was claimed by."""
-
-    key: str | None
-    pool: str
-    needs: str
-
-
 @dataclass(slots=True)
 class CompletionResult:
     """What the ends did. ``written`` are the keys of the steps that ended, ``sessions`` those of their tasks by id."""
@@ -73,8 +62,6 @@ class CompletionResult:
     unlocked: Unlocked = field(default_factory=Unlocked)
     completed: list[str] = field(default_factory=list)
     """The keys of steps that others waited for."""
-    successor: Successor | None = None
-    """Of the one step that has completed, if it alone has ended: what others leave is looked at before a claim."""
 
     def owner_sessions(self, claims: Sequence[Claim]) -> frozenset[str]:
         """Return the sessions whose owner has something to do, given what was claimed with the ends.
@@ -98,17 +85,12 @@ def write_ends(
     ended = CompletionResult()
     for end in ends.values():
         told = dict(zip(_END_FIELDS, end_row(end), strict=True))
-        for key, task_id, session_id, *successor in tx.rows(
-            END_STEP, worker_id=request.worker_id, now_us=request.now_us, **told
-        ):
-            ended.written.add(key)
-            ended.sessions[task_id] = session_id
+        for row in tx.rows(END_STEP, worker_id=request.worker_id, now_us=request.now_us, **told):
+            ended.written.add(row.key)
+            ended.sessions[row.task_id] = row.session_id
             note_end(run_log, end)
             if end.status is StepStatus.COMPLETED:
-                ended.completed.append(key)
-                ended.successor = Successor._make(successor)
-    if len(ended.written) > 1:
-        ended.successor = None
+                ended.completed.append(row.key)
     return ended
 
 
@@ -126,12 +108,10 @@ def end_row(end: StepEnd) -> tuple[object, ...]:
 
 
 def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
-    """Gather what an end writes to its run. Every completed run has a result node: its step's output is that of one
-    whose maker gave none.
-    """
+    """Gather what an end writes to its run. Every completed run has a result node."""
     run_log.add(end.run_id, nodes=end.nodes, events=end.events)
     if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in end.nodes):
-        run_log.add_result_of_step(end.run_id)
+        run_log.add(end.run_id, nodes=[NewNode(NodeKind.RESULT, {"v": 1, "output": end.output})])
     why = {} if end.error is None else end.error.as_json()
     run_log.note(end.run_id, _STEP_EVENT[end.status], fence=end.fence, **why)  # its step is its run's
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)

@@ -14,7 +14,6 @@ from typing import Final
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -42,7 +41,7 @@ COUNT_DOWN: Final = Statement(
         /*pg JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked */
     ) AS f
     WHERE steps.key = f.key AND steps.status IN ('pending', 'waiting')
-    RETURNING steps.key, task_id, status, kind, run_id, open_deps
+    RETURNING steps.key, task_id, status
     """,
 )
 
@@ -108,17 +107,17 @@ def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[
 def _note_counted(tx: Transaction, unlocked: Unlocked, rows: Sequence[Row]) -> list[str]:
     """Note what was counted down; return the keys of the maps that this completed."""
     completed: list[str] = []
-    for key, task_id, status, _, _, _ in tx.paced(rows):
-        match status:
+    for row in tx.paced(rows):
+        match row.status:
             case StepStatus.COMPLETED:
-                completed.append(key)
+                completed.append(row.key)
             case StepStatus.EXPANDING:
-                unlocked.expanding.add(task_id)
+                unlocked.expanding.add(row.task_id)
             case StepStatus.READY:
-                unlocked.ready.add(key)
-                unlocked.continued.add(task_id)
+                unlocked.ready.add(row.key)
+                unlocked.continued.add(row.task_id)
             case _:
-                unlocked.continued.add(task_id)
+                unlocked.continued.add(row.task_id)
     if completed:
         tx.rows(SET_MAP_OUTCOME, keys=completed)
     return sorted(completed)
@@ -133,7 +132,7 @@ def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id:
         tx.rows(REPORTED_MAPS, keys=[key for key, _ in rows])
 
 
-def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **more: str) -> None:
+def note_claimed(run_log: RunLogBuffer, step: Row, worker_id: str, **more: str) -> None:
     """Start the run of a claimed step in its log, with what the log does not say yet: the step is that of the run."""
     run_log.start(step.run_id, step.fence, worker_id)
     if step.ready_us is not None:

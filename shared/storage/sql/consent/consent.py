@@ -6,7 +6,8 @@ from typing import Final
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyDecidedError, NotOwnerError
+from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotOwnerError
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
@@ -17,8 +18,13 @@ from soong.shared.permissions.audit_log.notes import (
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn
-from soong.shared.storage.sql.consent.answering import GivenAnswer, note_late, write_answers
-from soong.shared.storage.sql.consent.deciding import WantedDecision, write_decisions
+from soong.shared.storage.sql.consent.answering import (
+    GivenAnswer,
+    WantedDecision,
+    note_late,
+    write_answers,
+    write_decisions,
+)
 from soong.shared.storage.sql.consent.questions import (
     STILL_PENDING,
     close_unread,
@@ -28,16 +34,15 @@ from soong.shared.storage.sql.consent.questions import (
     questions_of,
     settled_of,
 )
-from soong.shared.storage.sql.consent.raising import RaisedQuestion, raise_question
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned
-from soong.shared.storage.sql.engine.rows import answer_of, decision_of
+from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request_body
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import answers, decisions
-from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.run_writes import append_held
+from soong.shared.storage.sql.engine.tables.service import answers, decisions
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
 
 HELD_OF_CALL: Final = Statement(
@@ -94,6 +99,27 @@ DROP_EXCESS: Final = Statement(
     """
     UPDATE permission_requests SET state = 'withdrawn'
     WHERE session_id = :session_id AND run_id = :run_id AND state = 'pending' AND NOT (id IN @kept)
+    """,
+)
+
+RAISE: Final = Statement(
+    "raise: a question of a run while it is held, as row checks want it; no row then means that its id is another's",
+    """
+    INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
+    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs
+    WHERE id = :run_id AND fence = :fence AND status = 'running'
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+HOLD: Final = Statement(
+    "hold: a run by its lease, so that its calls are asked about one after another",
+    "SELECT id FROM runs WHERE id = :run_id AND fence = :fence AND status = 'running' /*pg FOR UPDATE */",
+)
+STANDING: Final = Statement(
+    "standing: the question of a call that is open or decided",
+    """
+    SELECT id FROM permission_requests
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state IN ('pending', 'decided')
     """,
 )
 
@@ -250,3 +276,47 @@ def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: st
     run_log = RunLogBuffer(now_us)
     note_withdrawn(run_log, rows, reason)
     run_log.flush(tx)
+
+
+class RaisedQuestion(Value):
+    """What a run asks, with its ``events``, which are written with a new question only.
+
+    Its ``nodes``, and the events ``before`` them, are written in any case.
+    """
+
+    request: PermissionRequest
+    nodes: Sequence[NewNode]
+    before: Sequence[NewEvent]
+    events: Sequence[NewEvent]
+    now_us: int
+
+
+def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
+    """Raise a question, or return the id of the one that its call has. Raises: LeaseLostError."""
+    request = raised.request
+    run_id = request.identity.run_id
+    with tx.pipeline():
+        held = tx.send(HOLD, run_id=run_id, fence=request.fence)
+        standing_reply = tx.send(STANDING, run_id=run_id, tool_call_id=request.tool_call_id)
+    if not held.rows():
+        raise LeaseLostError(run_id, request.fence)
+    standing = standing_reply.rows()
+    events = [*raised.before, *(() if standing else raised.events)]
+    with appending(tx, [RunWrite(run_id, request.fence, raised.now_us, raised.nodes, events)]):
+        report(tx, run_id, raised.before, raised.now_us)
+        reply = None if standing else _send_raise(tx, request)
+    if reply is not None and not reply.rows():
+        raise ConflictError(f"question {request.id} cannot be raised: its id is another question's")
+    return str(standing[0][0]) if standing else request.id
+
+
+def _send_raise(tx: Transaction, request: PermissionRequest) -> Reply:
+    return tx.send(
+        RAISE,
+        id=request.id,
+        run_id=request.identity.run_id,
+        fence=request.fence,
+        tool_call_id=request.tool_call_id,
+        created_us=request.created_us,
+        body=request_body(request),
+    )

@@ -5,7 +5,7 @@ shown to nobody. A reader skips it; the reader of pending questions closes it an
 """
 
 from collections.abc import Container, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sqlalchemy import case, func, literal_column, select
 
@@ -19,12 +19,22 @@ from soong.shared.permissions.request import Answer, Choice, PermissionRequest, 
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
-from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import answer_of, decision_of, identity_of, responder_of, session_of
+from soong.shared.storage.sql.engine.columns import ordinal_of
+from soong.shared.storage.sql.engine.row_mapper import RowMapper
+from soong.shared.storage.sql.engine.rows import (
+    ANSWERS,
+    IDENTITIES,
+    RESPONDERS,
+    RUN_COLUMNS,
+    SESSIONS,
+    answer_of,
+    decision_of,
+)
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.tables.service import answers, decisions, permission_requests
+from soong.shared.storage.sql.engine.tables.work import runs
+from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.people.keys import KEY, key_of_row
 
 log = get_logger(__name__)
@@ -41,73 +51,18 @@ CLOSE_UNREAD: Final = Statement(
 )
 
 
-class _QuestionRow(NamedTuple):
-    """A question's row with the asking run's identity, the run's secret, and whether it has ended."""
-
-    request_id: str
-    tool_call_id: str
-    state: str
-    body: str
-    id: str
-    session_id: str
-    agent_id: str
-    role: str
-    definition: str
-    parent_run_id: str
-    parent_agent_id: str
-    task_id: str
-    step_key: str
-    step_title: str
-    model: str
-    dispatched_by: str
-    is_foreign: int
-    token: str
-    end_reason: str | None
-
-
-class _Answered(NamedTuple):
-    request_id: str
-    choice: str | None
-    principal: str
-    channel: str
-    input_digest: str
-    answered_us: int
-    reason: str
-    metadata: str
-    provenance: str
-
-
-class _SessionRow(NamedTuple):
-    id: str
-    project: str
-    cwd: str
-    approval_mode: str
-    created_us: int
-    policy: str
-    principal: str
-    owner_id: str
-    owner_epoch: int
-    is_closed: int
-    project_id: str
-    closes_with_task: int
-
-
-class _ResponderRow(NamedTuple):
-    id: str
-    session_id: str
-    principal: str
-    channel: str
-    beat: int
-
-
-def _columns(of: type[Any], table: str) -> str:
-    return ", ".join(f"{table}.{name}" for name in of._fields)
-
-
-_OF_RUN: Final = ", ".join(f"runs.{name}" for name in _QuestionRow._fields[4:])
+_OF_RUN: Final = (*RUN_COLUMNS, "token", "end_reason")
+"""The asking run's identity, its secret, and whether it has ended."""
 _ASKED: Final = f"""
-    q.id, q.tool_call_id, q.state, CASE WHEN length(q.body) <= {MAX_BODY_CHARS} THEN q.body ELSE '' END, {_OF_RUN}
+    q.id AS request_id, q.tool_call_id, q.state, {", ".join(f"runs.{name}" for name in _OF_RUN)},
+    CASE WHEN length(q.body) <= {MAX_BODY_CHARS} THEN q.body ELSE '' END AS body
 """
+
+
+def _columns(mapper: RowMapper[Any], table: str, *more: str) -> str:
+    return ", ".join(f"{table}.{name}" for name in (*mapper.written, *more))
+
+
 PENDING: Final = Statement(
     "pending: a session's undecided questions, oldest first",
     f"""
@@ -118,26 +73,27 @@ PENDING: Final = Statement(
 ANSWERED: Final = Statement(
     "answered: the answers to them",
     f"""
-    SELECT {_columns(_Answered, "a")} FROM permission_requests AS q JOIN answers AS a ON a.request_id = q.id
+    SELECT {_columns(ANSWERS, "a", "metadata", "provenance")}
+    FROM permission_requests AS q JOIN answers AS a ON a.request_id = q.id
     WHERE q.session_id = :session_id AND q.state = 'pending' ORDER BY q.ordinal LIMIT :most
     """,  # noqa: S608
 )
 SESSION: Final = Statement(
     "session: whose questions they are",
-    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
+    f"SELECT {_columns(SESSIONS, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
 )
 HELD_SESSIONS: Final = Statement(
     "held sessions: the same of several; held, so that nobody adopts them before we have committed",
-    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id IN @ids ORDER BY s.id /*pg FOR SHARE */",  # noqa: S608
+    f"SELECT {_columns(SESSIONS, 's')} FROM sessions AS s WHERE s.id IN @ids ORDER BY s.id /*pg FOR SHARE */",  # noqa: S608
 )
 ATTENDING: Final = Statement(
     "attending: who is attached to a session, in the order in which they came",
-    f"SELECT {_columns(_ResponderRow, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
+    f"SELECT {_columns(RESPONDERS, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
 )
 QUESTION: Final = Statement(
     "question: one of them, and what was decided",
     f"""
-    SELECT {_ASKED}, d.body FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    SELECT {_ASKED}, d.body AS decision FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
     LEFT JOIN decisions AS d ON d.request_id = q.id WHERE q.id = :id
     """,  # noqa: S608
 )
@@ -155,7 +111,7 @@ _REQUESTS: Final = select(
     permission_requests.c.tool_call_id,
     permission_requests.c.state,
     case((func.length(_BODY) <= MAX_BODY_CHARS, _BODY), else_="").label("body"),
-    *(runs.c[name] for name in _QuestionRow._fields[4:]),
+    *(runs.c[name] for name in _OF_RUN),
 ).join(runs, runs.c.id == permission_requests.c.run_id)
 
 _TEXTS: Final = (
@@ -166,7 +122,7 @@ _TEXTS: Final = (
 
 def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
     """Return a session's undecided questions, oldest first, and the ids of rows that are none."""
-    rows = _rows(tx.send(PENDING, session_id=session_id, most=limit))
+    rows = tx.rows(PENDING, session_id=session_id, most=limit)
     read = {row.request_id: _read(row) for row in rows}
     waiting = [read[row.request_id] for row in rows if _state_of(row) is RequestState.PENDING]
     return [request for request in waiting if request is not None], [one for one in read if read[one] is None]
@@ -179,7 +135,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
         whose = tx.send(SESSION, session_id=session_id)
         there = tx.send(ATTENDING, session_id=session_id)
-    rows = _rows(asked)
+    rows = asked.rows()
     read = {row.request_id: _read(row) for row in rows}
     unread = [request_id for request_id, request in read.items() if request is None]
     if len(unread) == len(rows):
@@ -189,10 +145,10 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
     if not sessions:
         raise NotFoundError("session", session_id)
     return OpenQuestions(
-        session_of(_SessionRow._make(sessions[0])),
+        SESSIONS.read(sessions[0]),
         [request for request in read.values() if request is not None and request.id not in orphans],
         _answers(said, read),
-        [responder_of(_ResponderRow._make(row)) for row in there.rows()],
+        [RESPONDERS.read(row) for row in there.rows()],
         {row.id: row.token for row in rows},
         bool(orphans - set(unread)),
     ), unread
@@ -200,7 +156,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
 
 def sessions_of(held: Reply) -> dict[str, Session]:
     """Return the sessions of ``HELD_SESSIONS`` by id."""
-    return {row[0]: session_of(_SessionRow._make(row)) for row in held.rows()}
+    return {row.id: SESSIONS.read(row) for row in held.rows()}
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
@@ -215,19 +171,19 @@ def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None
 
 def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
     """Raises: NotFoundError; ForgedError when the row is not a question."""
-    row, _ = _question(tx, request_id)
+    row = _question(tx, request_id)
     return _request_of(row), _state_of(row)
 
 
 def settled_of(tx: Transaction, request_id: str) -> ClosedQuestion | None:
     """See :meth:`soong.shared.permissions.store.ConsentStore.settled`."""
-    row, body = _question(tx, request_id)
+    row = _question(tx, request_id)
     _request_of(row)
     if _state_of(row) is RequestState.PENDING:
         return None
-    if body is None:
+    if row.decision is None:
         return ClosedQuestion()
-    decision = decision_of(body)
+    decision = decision_of(row.decision)
     keys = tx.rows(KEY, id=decision.key_id)
     return ClosedQuestion(decision, key_of_row(keys[0]) if keys else None)
 
@@ -271,7 +227,7 @@ def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Que
     with tx.pipeline():
         asked = tx.send(PENDING, session_id=session_id, most=limit)
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
-    read = [(row, _read(row)) for row in _rows(asked) if _state_of(row) is RequestState.PENDING]
+    read = [(row, _read(row)) for row in asked.rows() if _state_of(row) is RequestState.PENDING]
     answered = _answers(said, {row.request_id for row, _ in read})
     return [
         Question(request, RequestState.PENDING, answered.get(request.id), None, check_proof(row.token, request))
@@ -280,32 +236,26 @@ def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Que
     ]
 
 
-def _rows(asked: Reply) -> list[_QuestionRow]:
-    return [_QuestionRow._make(row) for row in asked.rows()]
-
-
 def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
     """Return the answers to what was asked, by request."""
-    rows = [_Answered._make(row) for row in said.rows()]
-    return {row.request_id: answer_of(row) for row in rows if row.request_id in asked}
+    return {row.request_id: answer_of(row) for row in said.rows() if row.request_id in asked}
 
 
-def _question(tx: Transaction, request_id: str) -> tuple[_QuestionRow, str | None]:
-    """Return a question's row and that of its decision. Raises: NotFoundError."""
-    rows = tx.rows(QUESTION, id=request_id)
-    if not rows:
+def _question(tx: Transaction, request_id: str) -> Row:
+    """Return a question's row with that of its decision. Raises: NotFoundError."""
+    row = tx.first(QUESTION, id=request_id)
+    if row is None:
         raise NotFoundError("permission request", request_id)
-    *question, decision = rows[0]
-    return _QuestionRow._make(question), decision
+    return row
 
 
-def _state_of(row: Any) -> RequestState:
+def _state_of(row: Row) -> RequestState:
     """Return the state of a question: what an ended run asked is withdrawn, though its row may not say so yet."""
     state = RequestState(row.state)
     return RequestState.WITHDRAWN if state is RequestState.PENDING and row.end_reason is not None else state
 
 
-def _read(row: Any) -> PermissionRequest | None:
+def _read(row: Row) -> PermissionRequest | None:
     try:
         return _request_of(row)
     except ForgedError as error:
@@ -313,18 +263,18 @@ def _read(row: Any) -> PermissionRequest | None:
         return None
 
 
-def _request_of(row: Any) -> PermissionRequest:
+def _request_of(row: Row) -> PermissionRequest:
     try:
         kept: Any = parse_strict(row.body)
         _check(kept, row)
         kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
         kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))
-        return PermissionRequest(identity=identity_of(row), **kept)
+        return PermissionRequest(identity=IDENTITIES.read(row), **kept)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ForgedError(f"request {row.request_id!r} cannot be read: {error}", what="malformed_request") from error
 
 
-def _check(kept: Any, row: Any) -> None:
+def _check(kept: Any, row: Row) -> None:
     """Raises: TypeError, ValueError, KeyError, AttributeError when the fields are not those of a question."""
     if (kept["id"], kept["tool_call_id"]) != (row.request_id, row.tool_call_id):
         raise ValueError("it names another request or call than its row does")

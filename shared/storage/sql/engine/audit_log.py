@@ -20,11 +20,15 @@ from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head
 from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted
 from soong.shared.permissions.audit_log.store import Use
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import decision_of, identity_of, pack, unpack
+from soong.shared.storage.sql.engine.row_mapper import RowMapper
+from soong.shared.storage.sql.engine.rows import IDENTITIES, decision_of
 from soong.shared.storage.sql.engine.statements import Insert, Statement
-from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MAX_TEXT_CHARS
-from soong.shared.storage.sql.engine.tables import audit, calls, consumptions, decisions, reports, runs, sessions
+from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS
+from soong.shared.storage.sql.engine.tables.service import audit, consumptions, decisions, reports, sessions
+from soong.shared.storage.sql.engine.tables.work import calls, runs
+from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 
 HEAD: Final = Statement(
@@ -35,21 +39,9 @@ HEAD: Final = Statement(
            (SELECT digest FROM audit ORDER BY ordinal DESC LIMIT 1)
     """,
 )
-INSERT_ENTRIES: Final = Insert(
-    "audit",
-    {
-        "chain": "text",
-        "number": "bigint",
-        "time_us": "bigint",
-        "kind": "text",
-        "session_id": "text",
-        "data": "text",
-        "previous": "text",
-        "beside": "text",
-        "digest": "text",
-    },
-)
-INSERT_REPORTS: Final = Insert("reports", {"run_id": "text", "type": "text", "data": "text", "time_us": "bigint"})
+_ENTRIES: Final = RowMapper(AuditEntry, audit)
+INSERT_ENTRIES: Final = Insert(audit, [name for name in _ENTRIES.written if name != "ordinal"])
+INSERT_REPORTS: Final = Insert(reports, ("run_id", "type", "data", "time_us"))
 TAKE_REPORTS: Final = Statement(
     "take reports: those that nobody has taken",
     """
@@ -83,7 +75,7 @@ class AuditTrail(Value):
         rows = []
         for note in notes:
             entry = linked(redacted(note, self.redactor), self.chain, head, now_us)
-            rows.append(_row(entry))
+            rows.append(INSERT_ENTRIES.row(_ENTRIES.values(entry)))
             head = Head(entry.number, entry.digest)
         tx.insert(INSERT_ENTRIES, rows)
 
@@ -107,7 +99,7 @@ class SqlAudit:
             wanted = wanted.where(audit.c.kind.in_([str(kind) for kind in kinds]))
         if since_us:
             wanted = wanted.where(audit.c.time_us >= since_us)
-        return await self._database.read(lambda tx: [_entry_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [_ENTRIES.read(row) for row in tx.execute(wanted)])
 
     async def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
         wanted = (
@@ -154,7 +146,7 @@ def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int
 
 def _note_of(row: Any) -> AuditNote:
     """Return what a report tells; of one that cannot be read, that."""
-    identity = identity_of(row)
+    identity = IDENTITIES.read(row)
     try:
         data = parse_strict(row.data)
     except InvalidJsonError as error:
@@ -170,32 +162,3 @@ def _use_of(row: Any) -> Use:
         with suppress(ForgedError):
             decision = decision_of(row.body)
     return Use(row.decision_id, row.run_id, row.tool_call_id, row.consumed_us, decision, row.input_digest)
-
-
-def _row(entry: AuditEntry) -> tuple[object, ...]:
-    return (
-        entry.chain,
-        entry.number,
-        entry.time_us,
-        entry.kind,
-        entry.session_id,
-        pack(entry.data),
-        entry.previous,
-        entry.beside,
-        entry.digest,
-    )
-
-
-def _entry_of(row: Any) -> AuditEntry:
-    return AuditEntry(
-        row.chain,
-        row.number,
-        row.time_us,
-        row.kind,
-        row.session_id,
-        unpack(row.data),
-        row.previous,
-        row.beside,
-        row.digest,
-        row.ordinal,
-    )

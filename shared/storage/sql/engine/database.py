@@ -22,8 +22,7 @@ from soong.shared.storage.sql.engine.engine import discard, is_unavailable, make
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
 from soong.shared.storage.sql.engine.write_lock import WriteLock
-from soong.shared.storage.sql.engine.write_work import Work
-from soong.shared.storage.sql.engine.writer import Writer
+from soong.shared.storage.sql.engine.writer import Work, Writer
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -69,7 +68,7 @@ class Database:
         self,
         function: Callable[[Transaction], T],
         *,
-        flush: Flush = Flush.BEFORE_VISIBLE,
+        flush: Flush = Flush.BEFORE_RETURN,
     ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
@@ -91,7 +90,7 @@ class Database:
         write: WriteTogether[Item, T],
         item: Item,
         *,
-        flush: Flush = Flush.BEFORE_VISIBLE,
+        flush: Flush = Flush.BEFORE_RETURN,
     ) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 

@@ -1,7 +1,7 @@
 """Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from soong.shared.storage.sql.engine.strict import (
     value_of,
     word_of,
 )
+from soong.shared.storage.sql.engine.transaction import Row
 
 ENTRY_FIELDS: Final = 3
 ENTRY_DEPTH: Final = 2
@@ -60,20 +61,10 @@ def page_of_log(table: str, number: str, document: str, last: str) -> str:
     """  # noqa: S608  # our own words
 
 
-class EventRow(NamedTuple):
-    """A row of events, with the key of its run's step."""
-
-    run_id: str
-    seq: int
-    type: str
-    time_us: int
-    data: str
-    preceding: str
-    step_key: str
-
-
-def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
+def events_of(rows: Iterable[Row], after: int = 0) -> Iterator[Event]:
     """Yield the events of rows, which are in the order of each run's log; of the first run those after a number.
+
+    A row has the columns of ``events`` and ``step_key``, that of its run's step.
 
     A malformed event is the security event that says so. A row that also claims numbers of the rows before it has
     only those that are left.
@@ -94,7 +85,7 @@ def _with_step(event: Event, step_key: str) -> Event:
     return replace(event, data={"step": step_key, **event.data})
 
 
-def _events_of_row(row: EventRow) -> Iterator[Event]:
+def _events_of_row(row: Row) -> Iterator[Event]:
     run_id, seq = row.run_id, row.seq
     preceding, data, time_us, problem = _texts_of_row(row)
     for number, entry in enumerate(preceding, start=seq - len(preceding)):
@@ -105,7 +96,7 @@ def _events_of_row(row: EventRow) -> Iterator[Event]:
         yield Event(run_id, seq, row.type, time_us, data)
 
 
-def _texts_of_row(row: EventRow) -> tuple[list[Json], JsonObject, int, str]:
+def _texts_of_row(row: Row) -> tuple[list[Json], JsonObject, int, str]:
     """Return the events before the last one, the data and time of that, and what is malformed."""
     try:
         preceding = preceding_of(row.preceding)
@@ -142,7 +133,7 @@ def _malformed_event(run_id: str, seq: int, time_us: int, reason: str) -> Event:
     return Event(run_id, seq, EventType.SECURITY, time_us, {"what": MALFORMED, "reason": reason})
 
 
-def nodes_of(rows: Iterable[Any], after: int = 0) -> Iterator[Node]:
+def nodes_of(rows: Iterable[Row], after: int = 0) -> Iterator[Node]:
     """Yield the nodes of one run's rows, which are in order, after a number.
 
     The payload of a malformed node says so under ``malformed_row``. A row that also claims numbers of the rows before
@@ -156,7 +147,7 @@ def nodes_of(rows: Iterable[Any], after: int = 0) -> Iterator[Node]:
         last = row.number
 
 
-def _nodes_of_row(row: Any) -> Iterator[Node]:
+def _nodes_of_row(row: Row) -> Iterator[Node]:
     reading = RowReader()
     nothing: list[Json] = []
     preceding = reading.take(lambda: preceding_of(row.preceding), nothing)

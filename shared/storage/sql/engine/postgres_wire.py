@@ -22,6 +22,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
+from soong.shared.storage.sql.engine.statements import row_class
+
 MAX_PREPARED: Final = 500
 """Statements that a connection keeps prepared; one more takes the place of the one that was unused for longest."""
 
@@ -62,10 +64,11 @@ class WiredConnection(psycopg.Connection[Any]):
 class SentStatement:
     """What the server said to one statement; reading it waits for the server."""
 
-    __slots__ = ("_result", "_wire", "prepares")
+    __slots__ = ("_result", "_text", "_wire", "prepares")
 
-    def __init__(self, wire: "PostgresWire", prepares: _Key | None = None) -> None:
+    def __init__(self, wire: "PostgresWire", text: str = "", prepares: _Key | None = None) -> None:
         self._wire = wire
+        self._text = text
         self._result: PGresult | None = None
         self.prepares = prepares
 
@@ -78,7 +81,7 @@ class SentStatement:
 
     def rows(self) -> Sequence[tuple[Any, ...]]:
         """Return all rows. Raises: psycopg.Error."""
-        return self._wire.load(self._received())
+        return self._wire.load(self._text, self._received())
 
     @property
     def changed(self) -> int:
@@ -206,10 +209,12 @@ class PostgresWire:
         while self._take_next() is not wanted:
             pass
 
-    def load(self, result: PGresult) -> Sequence[tuple[Any, ...]]:
-        """Return a result's rows as psycopg's loaders read them."""
+    def load(self, text: str, result: PGresult) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement as psycopg's loaders read them."""
         self._values.set_pgresult(result)
-        return self._values.load_rows(0, result.ntuples, tuple)
+        names = (result.fname(place) or b"" for place in range(result.nfields))
+        made: Any = row_class(text, lambda: (name.decode() for name in names))
+        return self._values.load_rows(0, result.ntuples, made)
 
     def _commit(self) -> None:
         with self.batch():
@@ -279,7 +284,7 @@ class PostgresWire:
             self._put(_BEGIN[self.connection.isolation_level])
             self._is_begun = True
         self._pg.send_query_prepared(self._name_of((sql, types)), dumped, formats)
-        answer = SentStatement(self)
+        answer = SentStatement(self, text)
         self._expected.append(answer)
         return answer
 
@@ -297,7 +302,7 @@ class PostgresWire:
             self._numbered += 1
             name = b"soong_%d" % self._numbered
             self._pg.send_prepare(name, *key)
-            self._expected.append(SentStatement(self, key))
+            self._expected.append(SentStatement(self, prepares=key))
         self._prepared[key] = name  # at the end: the first of them is the one that was unused for longest
         return name
 

@@ -1,217 +1,57 @@
-"""The one place that turns rows into values and values into what rows hold.
+"""The classes that rows of tables become, and the fields that are not columns.
 
-What workers write is read as strangers' (:mod:`soong.shared.storage.sql.engine.strict`). A row of one thing among
-many that is malformed becomes a value that says so, and stops no reader of the others.
+A row of one thing among many that is malformed becomes a value that says so, and stops no reader of the others.
 """
 
-import base64
-import hashlib
 from functools import lru_cache
 from typing import Any, Final
 
 from msgspec import ValidationError, convert
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.identity import Origin, RunIdentity
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.record import Run, Usage
-from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.runs.store import CallRow, CallStatus
-from soong.shared.engine.sessions.session import (
-    ApprovalMode,
-    Command,
-    CommandKind,
-    Owner,
-    ProcessState,
-    RefusalType,
-    Responder,
-    Session,
-    Worker,
-)
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
+from soong.shared.engine.runs.record import NewRun, Run, Usage
+from soong.shared.engine.runs.store import CallRow
+from soong.shared.engine.sessions.session import Command, Owner, Responder, Session, Worker
 from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import MALFORMED, NewTask, Step, StepError, Task
+from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.explain import decision_from
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance, provenance_from
-from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
-from soong.shared.storage.sql.engine.strict import (
-    MAX_TEXT_CHARS,
-    MalformedError,
-    RowReader,
-    decoded,
-    instant_of,
-    number_of,
-    object_of,
-    usage_of,
-    value_of,
-    word_of,
-    words_of,
-)
+from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, provenance_from
+from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
+from soong.shared.storage.sql.engine.row_mapper import RowMapper
+from soong.shared.storage.sql.engine.strict import MalformedError, object_of, usage_of, value_of
+from soong.shared.storage.sql.engine.tables.service import answers, commands, owners, responders, sessions, workers
+from soong.shared.storage.sql.engine.tables.work import calls, runs, steps, tasks
+from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.tools.ports import effect_id_of
 
-
-def pack(value: object) -> str:
-    """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped."""
-    text = encode(value)
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return encode_ascii(value)
-    return text
-
-
-def unpack(text: str) -> Any:
-    """Return the value of a JSON column that no worker writes."""
-    return decoded(text)
-
-
-def plain(text: str) -> str:
-    """Return free text as both databases can keep it: NUL and lone surrogates become U+FFFD."""
-    if text.isascii():
-        return text.replace("\0", "\ufffd") if "\0" in text else text
-    return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
-KEPT_NEEDS: Final = 256
-"""Needs of steps, and their lanes, that are kept as they were read or made: those of one task are few."""
-
+KEPT_DOCUMENTS: Final = 256
+"""Short lists of steps that are kept as they were read: those of one task are few."""
 KEPT_CHARS: Final = 2_000
 """Longer texts are read again each time: what is kept of rows stays small."""
 
-LANE_BYTES: Final = 18
-"""Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
-
-
-@lru_cache(maxsize=KEPT_NEEDS)
-def lane_of(
-    session_id: str,
-    pool: str,
-    needs: tuple[str, ...],
-    definition: str,
-    model: str,
-    mode: ClaimMode = ClaimMode.ASSIGNED,
-) -> str:
-    """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same
-    concurrency limits.
-    """
-    told = [session_id, pool, sorted(set(needs)), definition, model, mode.value]
-    digest = hashlib.sha256(pack(told).encode()).digest()
-    return base64.urlsafe_b64encode(digest[:LANE_BYTES]).decode()
-
-
-def digest_of(text: str) -> str:
-    """Return the SHA-256 of stored text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# -- sessions and processes
-def owner_of(row: Any) -> Owner:
-    return Owner(row.id, row.host, row.pid, row.started_us, ProcessState(row.state), row.beat)
-
-
-def session_of(row: Any) -> Session:
-    return Session(
-        id=row.id,
-        project=row.project,
-        cwd=row.cwd,
-        approval_mode=ApprovalMode(row.approval_mode),
-        created_us=row.created_us,
-        policy=unpack(row.policy),
-        principal=row.principal,
-        owner_id=row.owner_id,
-        owner_epoch=row.owner_epoch,
-        is_closed=bool(row.is_closed),
-        project_id=row.project_id,
-        closes_with_task=bool(row.closes_with_task),
-    )
-
-
-def responder_of(row: Any) -> Responder:
-    return Responder(row.id, row.session_id, row.principal, row.channel, row.beat)
-
-
-def command_of(row: Any) -> Command:
-    return Command(
-        id=row.id,
-        session_id=row.session_id,
-        kind=CommandKind(row.kind),
-        subject=row.subject,
-        principal=row.principal,
-        created_us=row.created_us,
-        detail=unpack(row.detail),
-        refusal=row.refusal,
-        refusal_type=RefusalType(row.refusal_type),
-        may_approve=bool(row.may_approve),
-    )
+OWNERS: Final = RowMapper(Owner, owners)
+SESSIONS: Final = RowMapper(Session, sessions)
+RESPONDERS: Final = RowMapper(Responder, responders)
+COMMANDS: Final = RowMapper(Command, commands)
+WORKERS: Final = RowMapper(Worker, workers)
 
 
 def worker_of(row: Any, busy: int) -> Worker:
     """Raises: MalformedError when no process of ours registered like this."""
     if not row.id:
         raise MalformedError("id is empty")
-    return Worker(
-        id=word_of("id", row.id),
-        node_name=word_of("node_name", row.node_name),
-        host=word_of("host", row.host),
-        pid=number_of("pid", row.pid),
-        slots=number_of("slots", row.slots),
-        pools=words_of("pools", row.pools),
-        capabilities=words_of("capabilities", row.capabilities),
-        started_us=instant_of("started_us", row.started_us) or 0,
-        protocol=number_of("protocol", row.protocol),
-        state=ProcessState(row.state),
-        beat=row.beat,
-        busy=busy,
-    )
+    return replace(WORKERS.read(row), busy=busy)
 
 
-# -- tasks
-def task_of(row: Any) -> Task:
-    return Task(
-        id=row.id,
-        session_id=row.session_id,
-        title=row.title,
-        status=TaskStatus(row.status),
-        plan=unpack(row.plan),
-        inputs=unpack(row.inputs),
-        root_run_id=row.root_run_id,
-        created_us=row.created_us,
-        ended_us=row.ended_us,
-        reason=row.reason,
-        kind=TaskKind(row.kind),
-        trace_parent=row.trace_parent,
-    )
-
-
-def step_of(row: Any) -> Step:
-    """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
-    try:
-        error, output = error_of(row.error), output_of(row.output)
-        times_us = instant_of("started_us", row.started_us), instant_of("ended_us", row.ended_us)
-    except MalformedError:
-        return _malformed_step(row)
-    return _step_of(row, StepStatus(row.status), output, error, times_us)
-
-
-def spec_of(text: str) -> StepSpec:
-    """Return the spec of a step's row."""
-    return convert(unpack(text), StepSpec)
-
-
-def _malformed_step(row: Any) -> Step:
-    reading = RowReader()
-    reading.take(lambda: error_of(row.error), None)
-    output = reading.take(lambda: output_of(row.output), None)
-    times_us = reading.instant("started_us", row.started_us), reading.instant("ended_us", row.ended_us)
-    error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
-    status = StepStatus(row.status)
-    status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
-    return _step_of(row, status, output, error, times_us)
+# -- tasks and their steps
+TASKS: Final = RowMapper(Task, tasks)
+NEW_TASKS: Final = RowMapper(NewTask, tasks)
 
 
 def error_of(text: str | None) -> StepError | None:
@@ -222,74 +62,58 @@ def error_of(text: str | None) -> StepError | None:
         raise MalformedError(f"error is none: {problem}") from problem
 
 
-def _step_of(
-    row: Any,
-    status: StepStatus,
-    output: Json,
-    error: StepError | None,
-    times_us: tuple[int | None, int | None],
-) -> Step:
-    """Return a step with these values for what workers write as text. ``times_us``: it was started, it ended."""
-    started_us, ended_us = times_us
-    return Step(
-        key=row.key,
-        task_id=row.task_id,
-        session_id=row.session_id,
-        title=row.title,
-        status=status,
-        spec=spec_of(row.spec),
-        depends_on=() if row.depends_on is None else _keys_of(row.task_id, row.depends_on),
-        open_deps=row.open_deps,
-        priority=row.priority,
-        pool=row.pool,
-        needs=_needs_of(row.needs),
-        definition=row.definition,
-        model=row.model,
-        run_id=row.run_id,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        on_failure=FailurePolicy(row.on_failure),
-        lost_leases=row.lost_leases,
-        lost_to=row.lost_to,
-        fence=row.fence,
-        worker_id=row.worker_id,
-        map_key=row.map_key,
-        item_index=row.item_index,
-        outcome=None if row.outcome is None else Outcome(row.outcome),
-        output=output,
-        error=error,
-        progress=row.progress,
-        started_us=started_us,
-        ended_us=ended_us,
-        not_before_us=row.not_before_us,
-        is_pull_worker=bool(row.is_pull_worker),
-        holder_run_id=row.holder_run_id,
-    )
+def spec_of(text: str) -> StepSpec:
+    """Return the spec of a step's row."""
+    return convert(unpack(text), StepSpec)
 
 
-@lru_cache(maxsize=KEPT_NEEDS)
-def _needs_of(text: str) -> tuple[str, ...]:
-    """Return a step's needs, which most steps of a task have in common."""
+@lru_cache(maxsize=KEPT_DOCUMENTS)
+def _few_words(text: str) -> tuple[str, ...]:
     return tuple(unpack(text))
 
 
-@lru_cache(maxsize=KEPT_NEEDS)
-def needs_text(needs: tuple[str, ...]) -> str:
-    """Return a step's needs as its row holds them."""
-    return pack(needs)
+def _dependencies_in(row: Any) -> tuple[str, ...]:
+    """Return the keys of the steps whose ids a row holds; the steps of a fan wait for the same ones."""
+    text = row.depends_on
+    if text is None:
+        return ()
+    step_ids = _few_words(text) if len(text) <= KEPT_CHARS else unpack(text)
+    return tuple(step_key(row.task_id, step_id) for step_id in step_ids)
 
 
-def _keys_of(task_id: str, text: str) -> tuple[str, ...]:
-    """Return the keys of the steps whose ids a column holds."""
-    if len(text) > KEPT_CHARS:
-        return tuple(step_key(task_id, step_id) for step_id in unpack(text))
-    return _few_keys_of(task_id, text)
+STEPS: Final = RowMapper(
+    Step,
+    steps,
+    own={
+        "spec": lambda row: spec_of(row.spec),
+        "depends_on": _dependencies_in,
+        "needs": lambda row: _few_words(row.needs),
+        "error": lambda row: error_of(row.error),
+    },
+)
+SNAPSHOTS: Final = RowMapper(StepSnapshot, steps, own={"error": lambda row: error_of(row.error)})
 
 
-@lru_cache(maxsize=KEPT_NEEDS)
-def _few_keys_of(task_id: str, text: str) -> tuple[str, ...]:
-    """The same of a short text: the steps of a fan wait for the same ones."""
-    return tuple(step_key(task_id, step_id) for step_id in unpack(text))
+def step_of(row: Any) -> Step:
+    """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
+    try:
+        return STEPS.read(row)
+    except MalformedError:
+        return Step(**_failed(*STEPS.salvage(row)))
+
+
+def snapshot_of(row: Any) -> StepSnapshot:
+    """Return the same of the state of a step."""
+    try:
+        return SNAPSHOTS.read(row)
+    except MalformedError:
+        return StepSnapshot(**_failed(*SNAPSHOTS.salvage(row)))
+
+
+def _failed(found: dict[str, Any], problem: str) -> dict[str, Any]:
+    status = StepStatus.FAILED if found["status"] is StepStatus.COMPLETED else found["status"]
+    error = StepError(MALFORMED, f"its row is malformed: {problem}", retryable=False)
+    return {**found, "status": status, "error": error}
 
 
 def output_of(text: str | None) -> Json:
@@ -298,78 +122,71 @@ def output_of(text: str | None) -> Json:
 
 
 # -- runs
-def identity_of(row: Any) -> RunIdentity:
-    return RunIdentity(
-        session_id=row.session_id,
-        run_id=row.id,
-        agent_id=row.agent_id,
-        role=Role(row.role),
-        definition=row.definition,
-        parent_run_id=row.parent_run_id,
-        parent_agent_id=row.parent_agent_id,
-        task_id=row.task_id,
-        step_key=row.step_key,
-        step_title=row.step_title,
-        model=row.model,
-        origin=Origin(row.dispatched_by, bool(row.is_foreign)),
-    )
+IDENTITIES: Final = RowMapper(
+    RunIdentity,
+    runs,
+    own={"run_id": lambda row: row.id, "origin": lambda row: Origin(row.dispatched_by, bool(row.is_foreign))},
+)
+RUN_COLUMNS: Final = ("id", *IDENTITIES.written, "dispatched_by", "is_foreign")
+"""The columns that name a run."""
+NEW_RUNS: Final = RowMapper(NewRun, runs, without=("surface",))
+RUNS: Final = RowMapper(
+    Run,
+    runs,
+    own={
+        "identity": IDENTITIES.read,
+        "surface": lambda row: unpack(row.body) if row.body else {},
+        "usage": lambda row: usage_of(row.usage),
+        "is_tainted": lambda row: row.tainted_us is not None,
+    },
+    instead={"usage": Usage()},
+)
 
 
 def run_of(row: Any) -> Run:
-    """Return the run of a row that was joined with its surface's ``body`` and with its taint; malformed, it says so."""
-    reading = RowReader()
-    usage = reading.take(lambda: usage_of(row.usage), Usage())
-    started_us = reading.instant("started_us", row.started_us)
-    ended_us = reading.instant("ended_us", row.ended_us)
-    return Run(
-        identity=identity_of(row),
-        status=RunStatus(row.status),
-        surface=unpack(row.body) if row.body else {},
-        attempt=row.attempt,
-        retry_of=row.retry_of,
-        fence=row.fence,
-        worker_id=row.worker_id,
-        last_seq=row.last_seq,
-        last_node=row.last_node,
-        usage=usage,
-        end_reason=None if row.end_reason is None else EndReason(row.end_reason),
-        created_us=row.created_us,
-        started_us=started_us,
-        ended_us=ended_us,
-        token=row.token,
-        is_tainted=row.tainted_us is not None,
-        malformed=reading.problem,
-    )
+    """Return the run of a row that was joined with its surface's ``body``; malformed, it says so."""
+    try:
+        return RUNS.read(row)
+    except MalformedError:
+        found, problem = RUNS.salvage(row)
+        return Run(**found, malformed=problem)
 
 
+# -- calls
 _OPEN_INPUT: Final = "open_input"
 """Next to the inputs in their column: one UPDATE of it removes the entire input."""
 
+CALLS: Final = RowMapper(
+    CallRow,
+    calls,
+    own={
+        "effect_id": lambda row: row.effect_id or effect_id_of(row.run_id, row.tool_call_id),
+        "inputs": lambda row: object_of("inputs", row.inputs),
+        "result": lambda row: output_of(row.result),
+    },
+    instead={"inputs": {}},
+)
 
-def inputs_of(call: CallRow) -> dict[str, Json]:
-    """Return what a call's inputs column holds."""
-    return {**call.inputs, **({_OPEN_INPUT: call.open_input} if call.open_input is not None else {})}
+
+CALL_COLUMNS: Final = (*CALLS.written, "effect_id", "inputs", "result")
+
+
+def call_values(call: CallRow) -> dict[str, object]:
+    """Return what a call's row holds."""
+    inputs = call.inputs if call.open_input is None else {**call.inputs, _OPEN_INPUT: call.open_input}
+    return {
+        **CALLS.values(call),
+        "effect_id": "" if call.effect_id == effect_id_of(call.run_id, call.tool_call_id) else call.effect_id,
+        "inputs": pack(inputs),
+        "result": None if call.result is None else pack(call.result),
+    }
 
 
 def call_of(row: Any) -> CallRow:
     """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
-    reading = RowReader()
-    inputs = dict(reading.object("inputs", row.inputs))
-    open_input = inputs.pop(_OPEN_INPUT, None)
-    return CallRow(
-        open_input=open_input if isinstance(open_input, dict) else None,
-        run_id=row.run_id,
-        tool_call_id=row.tool_call_id,
-        tool=row.tool,
-        effect_id=row.effect_id or effect_id_of(row.run_id, row.tool_call_id),
-        is_write=bool(row.is_write),
-        input_digest=row.input_digest,
-        inputs=inputs,
-        facts=reading.object("facts", row.facts),
-        decision_id=row.decision_id,
-        status=CallStatus(row.status),
-        result=reading.take(lambda: output_of(row.result), None),
-    )
+    found, _ = CALLS.salvage(row)
+    open_input = found["inputs"].pop(_OPEN_INPUT, None)
+    return CallRow(**found, open_input=open_input if isinstance(open_input, dict) else None)
 
 
 # -- consent
@@ -381,29 +198,30 @@ def request_body(request: PermissionRequest) -> str:
     return pack(kept)
 
 
-def answer_of(row: Any) -> Answer:
-    """Return the answer of a row; a malformed one comes from nowhere, and so answers nothing."""
-    reading = RowReader()
-    metadata = reading.object("metadata", row.metadata, MAX_TEXT_CHARS)
-    return Answer(
-        request_id=row.request_id,
-        choice=None if row.choice is None else Choice(row.choice),
-        principal=row.principal,
-        channel=row.channel,
-        input_digest=row.input_digest,
-        answered_us=row.answered_us,
-        reason=row.reason,
-        metadata=metadata,
-        provenance=Provenance() if reading.problems else provenance_of(row.provenance),
-    )
-
-
 def provenance_of(text: str) -> Provenance:
     """Return where an answer came from; what cannot be read is an empty one, which answers nothing."""
     try:
         return provenance_from(object_of("provenance", text, MAX_TEXT_CHARS))
     except MalformedError:
         return Provenance()
+
+
+ANSWERS: Final = RowMapper(
+    Answer,
+    answers,
+    own={
+        "metadata": lambda row: object_of("metadata", row.metadata, MAX_TEXT_CHARS),
+        "provenance": lambda row: provenance_of(row.provenance),
+    },
+)
+
+
+def answer_of(row: Any) -> Answer:
+    """Return the answer of a row; a malformed one comes from nowhere, and so answers nothing."""
+    try:
+        return ANSWERS.read(row)
+    except MalformedError:
+        return Answer(**{**ANSWERS.salvage(row)[0], "metadata": {}, "provenance": Provenance()})
 
 
 def decision_body(decision: Decision) -> str:

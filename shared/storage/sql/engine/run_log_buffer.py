@@ -10,66 +10,40 @@ from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.storage.sql.engine.log_packing import rows_of_events, rows_of_nodes
-from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
+from soong.shared.storage.sql.engine.rows import IDENTITIES, NEW_RUNS, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
+from soong.shared.storage.sql.engine.tables.work import events as events_table
+from soong.shared.storage.sql.engine.tables.work import nodes as nodes_table
+from soong.shared.storage.sql.engine.tables.work import runs as runs_table
+from soong.shared.storage.sql.engine.tables.work import surfaces as surfaces_table
+from soong.shared.storage.sql.engine.texts import digest_of, pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 INSERT_EVENTS: Final = Insert(
-    "events",
-    {"run_id": "text", "_back": "bigint", "type": "text", "time_us": "bigint", "data": "text", "preceding": "text"},
-    computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :_back"},
+    events_table,
+    ("run_id", "type", "time_us", "data", "preceding"),
+    more={"back": "bigint"},
+    computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :back"},
 )
-"""Insert events; ``_back`` counts from the run's last event."""
+"""Insert events; ``back`` counts from the run's last event."""
 
 INSERT_NODES: Final = Insert(
-    "nodes",
-    {
-        "run_id": "text",
-        "_back": "bigint",
-        "_parent": "bigint",
-        "kind": "text",
-        "payload": "text",
-        "preceding": "text",
-        "created_us": "bigint",
-    },
+    nodes_table,
+    ("run_id", "given_parent", "kind", "payload", "preceding", "back", "created_us"),
+    more={"given_parent": "bigint", "back": "bigint"},
     computed={
-        "number": "(SELECT last_node FROM runs WHERE id = :run_id) - :_back",
-        "parent": "coalesce(:_parent, (SELECT last_node FROM runs WHERE id = :run_id) - :_back - 1)",
+        "number": "(SELECT last_node FROM runs WHERE id = :run_id) - :back",
+        "parent": "coalesce(:given_parent, (SELECT last_node FROM runs WHERE id = :run_id) - :back - 1)",
     },
 )
-"""Insert nodes; ``_back`` counts from the run's last node, and one without a parent hangs under the node before it."""
+"""Insert nodes; ``back`` counts from the run's last node, and one without a parent hangs under the node before it."""
 
-INSERT_SURFACES: Final = Insert("surfaces", {"digest": "text", "body": "text"}, then="ON CONFLICT DO NOTHING")
-
-_RUN_COLUMNS: Final = {
-    "id": "text",
-    "session_id": "text",
-    "agent_id": "text",
-    "role": "text",
-    "definition": "text",
-    "parent_run_id": "text",
-    "parent_agent_id": "text",
-    "task_id": "text",
-    "step_key": "text",
-    "step_title": "text",
-    "model": "text",
-    "dispatched_by": "text",
-    "is_foreign": "bigint",
-    "status": "text",
-    "surface": "text",
-    "token": "text",
-    "attempt": "bigint",
-    "retry_of": "text",
-    "last_seq": "bigint",
-    "last_node": "bigint",
-    "created_us": "bigint",
-    "started_us": "bigint",
-}
-INSERT_RUNS: Final = Insert("runs", _RUN_COLUMNS)
+INSERT_SURFACES: Final = Insert(surfaces_table, ("digest", "body"), then="ON CONFLICT DO NOTHING")
+_MADE: Final = ("status", "surface", "last_seq", "last_node", "created_us", "started_us")
+INSERT_RUNS: Final = Insert(runs_table, (*RUN_COLUMNS, *NEW_RUNS.written, *_MADE))
 
 CHANGE_RUNS: Final = Statement(
     "change runs: move, end and count their logs on, each row once",
@@ -100,6 +74,25 @@ LAST_NODE: Final = (
     " WHERE written.run_id = runs.id ORDER BY written.number DESC LIMIT 1), 0))"
 )
 
+
+def logged(now_us: str) -> str:
+    """Return what writes the logs of ``counted`` runs on PostgreSQL, each line of which is a row of :func:`packed`."""
+    return f"""
+    noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
+        SELECT counted.id, counted.last_seq - (v.line->>4)::bigint,
+               v.line->>0, (v.line->>1)::bigint, v.line->>2, v.line->>3
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
+    ), grown AS (
+        INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
+        SELECT counted.id, counted.last_node - (v.line->>4)::bigint,
+               coalesce((v.line->>0)::bigint, counted.last_node - (v.line->>4)::bigint - 1),
+               v.line->>1, v.line->>2, v.line->>3, {now_us}
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
+    )
+    """  # noqa: S608  # our own words
+
+
 CHANGE_AND_LOG: Final = Statement(
     "change and log: the same with nodes and events, in one statement on PostgreSQL: whether a worker may write in a "
     "run's logs is decided on what the run was before",
@@ -120,17 +113,8 @@ CHANGE_AND_LOG: Final = Statement(
                         added bigint, events jsonb, nodes_added bigint, nodes jsonb)
         WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
-    ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
-        SELECT counted.id, counted.last_seq - (v.line->>0)::bigint,
-               v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
-    )
-    INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
-    SELECT counted.id, counted.last_node - (v.line->>0)::bigint,
-           coalesce((v.line->>1)::bigint, counted.last_node - (v.line->>0)::bigint - 1),
-           v.line->>2, v.line->>3, v.line->>4, :now_us
-    FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
+    ), {logged(":now_us")}
+    SELECT count(*) FROM counted
     """,  # noqa: S608  # our own words
 )
 _LOGGED: Final = Change(CHANGE_AND_LOG, "")
@@ -147,6 +131,10 @@ _CHANGES: Final = Change(
     """,
 )
 
+ROW_ENTRIES: Final = 64
+ROW_CHARS: Final = 64 * 1024
+"""Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
+
 UNUSED: Final = Usage()
 
 END_EVENT: Final[Mapping[RunStatus, EventType]] = {
@@ -162,7 +150,6 @@ class _RunEntries:
 
     events: list[Row] = field(default_factory=list)
     nodes: list[Row] = field(default_factory=list)
-    has_result_of_step: bool = False
     status: str | None = None
     end_reason: str | None = None
     usage: str | None = None
@@ -171,8 +158,9 @@ class _RunEntries:
     new: NewRun | None = None
 
     @property
-    def nodes_added(self) -> int:
-        return len(self.nodes) + self.has_result_of_step
+    def logs(self) -> tuple[int, list[Row], int, list[Row]]:
+        """Return how many events there are and their rows, and the same of nodes."""
+        return len(self.events), packed(self.events), len(self.nodes), packed(self.nodes)
 
     @property
     def is_let_go(self) -> bool:
@@ -197,21 +185,17 @@ class RunLogBuffer:
 
     def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
         """Add one event of the store's own, of this moment or of an earlier one."""
-        self._entry(run_id).events.append((type_.value, at_us, pack(data)))
+        self._entry(run_id).events.append((type_.value, self._now_us if at_us is None else at_us, pack(data)))
 
     def note_text(self, run_id: str, type_: EventType, text: str) -> None:
         """Add an event of this moment whose data are JSON text already."""
-        self._entry(run_id).events.append((type_.value, None, text))
+        self._entry(run_id).events.append((type_.value, self._now_us, text))
 
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
         entry = self._entry(run_id)
         entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
-        entry.events.extend((str(e.type), e.time_us or None, pack(e.data)) for e in events)
-
-    def add_result_of_step(self, run_id: str) -> None:
-        """Count the result as the run's last node. It has no row: the step's output is its content."""
-        self._entry(run_id).has_result_of_step = True
+        entry.events.extend((str(e.type), e.time_us or self._now_us, pack(e.data)) for e in events)
 
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
         entry = self._entry(run_id)
@@ -282,13 +266,7 @@ class RunLogBuffer:
     def _logged_row(self, run_id: str, entry: _RunEntries) -> tuple[object, ...]:
         """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
         status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
-        told = (
-            len(entry.events),
-            rows_of_events(entry.events, self._now_us),
-            entry.nodes_added,
-            rows_of_nodes(entry.nodes, entry.has_result_of_step),
-        )
-        return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *told
+        return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *entry.logs
 
     def _insert_runs(self, tx: Transaction) -> None:
         surfaces, runs = self._new_runs()
@@ -310,29 +288,20 @@ class RunLogBuffer:
 
     def _run_row(self, new: NewRun, entry: _RunEntries, surface: str) -> tuple[object, ...]:
         identity = new.identity
-        return (
-            identity.run_id,
-            identity.session_id,
-            identity.agent_id,
-            identity.role.value,
-            identity.definition,
-            identity.parent_run_id,
-            identity.parent_agent_id,
-            identity.task_id,
-            identity.step_key,
-            plain(identity.step_title),
-            identity.model,
-            plain(identity.origin.principal),
-            int(identity.origin.is_foreign),
-            entry.status,
-            surface,
-            new.token,
-            new.attempt,
-            new.retry_of,
-            len(entry.events),
-            entry.nodes_added,
-            self._now_us,
-            self._now_us if entry.status == RunStatus.RUNNING else None,
+        return INSERT_RUNS.row(
+            {
+                **IDENTITIES.values(identity),
+                **NEW_RUNS.values(new),
+                "id": identity.run_id,
+                "dispatched_by": plain(identity.origin.principal),
+                "is_foreign": int(identity.origin.is_foreign),
+                "status": entry.status,
+                "surface": surface,
+                "last_seq": len(entry.events),
+                "last_node": len(entry.nodes),
+                "created_us": self._now_us,
+                "started_us": self._now_us if entry.status == RunStatus.RUNNING else None,
+            }
         )
 
     def _insert_logs(self, tx: Transaction) -> None:
@@ -343,7 +312,7 @@ class RunLogBuffer:
     def change_rows(self) -> list[tuple[object, ...]]:
         """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
         return [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added)
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
             for run_id, e in sorted(self._entries.items())
             if e.new is None
         ]
@@ -351,33 +320,43 @@ class RunLogBuffer:
     def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], int, list[Row]]:
         """Return (status, end reason, usage, number of events, their rows, number of nodes, their rows) of one run."""
         e = self._entries[run_id]
-        return (
-            e.status,
-            e.end_reason,
-            e.usage,
-            len(e.events),
-            rows_of_events(e.events, self._now_us),
-            e.nodes_added,
-            rows_of_nodes(e.nodes, e.has_result_of_step),
-        )
+        return e.status, e.end_reason, e.usage, *e.logs
 
     def event_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield (run id, place from the last event, type, time, data, preceding) of each row of events."""
-        return ((run_id, *row) for run_id, e in self._entries.items() for row in rows_of_events(e.events, self._now_us))
+        """Yield the rows of events as they are inserted."""
+        return ((run_id, *row) for run_id, e in self._entries.items() for row in packed(e.events))
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield (run id, place from the last node, parent, kind, payload, preceding, time) of each row of nodes."""
-        return (
-            (run_id, *row, self._now_us)
-            for run_id, e in self._entries.items()
-            for row in rows_of_nodes(e.nodes, e.has_result_of_step)
-        )
+        """Yield the rows of nodes as they are inserted."""
+        return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
 
     def _entry(self, run_id: str) -> _RunEntries:
         entry = self._entries.get(run_id)
         if entry is None:
             entry = self._entries[run_id] = _RunEntries()
         return entry
+
+
+def packed(entries: Sequence[Row]) -> list[Row]:
+    """Return the rows of what one write adds to a log: (first, second, document, preceding, place from the end).
+
+    ``entries`` are (type, time, data) of events, or (parent, kind, payload) of nodes. Each row holds those before its
+    own in ``preceding``; a result ends its row.
+    """
+    rows: list[Row] = []
+    texts: list[str] = []
+    size = 0
+    left = len(entries)
+    for first, second, document in entries:
+        left -= 1
+        is_last = second == NodeKind.RESULT or size + len(document) > ROW_CHARS or len(texts) + 1 == ROW_ENTRIES
+        if left and not is_last:
+            texts.append(f"[{pack(first)},{pack(second)},{document}]")
+            size += len(document)
+            continue
+        rows.append((first, second, document, f"[{','.join(texts)}]" if texts else "", left))
+        texts, size = [], 0
+    return rows
 
 
 def step_text(step_key: str) -> str:

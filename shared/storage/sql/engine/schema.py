@@ -19,13 +19,19 @@ from soong.shared.storage.sql.engine.engine import (
 )
 from soong.shared.storage.sql.engine.write_lock import write_lock
 
-HEAD: Final = "0001_2cb9d3f5"
-"""The revision this program was written for; a test holds it to the migrations. Its number, and until the first release
-a digest of the one migration, which is still edited: a database that an earlier form of it made differs from ours."""
+HEAD: Final = "0001_49bc3f59"
+"""The revision this program was written for. Its number, and until the first release a digest of what the one migration
+makes, which is still edited: a database that an earlier form of it made differs from ours."""
 
 MIGRATIONS: Final = Path(__file__).parents[1] / "migrations"
-SQLITE_SCRIPT: Final = MIGRATIONS / "sqlite.sql"
-"""What all migrations together make of an empty file (``python -m tests.sqlite_script`` writes it)."""
+_NEW_FILE: Final = """
+PRAGMA journal_mode=WAL;
+BEGIN IMMEDIATE;
+CREATE TABLE alembic_version (version_num VARCHAR(32) CONSTRAINT alembic_version_pkc PRIMARY KEY NOT NULL);
+{made}
+INSERT INTO alembic_version VALUES ('{head}');
+COMMIT;
+"""
 _NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
 _LOCK_ID: Final = 7_266_110_103  # any number, the same for all of ours
 
@@ -63,6 +69,11 @@ def prepare(url: URL, *, migrate: bool) -> None:
                 f"the database has schema {found or 'none'}, this program's is {HEAD}, and this role may not change "
                 "it; run `soong migrate` as the owner of the tables"
             ) from error
+
+
+def script(database: str) -> str:
+    """Return the statements that make everything in an empty database."""
+    return (MIGRATIONS / f"{database}.sql").read_text(encoding="utf-8")
 
 
 def current(connection: Connection) -> str | None:
@@ -126,7 +137,7 @@ def _create(url: URL) -> bool:
         with lock.held() if lock else nullcontext(), closing(_opened(url)) as connection:
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None:
                 return False
-            connection.executescript(SQLITE_SCRIPT.read_text(encoding="utf-8"))
+            connection.executescript(_NEW_FILE.format(made=script("sqlite"), head=HEAD))
     except sqlite3.Error:
         return False
     finally:

@@ -7,12 +7,16 @@ each ``value`` with its place, ``key``. ``FIELD name OF column`` is a field of a
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
+from sqlalchemy import Table
+
 from soong.shared.core.value import Value
-from soong.shared.storage.sql.engine.json_encoding import encode_ascii
+from soong.shared.storage.sql.engine.columns import MAX_WORD_CHARS, type_of
+from soong.shared.storage.sql.engine.texts import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
 _LIST: Final = re.compile(r"IN @(\w+)")
@@ -85,30 +89,71 @@ class Statement:
         return given
 
 
+def row_class(text: str, names: Callable[[], Iterable[str]]) -> type[Any]:
+    """Return the class of a statement's rows: tuples whose items have the names of the columns, too."""
+    made = _ROW_CLASSES.get(text)
+    if made is None:
+        named = {name: property(itemgetter(place)) for place, name in enumerate(names())}
+        made = _ROW_CLASSES[text] = type("NamedRow", (tuple,), {"__slots__": (), **named})
+    return made
+
+
+_ROW_CLASSES: Final[dict[str, type[Any]]] = {}
+
+
+def table_read(
+    name: str, table: Table, rest: str, *, without: Collection[str] = (), bounded: Collection[str] = ()
+) -> Statement:
+    """Return the read of a table's columns; ``rest`` is what follows ``FROM table``.
+
+    SQLAlchemy's Core finds the compiled form of a statement again and wraps its rows for each execution, which costs
+    several times what the database takes to read a few. ``without`` names columns that are not read, ``bounded`` those
+    that are read as empty when they are longer than a word: before they are loaded.
+    """
+    columns = [column.name for column in table.columns if column.name not in without]
+    short = f"CASE WHEN {SIZE} <= {MAX_WORD_CHARS} THEN {{0}} ELSE '' END AS {{1}}"
+    listed = ", ".join((short if each in bounded else "{0}").format(f"{table.name}.{each}", each) for each in columns)
+    return Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Insert:
     """Rows into one table in one round trip: ``executemany`` on SQLite, one JSON value on PostgreSQL.
 
-    ``columns`` maps each given value to its PostgreSQL type; those whose name begins with ``_`` are not columns, but
-    serve the expressions in ``computed``, which name the given values as ``:name``.
+    ``columns`` names the given values in their order; those that are not columns of the table are in ``more``, with
+    their PostgreSQL types. They serve the expressions in ``computed``, which name the given values as ``:name``.
     """
 
+    names: tuple[str, ...]
     sqlite: str
     postgres: str
 
     def __init__(
-        self, table: str, columns: Mapping[str, str], *, computed: Mapping[str, str] | None = None, then: str = ""
+        self,
+        table: Table,
+        columns: Iterable[str],
+        *,
+        more: Mapping[str, str] | None = None,
+        computed: Mapping[str, str] | None = None,
+        then: str = "",
     ) -> None:
-        given = tuple(columns)
-        values = {name: f":{name}" for name in given if not name.startswith("_")} | dict(computed or {})
-        into = f"INSERT INTO {table} ({', '.join(values)})"
+        extra = more or {}
+        types = {name: extra.get(name) or type_of(table, name) for name in (*columns, *extra)}
+        given = tuple(types)
+        values = {name: f":{name}" for name in given if name not in extra} | dict(computed or {})
+        into = f"INSERT INTO {table.name} ({', '.join(values)})"
         positional = ", ".join(_positional(value, given) for value in values.values())
         selected = ", ".join(_NAME.sub(r"given.\1", value) for value in values.values())
-        rows = _json_rows("%s", list(columns.items()))
+        rows = _json_rows("%s", list(types.items()))
         set_ = object.__setattr__
+        set_(self, "names", given)
         # The texts are ours, written out in this package; no value of anybody's stands in them.
         set_(self, "sqlite", f"{into} VALUES ({positional}) {then}")
         set_(self, "postgres", f"{into} SELECT {selected} FROM {rows} AS given {then}")  # noqa: S608
+
+    def row(self, values: Mapping[str, object]) -> tuple[object, ...]:
+        """Return a row as it is given to the statement, from values by their names."""
+        return tuple(values[name] for name in self.names)
 
 
 class ReadyRows(Value):

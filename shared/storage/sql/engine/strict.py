@@ -4,8 +4,6 @@ A function here returns what a program of ours may have written, or raises :clas
 catches that for each row: one malformed row fails or is passed over, and the others are read.
 """
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,17 +14,11 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject, deeper_than
 from soong.shared.engine.runs.record import Usage
-from soong.shared.storage.sql.engine.columns import MAX_COUNT
+from soong.shared.storage.sql.engine.columns import MAX_CHARS, MAX_COUNT, MAX_WORD_CHARS
+from soong.shared.storage.sql.engine.texts import unpack
 
 T = TypeVar("T")
 
-MAX_CHARS: Final = 64 * 1024 * 1024
-"""Of a document: no input, output or message of ours is larger."""
-MAX_TEXT_CHARS: Final = 1_000_000
-"""Of an error, a report, a progress."""
-MAX_WORD_CHARS: Final = 10_000
-"""Of a name, an id, a digest; of a worker's list of pools or capabilities."""
-MAX_USAGE_CHARS: Final = 10_000
 MAX_COST_USD: Final = Decimal(1_000_000_000)
 MAX_COST_DIGITS: Final = 60
 MAX_SHOWN_CHARS: Final = 200
@@ -69,25 +61,12 @@ def value_of(column: str, text: Any, most: int = MAX_CHARS, depth: int = MAX_DEP
     if not isinstance(text, str) or len(text) > most:
         raise MalformedError(f"{column} is longer than {most} characters")
     try:
-        value = decoded(text)
+        value: Json = unpack(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{column} is not JSON: {_words_of(error)}") from error
     if text.count("[") + text.count("{") > depth and deeper_than(value, depth):
         raise MalformedError(f"{column} is nested deeper than {depth} levels")
     return value
-
-
-def decoded(text: str) -> Json:
-    """Return the value of JSON text. Raises: ValueError, RecursionError."""
-    try:
-        # Ours has no blanks around it; to look for them takes as long as to read what is there.
-        value, end = _DECODER.raw_decode(text)
-    except ValueError:
-        value, end = None, -1
-    if end != len(text):
-        value = _DECODER.decode(text)
-    read: Json = value
-    return read
 
 
 def object_of(column: str, text: Any, most: int = MAX_CHARS) -> dict[str, Any]:
@@ -98,14 +77,21 @@ def object_of(column: str, text: Any, most: int = MAX_CHARS) -> dict[str, Any]:
     return value
 
 
-def words_of(column: str, text: Any) -> tuple[str, ...]:
+def words_of(column: str, text: Any, most: int = MAX_WORD_CHARS) -> tuple[str, ...]:
     """Return the value of a column that holds a JSON list of words. Raises: MalformedError."""
-    value = value_of(column, text, MAX_WORD_CHARS)
+    value = value_of(column, text, most)
     if not isinstance(value, list):
         raise MalformedError(f"{column} is {_kind(value)}, not a list of words")
     if not all(isinstance(word, str) for word in value):
         raise MalformedError(f"{column} holds what is not a word")
     return tuple(str(word) for word in value)
+
+
+def document_of(column: str, text: Any, kind: str, most: int) -> Any:
+    """Return the value of a column that holds JSON of a kind; a list is one of words. Raises: MalformedError."""
+    if kind == "object":
+        return object_of(column, text, most)
+    return words_of(column, text, most) if kind == "array" else value_of(column, text, most)
 
 
 def word_of(column: str, value: Any) -> str:
@@ -129,7 +115,7 @@ def instant_of(column: str, value: Any) -> int | None:
 
 def usage_of(text: Any) -> Usage:
     """Return the usage in a run's row. Raises: MalformedError."""
-    value = object_of("usage", text, MAX_USAGE_CHARS)
+    value = object_of("usage", text, MAX_WORD_CHARS)
     parts = value.get("by_model") or {}
     if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in parts.values()):
         raise MalformedError(f"usage has {_kind(parts)} by model")
@@ -161,18 +147,3 @@ def _kind(value: Json) -> str:
 
 def _words_of(error: Exception) -> str:
     return "nested too deep" if isinstance(error, RecursionError) else str(error)[:MAX_SHOWN_CHARS]
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is too large")
-    return value
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-"""Less strict than what comes from outside: outputs may hold integers beyond 2^53, and half characters as escapes."""

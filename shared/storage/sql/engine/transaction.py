@@ -17,9 +17,11 @@ from soong.shared.storage.sql.engine.statements import (
     Statement,
     packed_batches,
     packed_rows,
+    row_class,
 )
 
-Row: TypeAlias = tuple[Any, ...]
+Row: TypeAlias = Any
+"""A tuple whose items also have the names of the statement's columns."""
 if TYPE_CHECKING:
     from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
 
@@ -69,9 +71,15 @@ class Transaction:
             return self._postgres_rows(statement, parameters)
         cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
         rows: Sequence[Row] = cursor.fetchall()
+        if rows:
+            rows = list(map(row_class(statement.sqlite, lambda: (column[0] for column in cursor.description)), rows))
         if statement.writes and (rows or cursor.rowcount > 0):
             self.has_written = True
         return rows
+
+    def first(self, statement: Statement, **parameters: Any) -> Row | None:
+        """Execute and return the first row, or None."""
+        return next(iter(self.rows(statement, **parameters)), None)
 
     def column(self, statement: Statement, **parameters: Any) -> list[Any]:
         """Execute and return the first column of all rows."""

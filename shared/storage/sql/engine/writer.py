@@ -3,33 +3,33 @@
 All of a group is rolled back when something goes wrong, and each of it is done again alone.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import URL, Connection, RootTransaction
 
-from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
+    discard,
     first_line,
     is_conflict,
     is_refused,
     is_too_silent,
     is_unavailable,
     is_unstorable,
+    make_engine,
     unstorable,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.unflushed_log import UnflushedLog
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, UnflushedLog, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
-from soong.shared.storage.sql.engine.write_work import Together, Work, answer
-from soong.shared.storage.sql.engine.writer_connection import WriterConnection
 
 log = get_logger(__name__)
 
@@ -42,9 +42,96 @@ SILENT_TRIES: Final = 3
 """How often work is done alone whose transaction the database ended for its silence: a process that was frozen succeeds
 the next time, one that is too slow does not."""
 
+Together: TypeAlias = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(slots=True)
+class Work:
+    """One caller's function and where its outcome goes."""
+
+    function: Callable[[Transaction], Any] | None
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    together: Together | None = None
+    """Takes the ``item`` with those of others, where there is no function."""
+    item: Any = None
+    flush: Flush = Flush.BEFORE_RETURN
+    result: Any = None
+    error: BaseException | None = None
+
+
+def answer(group: Sequence[Work]) -> None:
+    """Give the callers their outcomes, one wake-up per loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Work]] = {}
+    for work in group:
+        by_loop.setdefault(work.loop, []).append(work)
+    for loop, works in by_loop.items():
+        call_in_loop(loop, resolve, works)
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call something in a caller's loop, unless that has been closed: nobody waits there any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
+
+
+def resolve(works: Sequence[Work]) -> None:
+    """Give callers in this loop their outcomes."""
+    for work in works:
+        if work.future.done():
+            continue
+        if work.error is not None:
+            work.future.set_exception(work.error)
+        else:
+            work.future.set_result(work.result)
+
 
 class _UndoneError(Exception):
     """The group has to be rolled back and each of it tried alone. Raised and caught in this module."""
+
+
+class _WriterConnection:
+    """The one connection: opened when needed, dropped when its state is unknown. ``log`` is None on PostgreSQL."""
+
+    def __init__(self, url: URL, credential: str, log: UnflushedLog | None) -> None:
+        self._engine = make_engine(url, size=1, is_writer=True, credential=credential)
+        self._log = log
+        self._connection: Connection | None = None
+
+    def begin(self) -> RootTransaction:
+        if self._connection is None or self._connection.closed or self._connection.invalidated:
+            self.drop()
+            self._connection = self._engine.connect()
+            if self._log is not None:  # a commit is flushed by the writer
+                raw: Any = self._connection.connection.dbapi_connection
+                raw.execute("PRAGMA synchronous=NORMAL").close()
+        transaction = self._connection.begin()
+        if self._log is not None:
+            self._log.restore()
+        return transaction
+
+    def roll_back(self, transaction: RootTransaction, cause: BaseException | None) -> None:
+        """Undo a transaction; without the connection, if that is how."""
+        try:
+            transaction.rollback()
+            transaction.connection.connection.rollback()  # SQLAlchemy sends none after a commit that failed
+        except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work
+            self.drop()
+        else:
+            if cause is not None and is_unavailable(cause) and not is_conflict(cause):
+                self.drop()
+
+    def drop(self) -> None:
+        """Give the connection up; the next transaction opens another."""
+        connection, self._connection = self._connection, None
+        discard(connection)
+        if self._log is not None:
+            self._log.forget()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._engine.dispose()
 
 
 class Writer:
@@ -65,7 +152,7 @@ class Writer:
         self._commit = commit
         write_ahead = write_ahead_log(url)
         self._log = None if write_ahead is None else UnflushedLog(write_ahead, flush)
-        self._connection = WriterConnection(url, credential, self._log)
+        self._connection = _WriterConnection(url, credential, self._log)
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         """None ends the thread."""
         self._closing = threading.Lock()
@@ -97,17 +184,15 @@ class Writer:
         is_open = True
         while is_open:
             group: list[Work] = []
-            with suppress(Empty):  # the log is torn: an empty group flushes it again
-                first = self._queue.get(timeout=timing.RETRY_EVERY_S if self._is_torn() else None)
+            with suppress(Empty):  # an empty group flushes what nobody waits for
+                first = self._queue.get(timeout=None if self._log is None else self._log.due_in_s)
                 if first is None:
                     break
                 group.append(first)
-            is_open = self._write_locked(group)
+            if group or (self._log is not None and self._log.is_torn):
+                is_open = self._write_locked(group)
             self._flush_and_answer(group)
         self._put_away()
-
-    def _is_torn(self) -> bool:
-        return self._log is not None and self._log.is_torn
 
     def _write_locked(self, group: list[Work]) -> bool:
         """Write a group, and with it what has arrived when nobody else writes; False when no more will arrive."""
@@ -126,8 +211,7 @@ class Writer:
 
     def _put_away(self) -> None:
         if self._log is not None:
-            if self._log.is_behind:
-                self._log.flush()
+            self._log.flush()
             self._log.forget()
         self._connection.close()
         if self.lock is not None:
@@ -135,21 +219,20 @@ class Writer:
 
     def _flush_alone(self) -> None:
         """Flush what nobody waits for. That needs no lock, which others may have for long."""
-        if self._log is not None and self._log.is_behind:
+        if self._log is not None:
             self._log.flush()
 
     def _flush_and_answer(self, group: Sequence[Work]) -> None:
         """Give the callers their outcomes, before or after the commit is flushed. Other processes write meanwhile."""
-        if self._log is None or not self._log.is_behind:
+        if self._log is None:
             answer(group)
             return
         waiting = [work for work in group if work.flush is Flush.BEFORE_RETURN and work.error is None]
-        answer([work for work in group if work.flush is not Flush.BEFORE_RETURN or work.error is not None])
-        if not group or any(work.flush is not Flush.WITH_NEXT for work in group):
-            problem = self._log.flush()
-            if problem is not None:
-                for work in waiting:
-                    work.error = _unconfirmed(problem)
+        answer([work for work in group if work.flush is Flush.WITH_NEXT or work.error is not None])
+        problem = self._log.flush() if waiting or self._log.due_in_s == 0.0 else None
+        if problem is not None:
+            for work in waiting:
+                work.error = _unconfirmed(problem)
         answer(waiting)
 
     def _gather(self, group: list[Work]) -> bool:
@@ -202,16 +285,15 @@ class Writer:
         Raises:
             _UndoneError: nothing was written; the cause says why.
         """
-        is_heard_after_flush = any(work.flush is Flush.BEFORE_RETURN for work in group)
         try:
-            transaction = self._connection.begin(do_sync=any(work.flush is Flush.BEFORE_VISIBLE for work in group))
+            transaction = self._connection.begin()
         except Exception as error:
             self._connection.drop()
             raise _UndoneError from error
         try:
             self._run_all(group, transaction.connection)
             self._commit(transaction)
-            self._connection.note_commit(transaction, is_heard_after_flush=is_heard_after_flush)
+            self._note_commit()
         except _UndoneError as undone:
             self._connection.roll_back(transaction, undone.__cause__)
             raise
@@ -219,11 +301,16 @@ class Writer:
             if is_refused(error):  # most often by a statement that was sent with it
                 self._connection.roll_back(transaction, error)
                 raise _UndoneError from error
-            self._connection.note_doubt()
+            self._note_commit()  # it may have been done
+            self._connection.drop()
             if is_too_silent(error):  # said instead of taking the commit
                 raise _UndoneError from error
             for work in group:
                 work.error = _unconfirmed(error)
+
+    def _note_commit(self) -> None:
+        if self._log is not None:
+            self._log.note_commit()
 
     def _run_all(self, group: Sequence[Work], connection: Connection) -> None:
         together: dict[Together, list[Work]] = {}

@@ -1,7 +1,7 @@
 """API tokens as rows: the digest of a secret, never the secret."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import select
 
@@ -10,11 +10,15 @@ from soong.shared.permissions.access.token import ApiToken, Right
 from soong.shared.permissions.audit_log.notes import of_sign_in, of_token_made, of_token_revoked
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import pack, unpack
+from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import api_tokens
+from soong.shared.storage.sql.engine.tables.service import api_tokens
+from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
+_TOKENS: Final = RowMapper(
+    ApiToken, api_tokens, own={"rights": lambda row: frozenset(Right(right) for right in unpack(row.rights))}
+)
 ADD_TOKEN: Final = Statement(
     "add token: no row means that one of that id exists",
     """
@@ -44,17 +48,7 @@ class SqlAccess:
 
     async def add_token(self, token: ApiToken) -> None:
         def write(tx: Transaction) -> None:
-            written = tx.rows(
-                ADD_TOKEN,
-                id=token.id,
-                principal=token.principal,
-                rights=pack(sorted(token.rights)),
-                digest=token.digest,
-                created_us=token.created_us,
-                expires_us=token.expires_us,
-                sign_in_by_us=token.sign_in_by_us,
-            )
-            if not written:
+            if not tx.rows(ADD_TOKEN, **_TOKENS.values(token), rights=pack(sorted(token.rights))):
                 raise ConflictError(f"there is a token {token.id} already")
             self._trail.note(tx, [of_token_made(token)], token.created_us)
 
@@ -63,17 +57,17 @@ class SqlAccess:
     async def token(self, token_id: str) -> ApiToken | None:
         wanted = select(api_tokens).where(api_tokens.c.id == token_id)
         row = await self._database.read(lambda tx: tx.execute(wanted).first())
-        return None if row is None else _token_of(row)
+        return None if row is None else _TOKENS.read(row)
 
     async def tokens(self) -> Sequence[ApiToken]:
         wanted = select(api_tokens).order_by(api_tokens.c.ordinal)
-        return await self._database.read(lambda tx: [_token_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [_TOKENS.read(row) for row in tx.execute(wanted)])
 
     async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
         def write(tx: Transaction) -> ApiToken | None:
             if not tx.count(SIGN_IN, id=token_id, code_digest=code_digest, digest=digest, now_us=now_us):
                 return None
-            token = _token_of(tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one())
+            token = _TOKENS.read(tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one())
             self._trail.note(tx, [of_sign_in(token)], now_us)
             return token
 
@@ -86,13 +80,7 @@ class SqlAccess:
                 raise NotFoundError("token", token_id)
             if not tx.count(REVOKE_TOKEN, id=token_id, now_us=now_us):
                 return False
-            self._trail.note(tx, [of_token_revoked(_token_of(row))], now_us)
+            self._trail.note(tx, [of_token_revoked(_TOKENS.read(row))], now_us)
             return True
 
         return await self._database.write(write)
-
-
-def _token_of(row: Any) -> ApiToken:
-    rights = frozenset(Right(right) for right in unpack(row.rights))
-    times = (row.created_us, row.expires_us, row.revoked_us, row.sign_in_by_us)
-    return ApiToken(row.id, row.principal, rights, row.digest, *times)

@@ -1,7 +1,7 @@
 """Public keys and their ends as rows. A key's row never changes: that it has ended is a row of its own."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from sqlalchemy import func, select
 
@@ -11,10 +11,10 @@ from soong.shared.permissions.audit_log.notes import of_key_published, of_key_re
 from soong.shared.permissions.signing import ExpiredDecision, SigningKey
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import plain, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import key_retirements, signing_keys
+from soong.shared.storage.sql.engine.tables.service import key_retirements, signing_keys
+from soong.shared.storage.sql.engine.texts import plain, unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 PUBLISH: Final = Statement(
@@ -44,7 +44,7 @@ RETIRE: Final = Statement(
 UNUSED: Final = Statement(
     "unused: decided questions whose decision was not consumed; held, so that none is used while its key is revoked",
     """
-    SELECT r.id, r.run_id, r.session_id, d.id, d.body FROM permission_requests AS r
+    SELECT r.id AS request_id, r.run_id, r.session_id, d.id AS decision_id, d.body FROM permission_requests AS r
     JOIN decisions AS d ON d.request_id = r.id
     WHERE r.state = 'decided' AND NOT EXISTS (SELECT 1 FROM consumptions AS c WHERE c.decision_id = d.id)
     ORDER BY r.id /*pg FOR UPDATE OF r */
@@ -64,8 +64,8 @@ KEY: Final = Statement(
     "key: a public key and its ends",
     """
     SELECT k.id, k.public_key, k.created_us,
-           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 0),
-           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 1)
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 0) AS retired_us,
+           (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 1) AS revoked_us
     FROM signing_keys AS k WHERE k.id = :id
     """,
 )
@@ -118,7 +118,7 @@ class SqlKeys:
 
     async def signing_keys(self) -> Sequence[SigningKey]:
         wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
-        return await self._database.read(lambda tx: [key_of_row(tuple(row)) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [key_of_row(row) for row in tx.execute(wanted)])
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
@@ -143,8 +143,7 @@ def key_of(tx: Transaction, key_id: str) -> SigningKey | None:
 
 def key_of_row(row: Row) -> SigningKey:
     """Return the key of a row of ``KEY``."""
-    key_id, public_key, created_us, retired_us, revoked_us = row
-    return SigningKey(key_id, bytes(public_key), created_us, retired_us, revoked_us)
+    return SigningKey(row.id, bytes(row.public_key), row.created_us, row.retired_us, row.revoked_us)
 
 
 def check_signs(ended: Sequence[Row], key_id: str) -> None:
@@ -153,24 +152,14 @@ def check_signs(ended: Sequence[Row], key_id: str) -> None:
         raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
 
 
-class _Unused(NamedTuple):
-    """A row of ``UNUSED``: a question and the decision that no call has used."""
-
-    request_id: str
-    run_id: str
-    session_id: str
-    decision_id: str
-    body: str
-
-
 def _expire(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
     """Close the questions of unused decisions by a key."""
-    rows = [row for row in map(_Unused._make, tx.rows(UNUSED)) if unpack(row.body).get("key_id") == key_id]
+    rows = [row for row in tx.rows(UNUSED) if unpack(row.body).get("key_id") == key_id]
     if rows:
         tx.count(EXPIRE_ALL, ids=[row.request_id for row in rows])
     run_log = RunLogBuffer(now_us)
-    for request_id, run_id, _, decision_id, _ in rows:
-        told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}
-        run_log.note(run_id, EventType.PERMISSION_EXPIRED, **told)
+    for row in rows:
+        told = {"request_id": row.request_id, "decision_id": row.decision_id, "reason": "its key was revoked"}
+        run_log.note(row.run_id, EventType.PERMISSION_EXPIRED, **told)
     run_log.flush(tx)
-    return [ExpiredDecision(session_id, run_id, request_id) for request_id, run_id, session_id, *_ in rows]
+    return [ExpiredDecision(row.session_id, row.run_id, row.request_id) for row in rows]

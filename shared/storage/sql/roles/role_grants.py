@@ -12,7 +12,9 @@ from sqlalchemy import URL, Connection, text
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
-from soong.shared.storage.sql.engine.columns import checks_of
+from soong.shared.permissions.access.store import DatabaseRights
+from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
+from soong.shared.storage.sql.engine.columns import WRITES, checks_of, limits_of, written_by_worker
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.roles.role_privileges import (
@@ -26,10 +28,11 @@ from soong.shared.storage.sql.roles.role_privileges import (
     LAST_TURN,
     LAST_TURN_BODY,
     WORKER,
+    WorkerRight,
+    kept_rows,
+    row_rules,
 )
-from soong.shared.storage.sql.roles.row_limits import fitting
-from soong.shared.storage.sql.roles.row_rules import kept_rows, row_rules
-from soong.shared.storage.sql.roles.scaling import scaler_grants
+from soong.shared.storage.sql.tasks.metrics import BESIDE
 
 VERSION_TABLE: Final = "alembic_version"
 
@@ -60,6 +63,74 @@ _HOLDS: Final = (
 _LAST_TURN: Final = (
     f"CREATE OR REPLACE FUNCTION {{schema}}.{LAST_TURN}() RETURNS bigint LANGUAGE plpgsql STABLE"
     f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({LAST_TURN_BODY}); END $soong$"
+)
+
+SLOTS_WANTED: Final = "soong_slots_wanted"
+"""``SELECT soong_slots_wanted('default')``."""
+
+COUNTED: Final = 10_000
+"""How far ready steps of a lane are counted: more call for no other number of workers."""
+
+_SCOPES: Final = (
+    "ARRAY['session:' || its.session_id, 'definition:' || its.definition, 'model:' || its.model, 'pool:' || its.pool]"
+)
+
+# A definer's function: who asks needs no right on the tables. The limits are shared out lane by lane.
+_FUNCTION: Final = f"""
+CREATE OR REPLACE FUNCTION {{schema}}.{SLOTS_WANTED}(wanted_pool text) RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = {{schema}}, pg_temp AS $soong$
+#variable_conflict use_column
+DECLARE
+    room jsonb;
+    found_row record;
+    one_scope text;
+    fitting bigint;
+    slots_wanted bigint := 0;
+BEGIN
+    SELECT coalesce(jsonb_object_agg(scope, slots), jsonb_build_object()) INTO room FROM concurrency_limits;
+    FOR found_row IN SELECT its.pool, its.number, {_SCOPES} AS scopes FROM ({LIVE_LEASES.postgres}) AS its LOOP
+        IF found_row.pool = wanted_pool THEN
+            slots_wanted := slots_wanted + greatest(found_row.number, 0);
+        END IF;
+        FOREACH one_scope IN ARRAY found_row.scopes LOOP
+            IF room ? one_scope THEN
+                room := room || jsonb_build_object(one_scope, (room->>one_scope)::bigint - found_row.number);
+            END IF;
+        END LOOP;
+    END LOOP;
+    FOR found_row IN {BESIDE.postgres} LOOP
+        IF found_row.pool = wanted_pool THEN
+            slots_wanted := slots_wanted - found_row.count;
+        END IF;
+    END LOOP;
+    FOR found_row IN
+        SELECT its.pool, its.ready, {_SCOPES} AS scopes
+        FROM ({LANES.postgres.replace("%(most)s", str(COUNTED))}) AS its WHERE its.claim_mode = 'assigned'
+    LOOP
+        fitting := found_row.ready;
+        FOREACH one_scope IN ARRAY found_row.scopes LOOP
+            fitting := least(fitting, greatest(coalesce((room->>one_scope)::bigint, fitting), 0));
+        END LOOP;
+        FOREACH one_scope IN ARRAY found_row.scopes LOOP
+            IF room ? one_scope THEN
+                room := room || jsonb_build_object(one_scope, (room->>one_scope)::bigint - fitting);
+            END IF;
+        END LOOP;
+        IF found_row.pool = wanted_pool THEN
+            slots_wanted := slots_wanted + fitting;
+        END IF;
+    END LOOP;
+    RETURN slots_wanted;
+END $soong$
+"""  # noqa: S608  # of texts of our own
+
+_RIGHTS: Final = text(
+    """
+    SELECT current_user,
+           EXISTS (SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'decisions'
+                   AND pg_has_role(current_user, tableowner, 'USAGE')),
+           has_any_column_privilege('decisions', 'INSERT') OR has_any_column_privilege('signing_keys', 'INSERT')
+    """
 )
 
 
@@ -149,13 +220,12 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
 
 def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
     for table, right in WORKER.items():
+        written = {verb: written_by_worker(metadata.tables[table], verb) for verb in WRITES}
         given = ["SELECT"] if right.reads else []
         given += [f"SELECT ({', '.join(right.sees)})"] if right.sees else []
-        given += [f"INSERT ({', '.join(right.inserts)})"] if right.inserts else []
-        given += [f"UPDATE ({', '.join(right.updates)})"] if right.updates else []
-        if given:
-            yield f"GRANT {', '.join(given)} ON {table} TO {role}"
-        if right.inserts and table in sequences:
+        given += [f"{verb} ({', '.join(columns)})" for verb, columns in written.items() if columns]
+        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if written["INSERT"] and table in sequences:
             yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
 
 
@@ -199,17 +269,38 @@ def _row_checks(role: str, name: str) -> Iterator[str]:
 
     ``name`` is the role as text in a condition, ``role`` as an identifier.
     """
-    for table, right in WORKER.items():
+    for table in metadata.tables:
+        right = WORKER.get(table, WorkerRight())
         for policy in _POLICIES:
             yield f"DROP POLICY IF EXISTS {policy} ON {table}"
         if not right.is_checked:
             yield f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
             continue
-        old, changed = right.old or "true", _and(right.changed or "false", fitting(table, right.updates))
-        new = _and(right.new or "false", fitting(table, right.inserts))
+        old, changed = right.old or "true", _and(right.changed or "false", limits_of(metadata.tables[table], "UPDATE"))
+        new = _and(right.new or "false", limits_of(metadata.tables[table], "INSERT"))
         others = f"current_user <> '{name}'"
         yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
         yield f"CREATE POLICY soong_read ON {table} FOR SELECT TO PUBLIC USING (true)"
         yield f"CREATE POLICY soong_new ON {table} FOR INSERT TO {role} WITH CHECK ({new})"
         yield f"CREATE POLICY soong_changed ON {table} FOR UPDATE TO {role} USING ({old}) WITH CHECK ({changed})"
         yield f"CREATE POLICY soong_others ON {table} FOR ALL TO PUBLIC USING ({others}) WITH CHECK ({others})"
+
+
+def scaler_grants(schema: str, role: str) -> Iterator[str]:
+    """Return what makes the question one that this role alone may ask, besides the owner. Both names are quoted."""
+    yield _FUNCTION.format(schema=schema)
+    yield f"REVOKE ALL ON FUNCTION {schema}.{SLOTS_WANTED}(text) FROM PUBLIC"
+    yield f"GRANT EXECUTE ON FUNCTION {schema}.{SLOTS_WANTED}(text) TO {role}"
+
+
+def standing(url: URL) -> DatabaseRights | None:
+    """Return what the role of this URL may do; None for SQLite, which has no roles. Raises: UnavailableError."""
+    if url.get_backend_name() != "postgresql":
+        return None
+    engine = make_engine(url, size=1, is_writer=False)
+    try:
+        with our_errors(), engine.connect() as connection:
+            name, owns, decides = connection.execute(_RIGHTS).one()
+    finally:
+        engine.dispose()
+    return DatabaseRights(str(name), owns_tables=bool(owns), decides=bool(decides))

@@ -1,32 +1,37 @@
 """What a worker's and an orchestrator's database role may do, table by table and column by column.
 
 A worker takes what is in the rows and writes what it did: it never makes a step, a run or a decision, and never
-changes whose they are (DESIGN, trust). Every column of :mod:`soong.shared.storage.sql.engine.tables` is here
-once; a test fails for one that does not, and another runs all work of a worker under these rights and under no more.
+changes whose they are (DESIGN, trust). The columns that a worker writes are marked in the tables
+(:mod:`soong.shared.storage.sql.engine.columns`); a test runs all work of a worker under these rights and no others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from soong.shared.core.value import Value
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL
 
+# A function's own search path: a role may have a temporary table of any name.
+_FUNCTION: Final = (
+    "CREATE OR REPLACE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp"
+    " AS $soong$ BEGIN IF ({allowed}) IS NOT TRUE THEN RAISE insufficient_privilege USING MESSAGE ="
+    " format('a worker may not leave a row of %s like this', TG_TABLE_NAME); END IF; RETURN NULL; END $soong$"
+)
+_TRIGGER: Final = "CREATE TRIGGER {name} AFTER UPDATE ON {table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
+
 
 class WorkerRight(Value):
-    """A worker's rights on one table. ``never`` names the columns that others write, or the database itself.
+    """A worker's rights on the rows of one table.
 
     ``new`` and ``changed`` are conditions that the rows must meet that it inserts or has updated, ``old`` a condition
     that a row must meet before it is locked or updated. A lock needs the right to update a column, so a table that is
     only locked has an update that no changed row can pass. How far a row may move in one update is for
-    :mod:`soong.shared.storage.sql.roles.row_rules`.
+    :mod:`soong.shared.storage.sql.roles.role_privileges`.
     """
 
-    reads: bool = False
+    reads: bool = True
     sees: tuple[str, ...] = ()
     """The columns that it reads of a table that it does not read as a whole."""
-    inserts: tuple[str, ...] = ()
-    updates: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
     new: str = ""
     old: str = ""
     changed: str = ""
@@ -95,81 +100,18 @@ _OWN_HOLDER: Final = (
 """Nothing is held in addition to a step of another."""
 
 WORKER: Final[Mapping[str, WorkerRight]] = {
-    # -- processes and sessions
-    "owners": WorkerRight(never=("ordinal", "id", "host", "pid", "started_us", "state", "beat")),
-    "sessions": WorkerRight(
-        reads=True,
-        # Fairness: when the session was last served. Its policy, its owner and its epoch are never a worker's to write.
-        updates=("last_claimed",),
-        never=(
-            *("ordinal", "id", "project", "cwd", "approval_mode", "created_us", "policy", "principal"),
-            *("owner_id", "owner_epoch", "is_closed", "project_id", "closes_with_task"),
-        ),
-        changed=f"last_claimed <= {LAST_TURN}() + {MOST_ADDED}",
-    ),
-    "responders": WorkerRight(never=("ordinal", "id", "session_id", "principal", "channel", "beat")),
-    "commands": WorkerRight(
-        never=(
-            *("ordinal", "id", "session_id", "kind", "subject", "principal", "created_us", "detail", "refusal"),
-            *("refusal_type", "is_ended", "may_approve"),
-        )
-    ),
+    "sessions": WorkerRight(changed=f"last_claimed <= {LAST_TURN}() + {MOST_ADDED}"),
     "workers": WorkerRight(
-        reads=True,
-        inserts=(
-            *("id", "node_name", "host", "pid", "slots", "pools", "capabilities", "started_us", "protocol"),
-            *("state", "beat", "credential"),
-        ),
-        updates=("state", "beat"),
-        never=("ordinal",),
-        new=f"credential = {_DIGEST}",
-        old=f"credential = {_DIGEST}",
-        changed=f"credential = {_DIGEST}",
+        new=f"credential = {_DIGEST}", old=f"credential = {_DIGEST}", changed=f"credential = {_DIGEST}"
     ),
-    # -- tasks
-    "tasks": WorkerRight(
-        reads=True,
-        never=(
-            *("ordinal", "id", "session_id", "kind", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
-            *("ended_us", "reason", "is_recorded", "trace_parent"),
-        ),
-    ),
+    "tasks": WorkerRight(),
+    # Claim, end, hand back, park, progress, and what an end does to the steps that waited for it.
     "steps": WorkerRight(
-        reads=True,
-        # Claim, end, hand back, park, progress, and what an end does to the steps that waited for it.
-        updates=(
-            *("status", "open_deps", "fence", "starts", "worker_id", "outcome", "progress", "is_settled"),
-            *("cancel_reason", "started_us", "ended_us", "error", "output", "is_unparked"),
-            # An additional claim: the run that holds it in addition to its own.
-            "holder_run_id",
-            # When an end opened it; told in its log by the claim.
-            "ready_us",
-        ),
-        never=(
-            *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
-            *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
-            *("lost_leases", "lost_to", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
-            *("claim_mode", "is_pull_worker", "growths", "depends_on", "dependents"),
-        ),
         old=_FREE_OR_LEASED,
         changed=f"({_FREE_OR_LEASED} OR (worker_id {OURS} AND status IN ({_ENDS}))) AND {_OWN_HOLDER}",
     ),
-    # Locked while it is counted, never changed.
-    "concurrency_limits": WorkerRight(reads=True, updates=("slots",), never=("scope",), changed="false"),
-    # -- runs
+    "concurrency_limits": WorkerRight(changed="false"),
     "runs": WorkerRight(
-        reads=True,
-        updates=(
-            *("status", "fence", "worker_id", "last_seq", "last_node", "usage", "end_reason"),
-            *("started_us", "ended_us"),
-            # Written by who holds the run, and taken back by nobody: an owner judges by it.
-            "tainted_us",
-        ),
-        never=(
-            *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
-            *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
-            *("dispatched_by", "is_foreign"),
-        ),
         old=_FREE_OR_LEASED,
         # The runs of a session itself are its owner's: a worker never holds one.
         changed=(
@@ -177,156 +119,50 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             " AND role NOT IN ('main', 'orchestrator')))"
         ),
     ),
-    # Locked while its charges are counted, never changed.
-    "budgets": WorkerRight(
-        reads=True,
-        updates=("tokens",),
-        never=("scope", "microusd", "turns", "wall_us", "since_us", "stopped"),
-        changed="false",
-    ),
+    "budgets": WorkerRight(changed="false"),
     "charges": WorkerRight(
-        reads=True,
-        inserts=("run_id", "fence", "number", "session_id", "day", "tokens", "microusd", "is_open", "turns"),
-        updates=("tokens", "microusd", "is_open", "turns"),
         new=f"is_open = 1 AND {_ABOUT_TODAY} AND {_of_run('charges', _CHARGED)}",
         old=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
         changed=f"is_open = 0 AND {_of_run('charges', _CHARGED)}",
     ),
-    "surfaces": WorkerRight(reads=True, never=("digest", "body")),
+    "surfaces": WorkerRight(),
     # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from, and writes only in
     # those of runs that it holds; of what it claims, in the statement that does.
     "events": WorkerRight(
+        reads=False,
         # Where the log ends: what a bad worker left beyond the count is counted over.
         sees=("run_id", "seq"),
-        inserts=("run_id", "seq", "type", "time_us", "data", "preceding"),
         new=_log("events", "seq", "last_seq", f"({_RUNNING}) OR (its.worker_id = '' AND {HOLDS}(its.id))"),
     ),
-    "nodes": WorkerRight(
-        reads=True,
-        inserts=("run_id", "number", "parent", "kind", "payload", "preceding", "created_us"),
-        new=_log("nodes", "number", "last_node", _RUNNING),
-    ),
+    "nodes": WorkerRight(new=_log("nodes", "number", "last_node", _RUNNING)),
     "calls": WorkerRight(
-        reads=True,
-        inserts=(
-            *("run_id", "tool_call_id", "position", "tool", "effect_id", "is_write", "input_digest", "inputs"),
-            *("facts", "decision_id", "status", "result"),
-        ),
-        updates=(
-            *("tool", "effect_id", "is_write", "input_digest", "inputs", "facts", "decision_id", "status", "result"),
-        ),
-        new=_of_run("calls", _RUNNING),
-        old=_of_run("calls", _RUNNING),
-        changed=_of_run("calls", _RUNNING),
+        new=_of_run("calls", _RUNNING), old=_of_run("calls", _RUNNING), changed=_of_run("calls", _RUNNING)
     ),
-    "call_aborts": WorkerRight(reads=True, never=("run_id", "tool_call_id", "reason", "created_us")),
-    "waits": WorkerRight(never=("parent_run", "tool_call_id", "child_run")),
-    # -- consent
+    "call_aborts": WorkerRight(),
     "permission_requests": WorkerRight(
-        reads=True,
-        inserts=("id", "run_id", "session_id", "tool_call_id", "created_us", "body"),
-        updates=("state",),
-        never=("ordinal",),
         # It asks, takes back, and lets go a decision that expired; that a question is decided is for its owner to say.
         new=f"state = 'pending' AND {_of_run('permission_requests', _ASKING)}",
         old=_of_run("permission_requests", _RUNNING),
         changed="state IN ('withdrawn', 'expired')",
     ),
-    "answers": WorkerRight(
-        never=(
-            *("request_id", "choice", "principal", "channel", "input_digest", "answered_us", "reason", "metadata"),
-            "provenance",
-        )
-    ),
-    "decisions": WorkerRight(reads=True, never=("request_id", "id", "body")),
-    # Used once: inserted in the transaction in which the call starts, and never taken back.
+    "decisions": WorkerRight(),
     # Only what says yes, to that call of a run that this process holds.
-    "consumptions": WorkerRight(
-        reads=True,
-        inserts=("decision_id", "run_id", "tool_call_id", "consumed_us"),
-        new=f"{_YES} AND {_of_run('consumptions', _RUNNING)}",
-    ),
-    # Public keys. The private one is a file that only orchestrators have.
-    "signing_keys": WorkerRight(reads=True, never=("id", "public_key", "created_us", "is_first")),
-    "key_retirements": WorkerRight(reads=True, never=("key_id", "is_revoked", "retired_us", "principal", "reason")),
-    # Evidence is written by those who decide. A worker leaves reports, and can neither read nor take one back.
-    "audit": WorkerRight(
-        never=(
-            *("ordinal", "chain", "number", "time_us", "kind", "session_id", "data", "previous", "beside"),
-            "digest",
-        )
-    ),
-    "reports": WorkerRight(
-        inserts=("run_id", "type", "data", "time_us"), never=("ordinal", "is_taken"), new=_of_run("reports", _RUNNING)
-    ),
-    # Who may use the HTTP API is nothing that a run may know.
-    "api_tokens": WorkerRight(
-        never=(
-            "ordinal",
-            "id",
-            "principal",
-            "rights",
-            "digest",
-            "created_us",
-            "expires_us",
-            "revoked_us",
-            "sign_in_by_us",
-        )
-    ),
-    "artifacts": WorkerRight(never=("digest", "size_bytes", "media_type", "created_us")),
-    # What is told outside of the logs is told by an owner.
-    "event_consumers": WorkerRight(never=("name", "owner_id", "since_us")),
-    "event_cursors": WorkerRight(never=("consumer", "run_id", "seq", "state")),
-    "metric_totals": WorkerRight(never=("name", "labels", "total")),
-    "notices": WorkerRight(
-        never=(
-            *("ordinal", "id", "channel", "event", "session_id", "request_id", "created_us", "due_us", "facts"),
-            *("message_id", "state", "attempts", "error", "ended_us"),
-        )
-    ),
+    "consumptions": WorkerRight(new=f"{_YES} AND {_of_run('consumptions', _RUNNING)}"),
+    "signing_keys": WorkerRight(),
+    "key_retirements": WorkerRight(),
+    "reports": WorkerRight(reads=False, new=_of_run("reports", _RUNNING)),
 }
-
-KEPT: Final = frozenset(
-    {
-        *(
-            "surfaces",
-            "events",
-            "nodes",
-            "answers",
-            "decisions",
-            "consumptions",
-            "signing_keys",
-            "artifacts",
-        ),
-        *("key_retirements", "audit", "call_aborts"),
-    }
-)
-"""Tables in which an orchestrator inserts and changes nothing: what was asked, decided, used and done stays said."""
+"""The tables that a worker reads or writes; of the others it sees nothing."""
 
 CHANGED: Final = frozenset(
     {
-        *(
-            "owners",
-            "sessions",
-            "responders",
-            "commands",
-            "workers",
-            "tasks",
-            "steps",
-            "concurrency_limits",
-            "runs",
-            "budgets",
-            "charges",
-            "calls",
-            "waits",
-            "api_tokens",
-            "reports",
-        ),
-        "permission_requests",
+        *("owners", "sessions", "responders", "commands", "workers", "tasks", "steps", "concurrency_limits", "runs"),
+        *("budgets", "charges", "calls", "waits", "permission_requests", "api_tokens", "reports"),
         *("event_consumers", "event_cursors", "metric_totals", "notices"),
     }
 )
-"""Tables in which an orchestrator also updates rows."""
+"""Tables in which an orchestrator also updates rows. In the others it inserts and changes nothing: what was asked,
+decided, used and done stays said."""
 
 EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "steps", "notices"})
 """Tables from which it also takes rows away; of steps, the items of a map step that is expanded again."""
@@ -354,3 +190,120 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
 """What of existing rows a client changes, column by column."""
 
 CLIENT_EMPTIES: Final = frozenset({"responders"})
+
+
+def _same(*columns: str) -> str:
+    """Return that an update leaves these columns as they were."""
+    return " AND ".join(f"NEW.{name} IS NOT DISTINCT FROM OLD.{name}" for name in columns)
+
+
+def _either(*conditions: str) -> str:
+    return " OR ".join(f"({condition})" for condition in conditions)
+
+
+_HELD_ONLY: Final = ("output", "error", "progress", "is_settled", "cancel_reason", "is_unparked")
+"""What is written of a step by who holds it."""
+
+_TAKES_STEP: Final = (
+    "NEW.worker_id <> '' AND OLD.status = 'ready' AND NEW.status = 'running' AND OLD.is_paused = 0"
+    " AND NEW.fence = OLD.fence + 1 AND NEW.starts = OLD.starts + 1"
+    f" AND {_same('open_deps', 'outcome', 'ended_us', *_HELD_ONLY)}"
+)
+_LEAVES: Final = f"NEW.worker_id = '' AND {_same('fence', 'starts', 'started_us', 'holder_run_id', *_HELD_ONLY)}"
+# Our own words alone.
+_OPEN_PARENTS: Final = (
+    "SELECT count(*) FROM json_array_elements_text(OLD.depends_on::json) AS its(id) JOIN steps AS parent"
+    " ON parent.key = OLD.task_id || '/' || its.id WHERE {open}"
+)
+_OPEN_ITEMS: Final = (
+    "SELECT count(*) FROM steps AS parent WHERE parent.map_key = OLD.key AND parent.map_key <> '' AND {open}"
+)
+_OPEN: Final = "NOT (parent.status = 'completed' OR (parent.status = 'failed' AND parent.is_settled = 1))"
+_IS_COUNTED: Final = (
+    "NEW.open_deps >= CASE OLD.status"
+    f" WHEN 'pending' THEN ({_OPEN_PARENTS.format(open=_OPEN)})"
+    f" WHEN 'waiting' THEN ({_OPEN_ITEMS.format(open=_OPEN)}) END"
+)
+"""No step waits for fewer than have still to end: it would start before them, or the end of one of them would fail."""
+_COUNTS_DOWN: Final = (
+    f"{_LEAVES} AND {_same('status', 'outcome', 'ended_us', 'ready_us')}"
+    f" AND ({_same('open_deps')} OR (NEW.open_deps BETWEEN 1 AND OLD.open_deps AND {_IS_COUNTED}))"
+)
+_OPENS: Final = (
+    f"{_LEAVES} AND OLD.status = 'pending' AND OLD.open_deps > 0 AND NEW.open_deps = 0"
+    f" AND NEW.status = CASE OLD.kind WHEN 'map' THEN 'expanding' ELSE 'ready' END AND {_same('outcome', 'ended_us')}"
+    f" AND {_IS_COUNTED}"
+)
+_COMPLETES_MAP: Final = (
+    f"{_LEAVES} AND OLD.status = 'waiting' AND OLD.open_deps > 0 AND NEW.open_deps = 0 AND NEW.status = 'completed'"
+    f" AND {_same('outcome')} AND {_IS_COUNTED}"
+)
+_JUDGES_MAP: Final = (
+    f"{_LEAVES} AND OLD.kind = 'map' AND OLD.status = 'completed' AND OLD.outcome IS NULL"
+    f" AND {_same('status', 'open_deps', 'ended_us', 'ready_us')}"
+)
+# Our own words alone.
+_WITH_ITS_STEP: Final = (
+    "EXISTS (SELECT 1 FROM steps AS taken WHERE taken.key = NEW.step_key AND taken.run_id = NEW.id"
+    " AND taken.fence = NEW.fence AND taken.worker_id = NEW.worker_id AND taken.status = 'running')"
+)
+_TAKES_RUN: Final = (
+    "NEW.worker_id <> '' AND OLD.status = 'queued' AND NEW.status = 'running'"
+    f" AND NEW.last_seq BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}"
+    f" AND {_same('last_node', 'usage', 'end_reason', 'ended_us', 'tainted_us')} AND {_WITH_ITS_STEP}"
+    f" AND (OLD.started_us IS NULL OR {_same('started_us')})"
+)
+
+_GROWS_TOO_FAR: Final = _either(
+    "NEW.fence <> OLD.fence",
+    f"NOT ({_same('started_us')})",
+    f"NEW.last_seq NOT BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}",
+    f"NEW.last_node NOT BETWEEN OLD.last_node AND OLD.last_node + {MOST_ADDED}",
+)
+_SETTLES: Final = _either(
+    "NEW.fence <> OLD.fence OR NEW.starts <> OLD.starts",
+    "NEW.is_settled <> OLD.is_settled AND OLD.cancel_reason IS NULL",
+)
+_IS_FREE: Final = "OLD.worker_id = ''"
+_IS_HELD: Final = "OLD.worker_id <> ''"
+
+RULES: Final = (
+    # Steps that nobody holds are taken, with the next fence, opened by what they waited for, or left as they are.
+    ("soong_free_steps", "steps", _IS_FREE, _either(_TAKES_STEP, _COUNTS_DOWN, _OPENS, _COMPLETES_MAP, _JUDGES_MAP)),
+    # What it holds it ends or gives back under its fence, with its starts; that a failure is settled its owner says.
+    ("soong_held_steps", "steps", f"{_IS_HELD} AND ({_SETTLES})", "false"),
+    # Runs that nobody holds are taken with their steps, or left as they are: their logs do not grow.
+    ("soong_free_runs", "runs", _IS_FREE, _either("NEW IS NOT DISTINCT FROM OLD", _TAKES_RUN)),
+    ("soong_held_runs", "runs", f"{_IS_HELD} AND ({_GROWS_TOO_FAR})", "false"),
+)
+"""Trigger, table, which updates it looks at, and what these may be."""
+
+
+_REWRITES: Final = _either(
+    f"OLD.tainted_us IS NOT NULL AND NOT ({_same('tainted_us')})",
+    # The root run of an ask has the time of its creation until an owner takes it up.
+    f"OLD.started_us IS NOT NULL AND OLD.fence > 0 AND NOT ({_same('started_us')})",
+)
+_KEPT_FUNCTION: Final = (
+    "CREATE OR REPLACE FUNCTION {schema}.soong_told_runs() RETURNS trigger LANGUAGE plpgsql AS $soong$ BEGIN"
+    " RAISE insufficient_privilege USING MESSAGE = 'what a run has read, and when it started, stay as they are'; END"
+    " $soong$"
+)
+
+
+def kept_rows(schema: str) -> Iterator[str]:
+    """Yield the statements that let nobody change what rows of runs say once. ``schema`` is quoted."""
+    yield "DROP TRIGGER IF EXISTS soong_told_runs ON runs"
+    yield _KEPT_FUNCTION.format(schema=schema)
+    yield (
+        f"CREATE TRIGGER soong_told_runs AFTER UPDATE ON runs FOR EACH ROW WHEN ({_REWRITES})"
+        " EXECUTE FUNCTION soong_told_runs()"
+    )
+
+
+def row_rules(schema: str, role: str) -> Iterator[str]:
+    """Yield the statements that make the triggers for a role, given as text in a condition. ``schema`` is quoted."""
+    for name, table, concerned, allowed in RULES:
+        yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
+        yield _FUNCTION.format(schema=schema, name=name, allowed=allowed)
+        yield _TRIGGER.format(name=name, table=table, when=f"current_user = '{role}' AND {concerned}")

@@ -12,12 +12,12 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.storage.sql.claims.claim_context import Contexts, identity_of
+from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
-from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.run_writes import append_held
@@ -111,21 +111,13 @@ class SqlAsks:
         run_log.flush(tx)
         context = self._contexts.read(tx, [run_id])
         run = context.runs[run_id]
-        inputs, title = context.tasks[task_id]
-        return Claim(
+        return context.claim_of(
+            run,
             step_key="",
             fence=fence,
-            identity=identity_of(run),
             spec=spec_of_ask(unpack(tx.value(ASKED, task_id=task_id))),
-            task_inputs=inputs,
-            task_title=title,
             dependencies={},
-            surface=context.surfaces[run.surface],
-            token=run.token,
             attempt=1,
-            project=run.project,
-            cwd=run.cwd,
-            policy=context.policies[run.policy],
             is_resumed=run.last_node > 0,
         )
 

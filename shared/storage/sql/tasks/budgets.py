@@ -19,11 +19,9 @@ from soong.shared.engine.runs.budgets import (
     time_words,
 )
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import budgets as budgets_table
+from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.engine.upsert import upsert
 
 OF_RUN: Final = Statement(
     "budgets of a run: of its session, of its task and of the day; those without are unlimited",
@@ -91,6 +89,17 @@ _OF_TASK: Final = """
     c.session_id = (SELECT session_id FROM tasks WHERE id = :task_id)
       AND (SELECT task_id FROM runs AS own WHERE own.id = c.run_id) = :task_id"""
 OF_TASK: Final = Statement("charges of a task, among those of its session", _SUMS.format(whose=_OF_TASK))
+SET_BUDGET: Final = Statement(
+    "set budget: what a scope may use",
+    """
+    INSERT INTO budgets (scope, tokens, microusd, turns, wall_us)
+    VALUES (:scope, :tokens /*pg ::bigint */, :microusd /*pg ::bigint */, :turns /*pg ::bigint */,
+            :wall_us /*pg ::bigint */)
+    ON CONFLICT (scope) DO UPDATE SET tokens = excluded.tokens, microusd = excluded.microusd, turns = excluded.turns,
+        wall_us = excluded.wall_us
+    """,
+)
+DROP_BUDGET: Final = Statement("drop budget: a scope has no limit", "DELETE FROM budgets WHERE scope = :scope")
 RESERVE: Final = Statement(
     "reserve: charge a request of a run that is held",
     """
@@ -153,16 +162,10 @@ class SqlBudgets:
 
 def _set_budget(tx: Transaction, scope: str, budget: Budget) -> None:
     if budget.is_unlimited:
-        tx.execute(budgets_table.delete().where(budgets_table.c.scope == scope))
+        tx.count(DROP_BUDGET, scope=scope)
         return
-    limits = {
-        "tokens": budget.tokens,
-        "microusd": budget.microusd,
-        "turns": budget.turns,
-        "wall_us": budget.wall_us,
-    }
-    new = upsert(tx, budgets_table).values(scope=scope, **limits)
-    tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_=limits))
+    limits = {"tokens": budget.tokens, "microusd": budget.microusd, "turns": budget.turns, "wall_us": budget.wall_us}
+    tx.count(SET_BUDGET, scope=scope, **limits)
 
 
 def _states(tx: Transaction, read: Statement, scopes: Sequence[str], day: str) -> dict[str, BudgetState]:

@@ -1,6 +1,5 @@
 """Following the logs of all runs, in SQL (soong.shared.engine.tasks.event_feed). Nothing of it is on the hot path."""
 
-from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,10 +7,11 @@ from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Totals
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.json_encoding import encode_ascii
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, sized_before
-from soong.shared.storage.sql.engine.rows import identity_of, pack, unpack
+from soong.shared.storage.sql.engine.log_rows import events_of, sized_before
+from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import PAGE_SIZE, Insert, Statement
+from soong.shared.storage.sql.engine.tables.service import event_cursors, metric_totals
+from soong.shared.storage.sql.engine.texts import encode_ascii, pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 TAKE_OVER: Final = Statement(
@@ -28,13 +28,6 @@ STILL_OURS: Final = Statement(
     "still ours: an owner that acts for a consumer says how far it is; no row means that another does",
     "UPDATE event_consumers SET since_us = :since_us WHERE name = :name AND owner_id = :owner_id RETURNING name",
 )
-_RUN: Final = (
-    *("id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id", "task_id"),
-    *("step_key", "step_title", "model", "dispatched_by", "is_foreign", "attempt", "retry_of", "created_us"),
-)
-_FIELDS: Final = (*_RUN, "title", "kind", "root_run_id", "trace_parent", "planner_run_id", "seq", "state")
-_make: Any = namedtuple  # noqa: PYI024  # its fields are the tables', which no checker knows
-_FeedRow = _make("_FeedRow", _FIELDS)
 FOLLOWED: Final = Statement(
     "followed: tasks that are open, and that have ended since",
     """
@@ -50,8 +43,9 @@ GROWN: Final = Statement(
     "grown: runs of these tasks whose logs continue beyond a consumer's place in them; sorted by no index, whose order "
     "would lead through all runs that there have been",
     f"""
-    SELECT {", ".join(f"r.{name}" for name in _RUN)}, t.title, t.kind, t.root_run_id, t.trace_parent,
-           coalesce(root.parent_run_id, ''), coalesce(c.seq, 0), coalesce(c.state, '')
+    SELECT {", ".join(f"r.{name}" for name in RUN_COLUMNS)}, r.attempt, r.retry_of, r.created_us,
+           t.title, t.kind, t.root_run_id, t.trace_parent,
+           coalesce(root.parent_run_id, '') AS planner_run_id, coalesce(c.seq, 0) AS seq, coalesce(c.state, '') AS state
     FROM runs AS r
     JOIN tasks AS t ON t.id = r.task_id
     LEFT JOIN runs AS root ON root.id = t.root_run_id
@@ -59,13 +53,13 @@ GROWN: Final = Statement(
     WHERE r.task_id IN @tasks AND t.id IN @tasks AND r.last_seq > coalesce(c.seq, 0) ORDER BY +r.ordinal LIMIT :limit
     """,  # noqa: S608  # our own words
 )
-_EVENT_ROW: Final = ", ".join(("id", *EventRow._fields[1:]))
+_EVENT_ROW: Final = "run_id, seq, type, time_us, data, preceding, step_key"
 NEXT_EVENTS: Final = Statement(
     "next events: of these runs, each after its place, run by run",
     f"""
     SELECT {_EVENT_ROW} FROM (
         SELECT {_EVENT_ROW}, ordinal, {sized_before("data", "ordinal, seq")} AS size FROM (
-            SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.ordinal
+            SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.ordinal
             FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
             JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
             WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit
@@ -74,13 +68,13 @@ NEXT_EVENTS: Final = Statement(
     """,  # noqa: S608  # our own words
 )
 PUT_CURSORS: Final = Insert(
-    "event_cursors",
-    {"consumer": "text", "run_id": "text", "seq": "bigint", "state": "text"},
+    event_cursors,
+    ("consumer", "run_id", "seq", "state"),
     then="ON CONFLICT (consumer, run_id) DO UPDATE SET seq = excluded.seq, state = excluded.state",
 )
 ADD_TOTALS: Final = Insert(
-    "metric_totals",
-    {"name": "text", "labels": "text", "total": "bigint"},
+    metric_totals,
+    ("name", "labels", "total"),
     then="ON CONFLICT (name, labels) DO UPDATE SET total = metric_totals.total + excluded.total",
 )
 TOTALS: Final = Statement("totals", "SELECT name, labels, total FROM metric_totals ORDER BY name, labels")
@@ -136,13 +130,12 @@ def read_totals(tx: Transaction) -> Totals:
 
 def _read(tx: Transaction, consumer: str, since_us: int, limit: int) -> list[FeedPart]:
     followed = tx.column(FOLLOWED, since_us=since_us)
-    grown = tx.rows(GROWN, tasks=followed, consumer=consumer, limit=limit) if followed else ()
-    if not grown:
+    rows = tx.rows(GROWN, tasks=followed, consumer=consumer, limit=limit) if followed else ()
+    if not rows:
         return []
-    rows = [_FeedRow(*row) for row in grown]
     places = [(row.id, row.seq) for row in rows]
     logs: dict[str, list[Event]] = {row.id: [] for row in rows}
-    for event in events_of(EventRow(*row) for row in tx.rows(NEXT_EVENTS, places=places, limit=limit)):
+    for event in events_of(tx.rows(NEXT_EVENTS, places=places, limit=limit)):
         logs[event.run_id].append(event)
     # A row of events may begin before the place that its consumer had reached.
     return [
@@ -154,7 +147,7 @@ def _read(tx: Transaction, consumer: str, since_us: int, limit: int) -> list[Fee
 
 def _run_of(row: Any) -> FeedRun:
     return FeedRun(
-        identity=identity_of(row),
+        identity=IDENTITIES.read(row),
         attempt=row.attempt,
         retry_of=row.retry_of,
         created_us=row.created_us,

@@ -17,15 +17,13 @@ from soong.shared.engine.tasks.step import NewStep, Step, StepError
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
-from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
-from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import steps, tasks
+from soong.shared.storage.sql.engine.tables.work import steps, tasks
+from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.step_results import KEEP_RESULTS
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
 MOVE_MAP: Final = Statement(
@@ -98,7 +96,7 @@ OVERDUE: Final = steps_where(
 
 
 @cache
-def _steps_that_are(status: StepStatus) -> TableRead:
+def _steps_that_are(status: StepStatus) -> Statement:
     """Return the read of a session's steps of one status, written out as the partial indexes have it."""
     return steps_where(f"{status} steps of a session", f"steps.session_id = :session_id AND steps.status = '{status}'")
 
@@ -208,7 +206,6 @@ def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
 def start_again(tx: Transaction, run_log: RunLogBuffer, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
     """Put ended steps back to pending, each with its new run, if it has one, until its time, if it has one."""
     ordered = sorted(again, key=lambda item: item[0])
-    tx.rows(KEEP_RESULTS, keys=[key for key, *_ in ordered])
     tx.rows(
         START_AGAIN,
         again=[

@@ -3,52 +3,36 @@
 An edge is in the rows of its two steps: in ``depends_on`` of the one, and in ``dependents`` of the other.
 """
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.ids import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
-from soong.shared.storage.sql.engine.rows import lane_of, needs_text, pack, plain, unpack
+from soong.shared.storage.sql.engine.rows import STEPS
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer, step_text
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
+from soong.shared.storage.sql.engine.tables.work import steps as steps_table
+from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 INSERT_STEPS: Final = Insert(
-    "steps",
-    {
-        "key": "text",
-        "task_id": "text",
-        "session_id": "text",
-        "step_id": "text",
-        "title": "text",
-        "kind": "text",
-        "status": "text",
-        "open_deps": "bigint",
-        "priority": "bigint",
-        "pool": "text",
-        "needs": "text",
-        "definition": "text",
-        "model": "text",
-        "lane": "text",
-        "claim_mode": "text",
-        "is_pull_worker": "bigint",
-        "run_id": "text",
-        "attempt": "bigint",
-        "max_attempts": "bigint",
-        "backoff_s": "double precision",
-        "on_failure": "text",
-        "map_key": "text",
-        "item_index": "bigint",
-        "is_paused": "bigint",
-        "spec": "text",
-        "depends_on": "text",
-        "dependents": "text",
-    },
+    steps_table,
+    (
+        *STEPS.written,
+        *("step_id", "kind", "needs", "lane", "claim_mode", "backoff_s", "is_paused", "spec"),
+        *("depends_on", "dependents"),
+    ),
 )
+LANE_BYTES: Final = 18
+"""Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
+KEPT_LANES: Final = 256
 MANY_STEPS: Final = 200
 """Above this, rows are built in a thread: some 10 ms, which a loop can spare."""
 DEPENDENTS_OF: Final = Statement(
@@ -62,6 +46,23 @@ SET_DEPENDENTS: Final = Statement(
     WHERE steps.key IN @keys AND steps.key = m.key
     """,
 )
+
+
+@lru_cache(maxsize=KEPT_LANES)
+def lane_of(
+    session_id: str,
+    pool: str,
+    needs: tuple[str, ...],
+    definition: str,
+    model: str,
+    mode: ClaimMode = ClaimMode.ASSIGNED,
+) -> str:
+    """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same
+    concurrency limits.
+    """
+    decisive = [session_id, pool, sorted(set(needs)), definition, model, mode.value]
+    digest = hashlib.sha256(pack(decisive).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:LANE_BYTES]).decode()
 
 
 def opened(kind: StepKind) -> StepStatus:
@@ -151,32 +152,22 @@ def _step_row(
     step: NewStep, dependents: Mapping[str, Sequence[str]], *, is_paused: bool, done: frozenset[str]
 ) -> tuple[object, ...]:
     open_deps = len(set(step.depends_on) - done)
-    return (
-        step.key,
-        step.task_id,
-        step.session_id,
-        step.step_id,
-        plain(step.title),
-        step.kind.value,
-        (StepStatus.PENDING if open_deps else opened(step.kind)).value,
-        open_deps,
-        step.priority,
-        step.pool,
-        needs_text(step.needs),
-        step.definition,
-        step.model,
-        lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),
-        step.claim_mode.value,
-        int(step.is_pull_worker),
-        step.run.identity.run_id if step.run else "",
-        step.run.attempt if step.run else 1,
-        step.max_attempts,
-        step.spec.backoff_s,
-        step.on_failure.value,
-        step.map_key,
-        step.item_index,
-        int(is_paused),
-        pack(step.spec.as_json()),
-        ids_text([step_id_of(parent) for parent in dict.fromkeys(step.depends_on)]),
-        ids_text(dependents.get(step.key, ())),
+    return INSERT_STEPS.row(
+        {
+            **STEPS.values(step),
+            "step_id": step.step_id,
+            "kind": step.kind.value,
+            "status": (StepStatus.PENDING if open_deps else opened(step.kind)).value,
+            "open_deps": open_deps,
+            "needs": pack(step.needs),
+            "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),
+            "claim_mode": step.claim_mode.value,
+            "backoff_s": step.spec.backoff_s,
+            "run_id": step.run.identity.run_id if step.run else "",
+            "attempt": step.run.attempt if step.run else 1,
+            "is_paused": int(is_paused),
+            "spec": pack(step.spec.as_json()),
+            "depends_on": ids_text([step_id_of(parent) for parent in dict.fromkeys(step.depends_on)]),
+            "dependents": ids_text(dependents.get(step.key, ())),
+        }
     )

@@ -1,33 +1,20 @@
 """The outbox of notifications in SQL (soong.shared.engine.tasks.event_feed). Nothing is on the hot path."""
 
-from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import pack, unpack
+from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.tables.service import notices as notices_table
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.event_feed import add_totals
 
-_FIELDS: Final = (
-    *("id", "channel", "event", "session_id", "request_id", "created_us", "due_us", "facts", "message_id"),
-    *("state", "attempts", "error", "ended_us"),
-)
-_COLUMNS: Final = ", ".join(_FIELDS)
-_make: Any = namedtuple  # noqa: PYI024  # its fields are the table's, which no checker knows
-_NoticeRow = _make("_NoticeRow", _FIELDS)
+_NOTICES: Final = RowMapper(Notice, notices_table)
+_COLUMNS: Final = ", ".join(_NOTICES.written)
 
-ADD: Final = Insert(
-    "notices",
-    {
-        **dict.fromkeys(("id", "channel", "event", "session_id", "request_id"), "text"),
-        **dict.fromkeys(("created_us", "due_us"), "bigint"),
-        "facts": "text",
-    },
-    then="ON CONFLICT (id) DO NOTHING",
-)
+ADD: Final = Insert(notices_table, _NOTICES.written, then="ON CONFLICT (id) DO NOTHING")
 IS_ACTING: Final = Statement(
     "is acting: whether an owner acts for a consumer",
     "SELECT name FROM event_consumers WHERE name = :name AND owner_id = :owner_id",
@@ -110,15 +97,14 @@ class SqlNotificationOutbox:
     _database: Database
 
     async def add(self, notices: Sequence[Notice]) -> None:
-        rows = [
-            (n.id, n.channel, n.event, n.session_id, n.request_id, n.created_us, n.due_us, pack(n.facts))
-            for n in notices
-        ]
+        rows = [ADD.row(_NOTICES.values(notice)) for notice in notices]
         await self._database.write(lambda tx: tx.insert(ADD, rows))
 
     async def waiting(self, channel: str, *, events: Sequence[str], limit: int) -> Sequence[Notice]:
         return await self._database.read(
-            lambda tx: [_notice(row) for row in tx.rows(WAITING, channel=channel, events=sorted(events), limit=limit)]
+            lambda tx: [
+                _NOTICES.read(row) for row in tx.rows(WAITING, channel=channel, events=sorted(events), limit=limit)
+            ]
         )
 
     async def is_acting(self, consumer: str, owner_id: str) -> bool:
@@ -172,7 +158,7 @@ class SqlNotificationOutbox:
 
     async def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:
         read = NEWEST if include_ended else NEWEST_UNSENT
-        return await self._database.read(lambda tx: [_notice(row) for row in tx.rows(read, limit=limit)][::-1])
+        return await self._database.read(lambda tx: [_NOTICES.read(row) for row in tx.rows(read, limit=limit)][::-1])
 
     async def retry(self, *, message_id: str = "", channel: str = "", now_us: int) -> int:
         return await self._database.write(
@@ -185,9 +171,3 @@ class SqlNotificationOutbox:
 
 def _acts(tx: Transaction, consumer: str, owner_id: str) -> bool:
     return bool(tx.rows(ACTS, name=consumer, owner_id=owner_id))
-
-
-def _notice(values: Sequence[Any]) -> Notice:
-    row = _NoticeRow(*values)
-    fields = row._asdict()
-    return Notice(**{**fields, "facts": unpack(row.facts), "state": NoticeState(row.state)})

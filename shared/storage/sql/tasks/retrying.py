@@ -14,13 +14,12 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
-from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
 from soong.shared.storage.sql.tasks.inserts import opened, opening
-from soong.shared.storage.sql.tasks.step_results import KEEP_CHILD_RESULTS
 from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 from soong.shared.storage.sql.tasks.task_ends import move_task
 
@@ -156,7 +155,6 @@ def _retry(
 def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:
     """Take away the rows of the children of map steps that are to be expanded again."""
     if map_keys:
-        tx.rows(KEEP_CHILD_RESULTS, keys=sorted(map_keys))
         tx.rows(DROP_CHILDREN, keys=sorted(map_keys))
 
 

@@ -14,15 +14,15 @@ from soong.shared.core.errors import LeaseLostError, SoongError
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.runs.store import Appended, CallRow, CallStatus
+from soong.shared.engine.runs.store import Appended, CallRow
 from soong.shared.storage.sql.engine.audit_log import report
-from soong.shared.storage.sql.engine.rows import inputs_of, pack
-from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
+from soong.shared.storage.sql.engine.rows import CALL_COLUMNS, call_values
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer, logged
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.taint import TAINT
-from soong.shared.tools.ports import effect_id_of
 
+_KEY: Final = ("run_id", "tool_call_id")
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
     """
@@ -30,6 +30,11 @@ APPEND: Final = Statement(
     WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
     """,
 )
+
+_COLUMNS: Final = ", ".join(CALL_COLUMNS)
+_GIVEN: Final = ", ".join(f"c.{name}" for name in CALL_COLUMNS)
+_REPLACED: Final = ", ".join(f"{name} = excluded.{name}" for name in CALL_COLUMNS if name not in _KEY)
+_REPLACE: Final = f"ON CONFLICT (run_id, tool_call_id) DO UPDATE SET {_REPLACED}"
 
 APPEND_ALL: Final = Statement(
     "append all: the same of many runs, each once, with their nodes, events and last call, fused for PostgreSQL as the "
@@ -50,26 +55,11 @@ APPEND_ALL: Final = Statement(
         WHERE runs.id = given.run_id AND runs.fence = given.fence AND runs.status = given.status
         RETURNING runs.id, runs.last_seq, runs.last_node,
                   given.now_us, given.events, given.nodes, given.calls
-    ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
-        SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
-    ), grown AS (
-        INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
-        SELECT id, last_node - (v.line->>0)::bigint,
-               coalesce((v.line->>1)::bigint, last_node - (v.line->>0)::bigint - 1),
-               v.line->>2, v.line->>3, v.line->>4, now_us
-        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
-    ), put AS (
-        INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
-                           decision_id, status, result)
-        SELECT id, v.call->>0, (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id), v.call->>1,
-               v.call->>2, (v.call->>3)::bigint, v.call->>4, v.call->>5, v.call->>6, v.call->>7, v.call->>8, v.call->>9
-        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.calls) AS v(call)
-        ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
-            tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
-            input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
-            decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
+    ), {logged("counted.now_us")}, put AS (
+        INSERT INTO calls (position, {_COLUMNS})
+        SELECT (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id), {_GIVEN}
+        FROM counted CROSS JOIN LATERAL jsonb_populate_recordset(NULL::calls, counted.calls) AS c
+        {_REPLACE}
     )
     SELECT id, last_seq, last_node FROM counted
     """,  # noqa: S608  # our own words
@@ -77,29 +67,11 @@ APPEND_ALL: Final = Statement(
 
 PUT_CALL: Final = Statement(
     "put call: write the ledger row as it is now; a call that continues, or is run again, has one row",
-    """
-    INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
-                       decision_id, status, result)
-    VALUES (:run_id, :tool_call_id, (SELECT count(*) FROM calls WHERE run_id = :run_id), :tool, :effect_id, :is_write,
-            :input_digest, :inputs, :facts, :decision_id, :status, :result)
-    ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
-        tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
-        input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
-        decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
-    """,
-)
-
-_CALL_FIELDS: Final = (
-    "tool_call_id",
-    "tool",
-    "effect_id",
-    "is_write",
-    "input_digest",
-    "inputs",
-    "facts",
-    "decision_id",
-    "status",
-    "result",
+    f"""
+    INSERT INTO calls (position, {_COLUMNS})
+    VALUES ((SELECT count(*) FROM calls WHERE run_id = :run_id), {", ".join(f":{name}" for name in CALL_COLUMNS)})
+    {_REPLACE}
+    """,  # noqa: S608  # our own words
 )
 
 
@@ -168,7 +140,7 @@ def appending(tx: Transaction, writes: Sequence[RunWrite]) -> Iterator[None]:
 
 def put_call(tx: Transaction, call: CallRow) -> None:
     """Write a call's row."""
-    tx.rows(PUT_CALL, run_id=call.run_id, **dict(zip(_CALL_FIELDS, _call_fields(call), strict=True)))
+    tx.rows(PUT_CALL, **call_values(call))
 
 
 def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
@@ -208,7 +180,7 @@ def _given(write: RunWrite) -> Row:
     log = RunLogBuffer(write.now_us)
     log.add(write.run_id, nodes=write.nodes, events=write.events)
     *_, added, events, nodes_added, nodes = log.end_of(write.run_id)
-    calls = [_call_fields(call) for call in write.calls[:1]]
+    calls = [call_values(call) for call in write.calls[:1]]
     # The status comes with each write: as a condition on runs alone it would have the planner begin with all of them.
     held = RunStatus.RUNNING.value
     return write.run_id, write.fence, write.now_us, added, events, nodes_added, nodes, calls, write.taints, held
@@ -225,18 +197,3 @@ def _append(tx: Transaction, write: RunWrite) -> Appended | SoongError:
     if write.taints:
         tx.rows(TAINT, run_id=write.run_id, now_us=write.now_us)
     return Appended(*counted[0])
-
-
-def _call_fields(call: CallRow) -> tuple[object, ...]:
-    return (
-        call.tool_call_id,
-        call.tool,
-        "" if call.effect_id == effect_id_of(call.run_id, call.tool_call_id) else call.effect_id,
-        int(call.is_write),
-        call.input_digest,
-        pack(inputs_of(call)),
-        pack(call.facts),
-        call.decision_id,
-        CallStatus(call.status).value,
-        None if call.result is None else pack(call.result),
-    )

@@ -7,24 +7,22 @@ from typing import Final
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, page_of_log
-from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, run_of, unpack
-from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces
+from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
+from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of
+from soong.shared.storage.sql.engine.statements import Statement, table_read
+from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
+from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush
-from soong.shared.storage.sql.tasks.call_starts import PermittedCall, start_permitted
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
-from soong.shared.storage.sql.tasks.step_results import nodes_after
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
 from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
 
@@ -51,7 +49,7 @@ RESULT_EVENTS: Final = Statement(
     "result events: of the last runs of a task's steps, of any task or of one that has ended, the rows that hold what "
     "its result tells of, without decisions; which of their events do, their reader finds out",
     f"""
-    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key AS step_key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE s.task_id = :task_id AND {_WANTED}
       AND (e.type IN ({_FAILED_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
@@ -69,21 +67,23 @@ _COUNTED_NODES: Final = """
     WHERE run_id = :run_id AND number > :after AND number <= (SELECT last_node FROM runs WHERE id = :run_id)
     ORDER BY number
 """
-NODES: Final = TableRead("nodes: of a run, after one", nodes, _COUNTED_NODES)
-NODE_PAGE: Final = TableRead(
+NODES: Final = table_read("nodes: of a run, after one", nodes, _COUNTED_NODES)
+NODE_PAGE: Final = table_read(
     "node page: so many of them", nodes, page_of_log("nodes", "number", "payload", "last_node")
 )
 EVENT_PAGE: Final = Statement(
     "event page: of a run's log, after one",
     f"""
-    SELECT run_id, seq, type, time_us, data, preceding, (SELECT step_key FROM runs WHERE id = :run_id) FROM events
+    SELECT run_id, seq, type, time_us, data, preceding,
+           (SELECT step_key FROM runs WHERE id = :run_id) AS step_key
+    FROM events
     {page_of_log("events", "seq", "data", "last_seq")}
     """,  # noqa: S608  # our words
 )
 EVENTS_OF: Final = Statement(
     "events of: the logs of these runs, run by run",
     """
-    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key
     FROM runs AS r JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE r.id IN @run_ids ORDER BY r.ordinal, e.seq
     """,
@@ -99,10 +99,35 @@ ENDED_IN_OPEN_TASKS: Final = Statement(
       AND (r.usage <> '{}' OR (r.started_us IS NOT NULL AND r.status <> 'completed'))
     """,
 )
-CALLS: Final = TableRead(
+CALLS: Final = table_read(
     "calls: of a run, in the order in which they began", calls, "WHERE run_id = :run_id ORDER BY position"
 )
-CALL: Final = TableRead("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
+CALL: Final = table_read("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
+
+CONSUME: Final = Statement(
+    "consume: a decision, once; no row means that it has been used",
+    """
+    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
+    VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
+    """,
+)
+CONSUME_NOTIFIED: Final = Statement(
+    "consume notified: a decision that came in a notification, if its row states the same, of this call, and its key "
+    "has not ended; no row means that one of this is not so, or that it has been used",
+    """
+    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
+    SELECT d.id, q.run_id, q.tool_call_id, :now_us
+    FROM decisions AS d JOIN permission_requests AS q ON q.id = d.request_id
+    WHERE d.id = :decision_id AND d.body = :notified
+      AND q.run_id = :run_id AND q.tool_call_id = :tool_call_id AND q.state = 'decided'
+      AND NOT EXISTS (SELECT 1 FROM key_retirements AS ended WHERE ended.key_id = :key_id
+                      AND (ended.is_revoked = 1 OR ended.retired_us < :decided_us))
+    ON CONFLICT DO NOTHING RETURNING decision_id
+    """,
+)
+CONSUMED: Final = Statement(
+    "consumed: whether a decision has been used", "SELECT 1 FROM consumptions WHERE decision_id = :decision_id"
+)
 
 
 def _is_told(event: Event) -> bool:
@@ -130,7 +155,7 @@ def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) ->
     # A step that is pulled has an empty surface: the run that claims it uses its own.
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
-    told = [event for event in events_of(EventRow(*row) for row in result_events.rows()) if _is_told(event)]
+    told = [event for event in events_of(result_events.rows()) if _is_told(event)]
     return LastRuns(granted, _with_decisions(tx, told))
 
 
@@ -148,7 +173,7 @@ def _with_decisions(tx: Transaction, told: Sequence[Event]) -> Sequence[Event]:
 
 
 def _logs(tx: Transaction, run_ids: Sequence[str]) -> Iterator[Event]:
-    return events_of(EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=run_ids))
+    return events_of(tx.rows(EVENTS_OF, run_ids=run_ids))
 
 
 class SqlRuns:
@@ -206,14 +231,14 @@ class SqlRuns:
         taints: bool = False,
     ) -> Appended:
         write = RunWrite(run_id, fence, now_us, nodes, events, calls, taints, reports=True)
-        return await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
+        return await self._database.write_together(write_runs, write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
-        return await self._database.read(lambda tx: nodes_after(tx, run_id, NODES.read(tx, run_id=run_id, after=0), 0))
+        return await self._database.read(lambda tx: list(nodes_of(tx.rows(NODES, run_id=run_id, after=0))))
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
         page = {"run_id": run_id, "after": after, "limit": limit}
-        return await self._database.read(lambda tx: nodes_after(tx, run_id, NODE_PAGE.read(tx, **page), after, limit))
+        return await self._database.read(lambda tx: list(islice(nodes_of(tx.rows(NODE_PAGE, **page), after), limit)))
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         return await self._database.read(lambda tx: _event_page(tx, run_id, after_seq, limit))
@@ -237,11 +262,11 @@ class SqlRuns:
     ) -> None:
         write = RunWrite(call.run_id, fence, now_us, nodes, events, calls=(call,))
         if not call.decision_id:
-            await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
+            await self._database.write_together(write_runs, write)
             return
         try:
             permitted = PermittedCall(write, notified)
-            await self._database.write_together(start_permitted, permitted, flush=Flush.BEFORE_RETURN)
+            await self._database.write_together(start_permitted, permitted)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -272,23 +297,62 @@ class SqlRuns:
                 raise outcome
 
         if call is None:
-            await self._database.write(write_end, flush=Flush.BEFORE_RETURN)
+            await self._database.write(write_end)
             return
         write = RunWrite(run_id, fence, now_us, nodes, events, (ended(call),), taints)
-        await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
+        await self._database.write_together(write_runs, write)
 
     async def is_tainted(self, run_id: str) -> bool:
         return await self._database.read(lambda tx: is_tainted(tx, run_id))
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
-        return await self._database.read(lambda tx: [call_of(row) for row in CALLS.read(tx, run_id=run_id)])
+        return await self._database.read(lambda tx: [call_of(row) for row in tx.rows(CALLS, run_id=run_id)])
 
 
 def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Event]:
     rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
-    return list(islice(events_of((EventRow(*row) for row in rows), after), limit))
+    return list(islice(events_of(rows, after), limit))
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
-    row = CALL.first(tx, run_id=run_id, tool_call_id=tool_call_id)
+    row = tx.first(CALL, run_id=run_id, tool_call_id=tool_call_id)
     return None if row is None else call_of(row)
+
+
+class PermittedCall(Value):
+    """The write that starts a call, its only one, and its decision as it was ``notified``; empty: it was read."""
+
+    write: RunWrite
+    notified: str
+
+    @property
+    def call(self) -> CallRow:
+        return self.write.calls[0]
+
+
+def start_permitted(tx: Transaction, starts: Sequence[PermittedCall]) -> list[None]:
+    """Start calls, each by its own decision.
+
+    Raises:
+        LeaseLostError, AlreadyConsumedError, UnconfirmedDecisionError: of one of them; all is to be undone.
+    """
+    with appending(tx, [start.write for start in starts]):
+        consumed = [_consume(tx, start) for start in starts]
+    for start, reply in zip(starts, consumed, strict=True):
+        if reply.rows():
+            continue
+        decision_id = start.call.decision_id
+        if start.notified and not tx.rows(CONSUMED, decision_id=decision_id):
+            raise UnconfirmedDecisionError(decision_id)
+        raise AlreadyConsumedError(decision_id)
+    return [None] * len(starts)
+
+
+def _consume(tx: Transaction, start: PermittedCall) -> Reply:
+    call, now_us = start.call, start.write.now_us
+    names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
+    if not start.notified:
+        return tx.send(CONSUME, now_us=now_us, **names)
+    decision = decision_of(start.notified)
+    signed = {"key_id": decision.key_id, "decided_us": decision.decided_us}
+    return tx.send(CONSUME_NOTIFIED, now_us=now_us, notified=start.notified, **signed, **names)

@@ -23,30 +23,22 @@ from soong.shared.engine.tasks.change import outcome_in_closed_session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned
-from soong.shared.storage.sql.engine.rows import (
-    command_of,
-    digest_of,
-    owner_of,
-    pack,
-    plain,
-    responder_of,
-    session_of,
-    worker_of,
-)
-from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.rows import COMMANDS, OWNERS, RESPONDERS, SESSIONS, worker_of
+from soong.shared.storage.sql.engine.rows import WORKERS as WORKER_ROWS
+from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.strict import MalformedError
-from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, workers
+from soong.shared.storage.sql.engine.tables.service import commands, owners, responders, sessions, workers
+from soong.shared.storage.sql.engine.texts import digest_of, plain
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 _GONE: Final[ColumnElement[str]] = literal_column("'gone'")
 
-SESSION: Final = TableRead("session", sessions, "WHERE id = :session_id")
+SESSION: Final = table_read("session", sessions, "WHERE id = :session_id")
 KNOWN_SESSION: Final = Statement(
     "known session: whether there is one of that id", "SELECT 1 FROM sessions WHERE id = :session_id"
 )
@@ -59,15 +51,15 @@ SUBJECT_STATUS: Final = Statement(
     "subject status: that of the task which a command names, if it is one of the command's session",
     "SELECT status FROM tasks WHERE id = :task_id AND session_id || '' = :session_id",
 )
-COMMAND: Final = TableRead("command", commands, "WHERE id = :command_id")
-ADOPTED: Final = TableRead("adopted: the sessions of these ids", sessions, "WHERE id IN @ids ORDER BY ordinal")
+COMMAND: Final = table_read("command", commands, "WHERE id = :command_id")
+ADOPTED: Final = table_read("adopted: the sessions of these ids", sessions, "WHERE id IN @ids ORDER BY ordinal")
 FREE_SESSION: Final = Statement(
     "free session: whether there is one to adopt",
     "SELECT 1 FROM sessions WHERE owner_id = '' AND is_closed = 0 LIMIT 1",
 )
 _LISTS: Final = ("pools", "capabilities")
-ALL_WORKERS: Final = TableRead("all workers: also those that are gone", workers, "ORDER BY ordinal", bounded=_LISTS)
-WORKERS: Final = TableRead(
+ALL_WORKERS: Final = table_read("all workers: also those that are gone", workers, "ORDER BY ordinal", bounded=_LISTS)
+WORKERS: Final = table_read(
     "workers: those that are not gone", workers, "WHERE state <> 'gone' ORDER BY ordinal", bounded=_LISTS
 )
 BUSY_SLOTS: Final = Statement(
@@ -77,10 +69,12 @@ BUSY_SLOTS: Final = Statement(
     GROUP BY worker_id
     """,
 )
-RESPONDERS: Final = TableRead(
-    "responders: of a session, in the order they came", responders, "WHERE session_id = :session_id ORDER BY ordinal"
+ATTACHED: Final = table_read(
+    "attached: the responders of a session, in the order they came",
+    responders,
+    "WHERE session_id = :session_id ORDER BY ordinal",
 )
-OPEN_COMMANDS: Final = TableRead(
+OPEN_COMMANDS: Final = table_read(
     "open commands: of a session, in the order they came",
     commands,
     "WHERE session_id = :session_id AND is_ended = 0 ORDER BY ordinal",
@@ -155,22 +149,14 @@ class SqlSessions:
 
     # -- owners
     async def register_owner(self, owner: Owner) -> None:
-        values = {
-            "id": owner.id,
-            "host": owner.host,
-            "pid": owner.pid,
-            "started_us": owner.started_us,
-            "state": owner.state.value,
-            "beat": owner.beat,
-        }
-        await self._database.write(lambda tx: _add(tx, owners, values))
+        await self._database.write(lambda tx: _add(tx, owners, OWNERS.values(owner)))
 
     async def beat_owner(self, owner_id: str) -> bool:
         return await self._database.write(lambda tx: tx.count(BEAT_OWNER, id=owner_id) > 0)
 
     async def owners(self) -> Sequence[Owner]:
         wanted = select(owners).where(owners.c.state != _GONE).order_by(owners.c.ordinal)
-        return await self._database.read(lambda tx: [owner_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [OWNERS.read(row) for row in tx.execute(wanted)])
 
     async def expire_owner(self, owner_id: str, beat: int) -> bool:
         return await self._database.write(lambda tx: _end_owner(tx, owner_id, beat))
@@ -180,14 +166,14 @@ class SqlSessions:
 
     # -- sessions
     async def open_session(self, session: Session) -> None:
-        values = session_values(session)
+        values = SESSIONS.values(session)
         await self._database.write(lambda tx: add_session(tx, self._trail, session, values))
 
     async def session(self, session_id: str) -> Session:
-        row = await self._database.read(lambda tx: SESSION.first(tx, session_id=session_id))
+        row = await self._database.read(lambda tx: tx.first(SESSION, session_id=session_id))
         if row is None:
             raise NotFoundError("session", session_id)
-        return session_of(row)
+        return SESSIONS.read(row)
 
     async def list_sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
         wanted = select(sessions).order_by(sessions.c.ordinal)
@@ -195,7 +181,7 @@ class SqlSessions:
             wanted = wanted.where(sessions.c.owner_id == owner_id)
         if not include_closed:
             wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
-        return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [SESSIONS.read(row) for row in tx.execute(wanted)])
 
     async def session_page(
         self, *, include_closed: bool = False, before: str = "", limit: int = 100
@@ -205,7 +191,7 @@ class SqlSessions:
             wanted = wanted.where(sessions.c.ordinal < ordinal_of(sessions, before))
         if not include_closed:
             wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
-        return await self._database.read(lambda tx: [session_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [SESSIONS.read(row) for row in tx.execute(wanted)])
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         def look(tx: Transaction) -> bool:
@@ -228,17 +214,9 @@ class SqlSessions:
 
     # -- responders
     async def attach_responder(self, responder: Responder) -> None:
-        values = {
-            "id": responder.id,
-            "session_id": responder.session_id,
-            "principal": plain(responder.principal),
-            "channel": responder.channel,
-            "beat": responder.beat,
-        }
-
         def write(tx: Transaction) -> None:
             _check_session(tx, responder.session_id)
-            _add(tx, responders, values)
+            _add(tx, responders, RESPONDERS.values(responder))
 
         await self._database.write(write)
 
@@ -250,30 +228,17 @@ class SqlSessions:
         await self._database.write(lambda tx: tx.execute(gone).rowcount)
 
     async def responders(self, session_id: str) -> Sequence[Responder]:
-        rows = await self._database.read(lambda tx: RESPONDERS.read(tx, session_id=session_id))
-        return [responder_of(row) for row in rows]
+        rows = await self._database.read(lambda tx: tx.rows(ATTACHED, session_id=session_id))
+        return [RESPONDERS.read(row) for row in rows]
 
     # -- commands
     async def send_command(self, command: Command) -> None:
-        values = {
-            "id": command.id,
-            "session_id": command.session_id,
-            "kind": command.kind.value,
-            "subject": command.subject,
-            "principal": plain(command.principal),
-            "may_approve": int(command.may_approve),
-            "created_us": command.created_us,
-            "detail": pack(command.detail),
-            "refusal": plain(command.refusal),
-            "refusal_type": command.refusal_type.value,
-            "is_ended": 0,
-        }
-        await self._database.write(lambda tx: _send_command(tx, command, values))
+        await self._database.write(lambda tx: _send_command(tx, command, COMMANDS.values(command)))
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
         def read(tx: Transaction) -> list[Command]:
             check_owned(tx, ownership, is_read=True)
-            return [command_of(row) for row in OPEN_COMMANDS.read(tx, session_id=ownership.session_id)]
+            return [COMMANDS.read(row) for row in tx.rows(OPEN_COMMANDS, session_id=ownership.session_id)]
 
         return await self._database.read(read)
 
@@ -287,27 +252,15 @@ class SqlSessions:
         await self._database.write(write)
 
     async def command(self, command_id: str) -> tuple[Command, bool]:
-        row = await self._database.read(lambda tx: COMMAND.first(tx, command_id=command_id))
+        row = await self._database.read(lambda tx: tx.first(COMMAND, command_id=command_id))
         if row is None:
             raise NotFoundError("command", command_id)
-        return command_of(row), bool(row.is_ended)
+        return COMMANDS.read(row), bool(row.is_ended)
 
     # -- workers
     async def register_worker(self, worker: Worker) -> None:
-        values = {
-            "id": worker.id,
-            "node_name": worker.node_name,
-            "host": worker.host,
-            "pid": worker.pid,
-            "slots": worker.slots,
-            "pools": pack(worker.pools),
-            "capabilities": pack(worker.capabilities),
-            "started_us": worker.started_us,
-            "protocol": worker.protocol,
-            "state": worker.state.value,
-            "beat": worker.beat,
-            "credential": digest_of(self._database.credential) if self._database.credential else "",
-        }
+        credential = digest_of(self._database.credential) if self._database.credential else ""
+        values = {**WORKER_ROWS.values(worker), "credential": credential}
         await self._database.write(lambda tx: _add(tx, workers, values))
 
     async def set_worker_state(self, worker_id: str, state: ProcessState) -> None:
@@ -318,27 +271,9 @@ class SqlSessions:
 
         def read(tx: Transaction) -> list[Worker]:
             busy = {str(worker_id): int(number) for worker_id, number in tx.rows(BUSY_SLOTS)}
-            return list(read_workers(wanted.read(tx), busy))
+            return list(read_workers(tx.rows(wanted), busy))
 
         return await self._database.read(read)
-
-
-def session_values(session: Session) -> Mapping[str, object]:
-    """Return the row of a new session."""
-    return {
-        "id": session.id,
-        "project": session.project,
-        "cwd": session.cwd,
-        "approval_mode": session.approval_mode.value,
-        "created_us": session.created_us,
-        "policy": pack(session.policy),
-        "principal": plain(session.principal),
-        "owner_id": session.owner_id,
-        "owner_epoch": session.owner_epoch,
-        "is_closed": int(session.is_closed),
-        "project_id": session.project_id,
-        "closes_with_task": int(session.closes_with_task),
-    }
 
 
 def adopt(tx: Transaction, owner_id: str) -> list[Session]:
@@ -347,7 +282,7 @@ def adopt(tx: Transaction, owner_id: str) -> list[Session]:
         live = tx.send(LIVE_OWNER, owner_id=owner_id)
         adopted = tx.send(ADOPT, owner_id=owner_id)
     ids = [row[0] for row in adopted.rows()] if live.rows() else []
-    return [session_of(row) for row in ADOPTED.read(tx, ids=ids)] if ids else []
+    return [SESSIONS.read(row) for row in tx.rows(ADOPTED, ids=ids)] if ids else []
 
 
 def add_session(tx: Transaction, trail: AuditTrail, session: Session, values: Mapping[str, object]) -> None:

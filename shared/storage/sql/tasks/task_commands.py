@@ -25,9 +25,9 @@ from soong.shared.storage.sql.engine.ownership import (
     command_done,
     owned_task,
 )
-from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all, cancel_unheld
 from soong.shared.storage.sql.tasks.task_ends import (

@@ -7,9 +7,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
 from soong.shared.storage.sql.claims.readiness import tell_maps
-from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 MOVE_TASK: Final = Statement(

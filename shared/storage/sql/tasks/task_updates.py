@@ -24,9 +24,9 @@ from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
-from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import skip_below
 from soong.shared.storage.sql.tasks.failures import start_again
@@ -35,6 +35,7 @@ from soong.shared.storage.sql.tasks.inserts import (
     ids_of,
     ids_text,
     insert_steps,
+    lane_of,
     opened,
     opening,
 )

@@ -22,38 +22,19 @@ from soong.shared.engine.tasks.step import (
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot, TaskEnd
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import pack, plain, step_of, task_of
+from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, snapshot_of, step_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
-from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import steps, tasks
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, table_read
+from soong.shared.storage.sql.engine.tables.work import budgets, steps, tasks
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.runs import ENDED, ENDED_ONE, last_runs_of_rows, send_last_runs
-from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session, session_values
-from soong.shared.storage.sql.tasks.step_states import read_states
+from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session
 
-INSERT_TASKS: Final = Insert(
-    "tasks",
-    {
-        "id": "text",
-        "session_id": "text",
-        "kind": "text",
-        "title": "text",
-        "plan": "text",
-        "inputs": "text",
-        "root_run_id": "text",
-        "created_us": "bigint",
-        "trace_parent": "text",
-    },
-)
-INSERT_LIMITS: Final = Insert(
-    "budgets",
-    {"scope": "text", "tokens": "bigint", "microusd": "bigint", "turns": "bigint", "wall_us": "bigint"},
-)
+INSERT_TASKS: Final = Insert(tasks, (*NEW_TASKS.written, "root_run_id"))
+INSERT_LIMITS: Final = Insert(budgets, ("scope", "tokens", "microusd", "turns", "wall_us"))
 
 HELD_SESSION: Final = Statement(
     "held session: of a task that is written; nobody closes or removes it meanwhile",
@@ -68,18 +49,18 @@ PLANNER: Final = Statement(
 )
 
 
-def steps_where(name: str, condition: str) -> TableRead:
+def steps_where(name: str, condition: str) -> Statement:
     """Return a read of steps in the order of their insertion. ``condition`` names columns of ``steps``."""
     rest = f"WHERE {condition} ORDER BY steps.ordinal"
-    return TableRead(f"{name}, in insertion order", steps, rest, without=("dependents",))
+    return table_read(f"{name}, in insertion order", steps, rest, without=("dependents",))
 
 
 STEPS_OF_TASK: Final = steps_where("steps of task", "steps.task_id = :task_id")
 STEP_PAGE: Final = steps_where(
     "step page: the next ones of a task, after one",
     """
-    steps.ordinal IN (
-        SELECT next.ordinal FROM steps AS next WHERE next.task_id = :task_id
+    steps.key IN (
+        SELECT next.key FROM steps AS next WHERE next.task_id = :task_id
           AND next.ordinal > coalesce((SELECT ordinal FROM steps WHERE key = :after), 0)
         ORDER BY next.ordinal LIMIT :limit
     )""",
@@ -87,17 +68,24 @@ STEP_PAGE: Final = steps_where(
 STEPS_IN: Final = steps_where(
     "steps in statuses: the next ones of a task, after one",
     """
-    steps.ordinal IN (
-        SELECT next.ordinal FROM steps AS next WHERE next.task_id = :task_id AND next.status IN @statuses
+    steps.key IN (
+        SELECT next.key FROM steps AS next WHERE next.task_id = :task_id AND next.status IN @statuses
           AND next.ordinal > coalesce((SELECT ordinal FROM steps WHERE key = :after), 0)
         ORDER BY next.ordinal LIMIT :limit
     )""",
 )
+STEP_STATES: Final = Statement(
+    "step states: what changes of a task's steps while it runs, as a console reads it again and again",
+    """
+    SELECT key, status, outcome, run_id, worker_id, attempt, progress, error, started_us, ended_us
+    FROM steps WHERE task_id = :task_id ORDER BY ordinal
+    """,
+)
 ONE_STEP: Final = steps_where("step", "steps.key = :key")
-TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
+TASK: Final = table_read("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
-ENDED_TASK: Final = TableRead("ended task", tasks, f"WHERE id = :task_id AND {ENDED}")
+ENDED_TASK: Final = table_read("ended task", tasks, f"WHERE id = :task_id AND {ENDED}")
 STEPS_OF_ENDED: Final = steps_where("steps of an ended task", f"steps.task_id = :task_id AND EXISTS ({ENDED_ONE})")
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
@@ -119,7 +107,7 @@ class SqlTasks:
         await self._database.write(lambda tx: _create(tx, task, rows))
 
     async def submit(self, session: Session, task: NewTask) -> None:
-        values = session_values(session)
+        values = SESSIONS.values(session)
         rows = await self._database.built(
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
         )
@@ -144,7 +132,7 @@ class SqlTasks:
                 if is_new and not is_ahead:
                     _put_all(tx, rows)
 
-        await self._database.write(write, flush=Flush.BEFORE_RETURN)
+        await self._database.write(write)
 
     # -- reading
     async def task(self, task_id: str) -> Task:
@@ -160,7 +148,7 @@ class SqlTasks:
             wanted = wanted.where(tasks.c.session_id == session_id)
         if kind is not None:
             wanted = wanted.where(tasks.c.kind == kind.value)
-        return await self._database.read(lambda tx: [task_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [TASKS.read(row) for row in tx.execute(wanted)])
 
     async def steps(self, task_id: str) -> Sequence[Step]:
         return await self._database.read(lambda tx: read_steps(tx, STEPS_OF_TASK, task_id=task_id))
@@ -177,7 +165,7 @@ class SqlTasks:
         return await self._database.read(lambda tx: read_step(tx, step_key))
 
     async def step_states(self, task_id: str) -> Sequence[StepSnapshot]:
-        return await self._database.read(lambda tx: read_states(tx, task_id))
+        return await self._database.read(lambda tx: [snapshot_of(row) for row in tx.rows(STEP_STATES, task_id=task_id)])
 
     async def result(self, step_key: str) -> StepResult:
         result = await self._database.read(lambda tx: result_of(tx, step_key))
@@ -206,8 +194,7 @@ class SqlTasks:
 def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     """Build all rows of a new task, in the order in which they are inserted."""
     root = task.root_run.identity.run_id
-    documents = (plain(task.title), pack(task.plan), pack(task.inputs))
-    row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us, task.trace_parent)
+    row = INSERT_TASKS.row({**NEW_TASKS.values(task), "root_run_id": root})
     run_log = RunLogBuffer(task.created_us)
     run_log.create(task.root_run, RunStatus.RUNNING)
     run_log.note(root, EventType.TASK_CREATED, task=task.id)
@@ -283,21 +270,21 @@ def _end_of(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus:
     """Raises: NotFoundError."""
     with tx.pipeline():
         status = tx.send(TASK_STATUS, task_id=task_id)
-        task = tx.send(ENDED_TASK.statement, task_id=task_id)
-        own = tx.send(STEPS_OF_ENDED.statement, task_id=task_id)
+        task = tx.send(ENDED_TASK, task_id=task_id)
+        own = tx.send(STEPS_OF_ENDED, task_id=task_id)
         told = send_last_runs(tx, task_id, of_ended=True)
-    ended = ENDED_TASK.rows_of(task.rows())
+    ended = task.rows()
     if not ended:
         return _status_in(status.rows(), task_id)
-    return TaskEnd(task_of(ended[0]), steps_of_rows(STEPS_OF_ENDED.rows_of(own.rows())), last_runs_of_rows(tx, *told))
+    return TaskEnd(TASKS.read(ended[0]), [step_of(row) for row in own.rows()], last_runs_of_rows(tx, *told))
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:
     """Raises: NotFoundError."""
-    row = TASK.first(tx, task_id=task_id)
+    row = tx.first(TASK, task_id=task_id)
     if row is None:
         raise NotFoundError("task", task_id)
-    return task_of(row)
+    return TASKS.read(row)
 
 
 def read_step(tx: Transaction, step_key: str) -> Step:
@@ -308,10 +295,6 @@ def read_step(tx: Transaction, step_key: str) -> Step:
     return found[0]
 
 
-def read_steps(tx: Transaction, wanted: TableRead, **parameters: Any) -> list[Step]:
+def read_steps(tx: Transaction, wanted: Statement, **parameters: Any) -> list[Step]:
     """Return the steps of a read in the order in which they were inserted."""
-    return steps_of_rows(wanted.read(tx, **parameters))
-
-
-def steps_of_rows(rows: Sequence[Any]) -> list[Step]:
-    return [step_of(row) for row in rows]
+    return [step_of(row) for row in tx.rows(wanted, **parameters)]

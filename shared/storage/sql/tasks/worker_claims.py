@@ -1,14 +1,16 @@
 """Claims: a worker's side, and what all owners of the deployment do about workers."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.claims import WORKER_GONE
+from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE, lost_to
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
+    BadWorker,
     ConcurrencyLimit,
     Interrupt,
     Lease,
@@ -16,6 +18,7 @@ from soong.shared.engine.tasks.step import (
     StepError,
     WaitingSteps,
 )
+from soong.shared.permissions.audit_log.notes import of_malformed_worker
 from soong.shared.storage.sql.claims.advance import advance
 from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.claiming import (
@@ -27,15 +30,17 @@ from soong.shared.storage.sql.claims.claiming import (
 )
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import pack, plain
+from soong.shared.storage.sql.engine.rows import worker_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import concurrency_limits as limits_table
+from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MalformedError
+from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.upsert import upsert
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.cancel import expire_leases, free_steps
+from soong.shared.storage.sql.tasks.sessions import HELD_WORKER, WORKERS
 
 REPORT_PROGRESS: Final = Statement(
     "report progress: by the step's holder, perhaps with the error by which it will end",
@@ -69,9 +74,28 @@ LEASES: Final = Statement(
     """,
 )
 
+SET_LIMIT: Final = Statement(
+    "set limit: how many leases a scope allows",
+    """
+    INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, :slots)
+    ON CONFLICT (scope) DO UPDATE SET slots = excluded.slots
+    """,
+)
+DROP_LIMIT: Final = Statement("drop limit: a scope has none", "DELETE FROM concurrency_limits WHERE scope = :scope")
 EXPIRE_WORKER: Final = Statement(
     "expire worker: if its beat is still the one that was watched",
     "UPDATE workers SET state = 'gone' WHERE id = :worker_id AND beat = :beat AND state <> 'gone'",
+)
+
+AT_ONCE: Final = 100
+
+LEASE_HOLDERS: Final = Statement(
+    "lease holders: the ids of all workers that hold a step",
+    "SELECT DISTINCT worker_id FROM steps WHERE status = 'running'",
+)
+END_BAD_WORKER: Final = Statement(
+    "end bad worker: whatever its beat is",
+    "UPDATE workers SET state = 'gone' WHERE id = :id AND state <> 'gone'",
 )
 
 
@@ -80,6 +104,7 @@ class SqlWorkerClaims:
 
     _database: Database
     _contexts: Contexts
+    _trail: AuditTrail
 
     async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
         await self._database.write(lambda tx: _set_concurrency_limits(tx, concurrency_limits))
@@ -101,7 +126,7 @@ class SqlWorkerClaims:
             lambda tx: advance(tx, self._contexts, ends, request),
             # A power cut that takes a claim takes its holder, too: SQLite's processes are on one machine. Owner and
             # worker act on an end by commits of their own, which are after it in the same log.
-            flush=Flush.AFTER_RETURN if ends else Flush.WITH_NEXT,
+            flush=Flush.WITH_NEXT,
         )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
@@ -159,6 +184,17 @@ class SqlWorkerClaims:
 
         return await self._database.write(write)
 
+    async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
+        found = await self._database.read(_bad_workers)
+
+        def write(tx: Transaction) -> list[BadWorker]:
+            ended = [_end_bad_worker(tx, worker_id, problem, max_lost_leases, now_us) for worker_id, problem in found]
+            notes = [of_malformed_worker(one.id, one.problem, len(one.sessions)) for one in ended if one is not None]
+            self._trail.note(tx, notes, now_us)
+            return [one for one in ended if one is not None]
+
+        return await self._database.write(write) if found else ()
+
 
 def _interrupt(
     run_id: str, key: str, fence: int, cancel_reason: str | None, reason: str | None, tool_call_id: str | None
@@ -173,10 +209,9 @@ def _interrupt(
 def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
     for bound in sorted(concurrency_limits, key=lambda bound: bound.scope):
         if bound.limit < 1:
-            tx.execute(limits_table.delete().where(limits_table.c.scope == bound.scope))
-            continue
-        new = upsert(tx, limits_table).values(scope=bound.scope, slots=bound.limit)
-        tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_={"slots": bound.limit}))
+            tx.count(DROP_LIMIT, scope=bound.scope)
+        else:
+            tx.count(SET_LIMIT, scope=bound.scope, slots=bound.limit)
 
 
 def _backlog(tx: Transaction, limit: int) -> Backlog:
@@ -193,3 +228,36 @@ def _backlog(tx: Transaction, limit: int) -> Backlog:
             ready[pools[key]] = ready.get(pools[key], 0) + 1
     waiting = frozenset(WaitingSteps(lane.session_id, lane.pool, lane.needs) for lane in lanes)
     return Backlog({pool: min(number, limit) for pool, number in ready.items()}, waiting)
+
+
+def _bad_workers(tx: Transaction) -> list[tuple[str, str]]:
+    """Return (id, problem) of workers that are to be ended; a bounded number, the longest there first."""
+    rows = tx.rows(WORKERS)
+    found = [(row.id, problem) for row in rows if (problem := _problem(row))]
+    reckoned = {row.id for row in rows}
+    left = [(worker_id, ABANDONED) for (worker_id,) in tx.rows(LEASE_HOLDERS) if worker_id not in reckoned]
+    return [*found, *sorted(left)][:AT_ONCE]
+
+
+def _problem(row: Any) -> str:
+    try:
+        worker_of(row, 0)
+    except MalformedError as error:
+        return str(error)[:MAX_SHOWN_CHARS]
+    return ""
+
+
+def _end_bad_worker(
+    tx: Transaction, worker_id: str, problem: str, max_lost_leases: int, now_us: int
+) -> BadWorker | None:
+    """End one of them as a dead worker ends; None when another owner has done it."""
+    is_there = any(state != ProcessState.GONE for (state,) in tx.rows(HELD_WORKER, id=worker_id))
+    if is_there == (problem == ABANDONED):
+        return None
+    tx.count(END_BAD_WORKER, id=worker_id)
+    run_log = RunLogBuffer(now_us)
+    shown = worker_id[:MAX_SHOWN_CHARS]
+    because = lost_to(f"worker {shown}", f"left a malformed row: {problem}") if is_there else ABANDONED
+    concerned = expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
+    run_log.flush(tx)
+    return BadWorker(shown, problem, concerned) if is_there or concerned else None

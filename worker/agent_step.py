@@ -21,6 +21,7 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
+from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
@@ -213,10 +214,16 @@ def is_acp(claim: Claim) -> bool:
 
 
 def _warm_up() -> None:
-    """Import the protocol and the model library, which takes a second: off the loop, once a process."""
+    """Import the protocol and the model library, which takes a second: off the loop, once a process.
+
+    Raises: InvalidConfigError, this worker is installed without them.
+    """
     import importlib
 
-    importlib.import_module(_MODULE)
+    with OptionalPart("soong.worker.acp"):
+        importlib.import_module(_MODULE)
+        return
+    raise InvalidConfigError("this worker is installed without agents over ACP; install the complete package")
 
 
 def abilities(registry: ToolRegistry, settings: Settings, servers: Iterable[str] = ()) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ def _run(arguments: list[str]) -> int:
         if chosen() is Verbosity.VERBOSE:
             traceback.print_exc()
         return _failed(error, arguments)
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("soong."):
+            raise
+        complain(f"{error.name} is left out of this installation; install the complete package")
+        return EXIT_FAILED
     except TyperException as error:
         return _refused(error, arguments)
     except Abort:

@@ -40,25 +40,36 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-@pytest.mark.parametrize("left_out", PARTS.values(), ids=PARTS)
-def test_the_demo_runs_without_an_optional_part(left_out: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(MISSING.format(left_out=left_out))
+def soong_without(left_out: tuple[str, ...], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(MISSING.format(left_out=left_out))
     environment = {
         "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "SOONG_AGENT_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": str(tmp_path / "site"),
+        "HOME": str(folder),
+        "SOONG_AGENT_HOME": str(folder / "home"),
+        "PYTHONPATH": str(folder / "site"),
     }
-
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "soong", "demo", "hello", "--input", "name=Ada"],
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "soong", *arguments],
         env=environment,
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
 
+
+@pytest.mark.parametrize("left_out", PARTS.values(), ids=PARTS)
+def test_the_demo_runs_without_an_optional_part(left_out: tuple[str, ...], tmp_path: Path) -> None:
+    done = soong_without(left_out, tmp_path, "demo", "hello", "--input", "name=Ada")
+
     assert (done.returncode, "Ada" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_command_of_a_part_that_is_left_out_says_so(tmp_path: Path) -> None:
+    done = soong_without(("soong.orchestrator.backup",), tmp_path, "backup", str(tmp_path / "one.tar"))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("soong: soong.orchestrator.backup"), done.stderr
+    assert done.stderr.endswith("is left out of this installation; install the complete package\n"), done.stderr

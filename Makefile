@@ -135,11 +135,11 @@ mutants: env ## Break one place at a time and list what no test notices: MINUTES
 	@PYTHONPATH=$(CURDIR) nice -n 10 $(BIN)/python -P -m tests.mutation --minutes $(or $(MINUTES),120) --seed $(or $(SEED),1) $(if $(NAMED),--named)
 
 # What `make test` leaves out for its length, then the long form. The seed is printed: SEED=n draws the same faults again.
-chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then audit
+chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then audit (STORE=sqlite: on SQLite)
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal -m chaos tests/system tests/security tests/simulation
 	TEST_TIMES=exact $(BIN)/python -P -m pytest -m timed tests/system
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal -m hypothesis --hypothesis-profile explore
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(filter sqlite,$(STORE)),--store sqlite) $(if $(SEED),--seed $(SEED))
 
 # The durable peers of the benchmark have an environment of their own.
 DURABLE := $(VENV)/durable/installed

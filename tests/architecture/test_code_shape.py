@@ -17,7 +17,7 @@ _PRODUCT = ("orchestrator", "worker", "shared", "soong")
 _MAX_FILE_LINES = 600
 _MAX_FUNCTION_LINES = 60
 _MAX_MODULES = 30
-_LARGE_FOLDERS = {"orchestrator/cli": 97, "orchestrator/http": 39, "shared/core": 39}
+_LARGE_FOLDERS = {"orchestrator/cli": 55, "shared/core": 34}
 """Modules of folders that have more; the numbers may only become smaller."""
 _VAGUE_CLASS = re.compile(r"(Manager|Helper|Handler|Base|Impl)$")
 _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "misc.py"})

@@ -1,4 +1,4 @@
-"""``make chaos``: thousands of steps on PostgreSQL while everything that can be killed is killed, then an audit.
+"""``make chaos``: thousands of steps while everything that can be killed is killed, then an audit.
 
 PostgreSQL and Redis are killed or stopped every 5 to 40 s and started again within 2 s, a worker is killed every 10 to
 60 s, an orchestrator now and then, and one commit in a hundred is applied but told as an error. Times are those of a
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,10 +32,11 @@ def main() -> int:
     options = _options()
     with (
         tempfile.TemporaryDirectory(prefix="soong-chaos-") as folder,
-        mortal_postgres() as postgres,
+        nullcontext() if options.store == "sqlite" else mortal_postgres() as postgres,
         mortal_redis("--appendonly", "yes", "--appendfsync", "everysec") as redis,
     ):
-        postgres.make_database("soong")
+        if postgres is not None:
+            postgres.make_database("soong")
         return asyncio.run(_run(options, Path(folder), postgres, redis))
 
 
@@ -44,6 +46,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help=f"default: {STEPS_A_MINUTE} a minute")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--owners", type=int, default=2)
+    parser.add_argument("--store", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--seed", type=int, default=0, help="default: from the time; it is printed")
     options = parser.parse_args()
     options.steps = options.steps or int(STEPS_A_MINUTE * options.minutes)
@@ -51,11 +54,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-async def _run(options: argparse.Namespace, folder: Path, postgres: MortalPostgres, redis: MortalRedis) -> int:
-    _say(f"seed {options.seed}: {options.steps} steps in {options.minutes:g} minutes, {options.workers} workers")
-    service = Deployment(postgres.url, redis.url, folder, extra=TIMES, has_own_owner=False)
+async def _run(options: argparse.Namespace, folder: Path, postgres: MortalPostgres | None, redis: MortalRedis) -> int:
+    amount = f"{options.steps} steps in {options.minutes:g} minutes, {options.workers} workers"
+    _say(f"seed {options.seed}: {amount}, {options.store}")
+    url = f"sqlite:///{folder / 'soong.db'}" if postgres is None else postgres.url
+    service = Deployment(url, redis.url, folder, extra=TIMES, has_own_owner=False)
     async with service:
-        monkey = Monkey(service, postgres, redis, options.seed, Pace(), options.workers, options.owners)
+        servers = {"redis": redis} if postgres is None else {"postgres": postgres, "redis": redis}
+        monkey = Monkey(service, servers, options.seed, Pace(), options.workers, options.owners)
         work = Work(service, options.steps, options.minutes * 60)
         await monkey.begin()
         await asyncio.gather(work.submit_all(), monkey.run_for(options.minutes * 60))

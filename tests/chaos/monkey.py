@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.system.auditor import audit
 from tests.system.deployment import Deployment, kill
 from tests.system.faults.scene import start_workers
-from tests.system.faults.servers import MortalPostgres, MortalRedis, MortalServer
+from tests.system.faults.servers import MortalServer
 
 FAULTS = {"FAULT_COMMITS": "lost_answer:0.01"}
 SLOTS = 8
@@ -42,8 +42,7 @@ class Monkey:
     """Breaks a deployment in its own loop, and looks at it now and then while it is breaking."""
 
     service: Deployment
-    postgres: MortalPostgres
-    redis: MortalRedis
+    servers: Mapping[str, MortalServer]
     seed: int
     pace: Pace
     workers: int
@@ -61,8 +60,7 @@ class Monkey:
         """Break for so long; several things may be broken at once."""
         ends_at = time.monotonic() + seconds
         await asyncio.gather(
-            self._servers("postgres", self.postgres, ends_at),
-            self._servers("redis", self.redis, ends_at),
+            *(self._servers(name, server, ends_at) for name, server in self.servers.items()),
             self._each("worker", self.pace.worker, ends_at),
             self._each("owner", self.pace.owner, ends_at),
             self._look(ends_at),
@@ -70,7 +68,7 @@ class Monkey:
 
     async def calm(self) -> None:
         """Bring everything up that should be up."""
-        for server in (self.postgres, self.redis):
+        for server in self.servers.values():
             if not await asyncio.to_thread(server.answers):
                 await asyncio.to_thread(server.start)
 

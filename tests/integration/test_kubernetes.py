@@ -266,7 +266,7 @@ def test_kubernetes_own_schemas_take_the_manifests() -> None:
 
 @pytest.mark.parametrize("name", ["deploy/alerts.yaml", "docs/operations.md"])
 def test_what_is_to_be_watched_is_there(name: str) -> None:
-    source = (ROOT / "orchestrator" / "owner" / "metrics.py").read_text()
+    source = (ROOT / "orchestrator" / "telemetry" / "metrics.py").read_text()
 
     named = set(re.findall(r"soong_(?:steps|slots|workers|orchestrators|approvals|leases|tasks)_?\w*", _text(name)))
 
@@ -284,7 +284,7 @@ def _text(name: str) -> str:
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
     scaled, patch = of_kind("ScaledObject")
     (trigger,), (asked,) = (each["spec"]["triggers"] for each in (scaled, patch))
-    source = (ROOT / "orchestrator" / "owner" / "metrics.py").read_text()
+    source = (ROOT / "orchestrator" / "telemetry" / "metrics.py").read_text()
 
     slots = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_SLOTS")
     assert scaled["spec"]["scaleTargetRef"]["name"] in WORKLOADS

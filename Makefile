@@ -100,12 +100,13 @@ test-extra: env $(VENV)/durable/installed ## Run the tests that need system Redi
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 
-lint: env ## ruff, mypy --strict, import contracts, plain English
+lint: env ## ruff, mypy --strict, import contracts, plain English, product lines by capability
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=. $(BIN)/python -P -m tests.architecture.language
+	@PYTHONPATH=. $(BIN)/python -P -m tests.architecture.sizes
 
 # The built files are in the repository, so nobody needs Node.js to install or test. It needs Node.js 20 and npm.
 console: ## Build the web console from console/ into orchestrator/http/console/

@@ -181,12 +181,16 @@ class RunGate(Value):
             unknown_effects=self.unknown,
         )
         event = call_facts.asked(fresh, verdict, call, self.redactor)
-        stored = await self.write_kept(
-            lambda nodes, before: self.store.consent.raise_request(
-                fresh, nodes=nodes, before=before, events=(event,), now_us=now_us
+        try:
+            stored = await self.write_kept(
+                lambda nodes, before: self.store.consent.raise_request(
+                    fresh, nodes=nodes, before=before, events=(event,), now_us=now_us
+                )
             )
-        )
-        await self.notifier.permission_raised(stored, call.identity.session_id)
+            await self.notifier.permission_raised(stored, call.identity.session_id)
+        except asyncio.CancelledError:
+            await self._let_go(fresh, is_under_way=call.is_under_way)  # others may see it already
+            raise
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id
@@ -197,13 +201,17 @@ class RunGate(Value):
             with nullcontext() if is_under_way else self.waiting(request.id):
                 settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
         except asyncio.CancelledError:
-            if is_under_way or not self.interruption.goes_on_elsewhere:
-                # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
-                await asyncio.shield(self._withdraw(request))
+            await self._let_go(request, is_under_way=is_under_way)
             raise
         if self.on_settled is not None:
             self.on_settled()
         return settled
+
+    async def _let_go(self, request: PermissionRequest, *, is_under_way: bool) -> None:
+        """Withdraw the question of a cancelled call, unless its run goes on elsewhere."""
+        if is_under_way or not self.interruption.goes_on_elsewhere:
+            # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
+            await asyncio.shield(self._withdraw(request))
 
     async def _withdraw(self, request: PermissionRequest) -> None:
         try:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 
+from soong.shared.agents.runtime.call_log import KeptWrite
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.policy import Policy
@@ -350,6 +351,29 @@ async def test_a_question_of_a_call_under_way_does_not_let_its_run_park_and_goes
         await asyncio.gather(asking, return_exceptions=True)
 
         assert waits == []
+        _, state = await bench.store.consent.request(request.id)
+        assert state is RequestState.WITHDRAWN
+
+
+@pytest.mark.spec("PER-15")
+async def test_a_call_that_is_cancelled_while_its_question_is_written_leaves_none_behind(open_bench: OpenBench) -> None:
+    is_written = asyncio.Event()
+
+    async def write_slowly(write: KeptWrite[str]) -> str:
+        await write((), ())
+        is_written.set()
+        await asyncio.Event().wait()  # others see the question; its own writer has not continued yet
+        return ""
+
+    async with open_bench(Callback(gate=asyncio.Event())) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = replace(bench.gate(claim, worker), write_kept=write_slowly)
+        asking = asyncio.create_task(gate.decide(make_call(claim)))
+        await is_written.wait()
+        (request,) = await bench.pending()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
         _, state = await bench.store.consent.request(request.id)
         assert state is RequestState.WITHDRAWN
 

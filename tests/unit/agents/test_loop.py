@@ -356,12 +356,12 @@ async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -
     away = ModelConnectionError("m", "connection reset")
     talker = Talker(limited, away, says("done"))
 
-    end, _ = await run(talker, sleep=sleep)
+    end, notebook = await run(talker, sleep=sleep)
 
     assert end.output == "done"
     assert len(pauses) == 2
     assert pauses[0] < 1.0 <= pauses[1] <= 2.0
-    failures = [event.data for event in end.events if event.type == EventType.MODEL_FAILED]
+    failures = [event.data for event in (*notebook.events, *end.events) if event.type == EventType.MODEL_FAILED]
     assert [one["attempt"] for one in failures] == [1, 2]
 
 

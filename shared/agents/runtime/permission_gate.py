@@ -208,7 +208,7 @@ class RunGate(Value):
         return settled
 
     async def _let_go(self, request: PermissionRequest, *, is_under_way: bool) -> None:
-        """Withdraw the question of a cancelled call, unless its run goes on elsewhere."""
+        """Withdraw the question of a cancelled call, unless its run continues elsewhere."""
         if is_under_way or not self.interruption.goes_on_elsewhere:
             # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
             await asyncio.shield(self._withdraw(request))

@@ -236,7 +236,7 @@ class Slots:
         if not self.claim_loop.holds(claim):
             return None
         interruption, work = StopSignal(), StepWork()
-        task = asyncio.get_running_loop().create_task(holding(work, self.runner.run(claim, interruption)))
+        task = asyncio.get_running_loop().create_task(holding(work, lambda: self.runner.run(claim, interruption)))
         held = HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption, work)
         held.slot = asyncio.current_task()
         lease = claim.run_fence

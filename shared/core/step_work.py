@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,10 +107,10 @@ class StepWork:
 _WORK: "ContextVar[StepWork | None]" = ContextVar("soong_step_work", default=None)
 
 
-async def holding(work: StepWork, run: Coroutine[Any, Any, T]) -> T:
-    """Await a run in this task; what it starts is added to ``work``."""
+async def holding(work: StepWork, run: Callable[[], Awaitable[T]]) -> T:
+    """Await a run in this task, which begins here; what it starts is added to ``work``."""
     _WORK.set(work)
-    return await run
+    return await run()
 
 
 def begin_thread(name: str, function: Callable[[], T]) -> "asyncio.Future[T]":

@@ -76,7 +76,7 @@ class KeyRing(Value):
         """End a key; one that signs here is exchanged first. Revoked: nothing that it signed counts any more.
 
         Raises:
-            NotFoundError: there is no such key.
+            NotFoundError: the key does not exist.
         """
         if await self.store.signing_key(key_id) is None:
             raise NotFoundError("key", key_id)

@@ -54,7 +54,7 @@ class RunTail(Value):
     async def follow(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
         """Yield the log from that number on until the run has ended; a database that is away is waited for.
 
-        Raises: NotFoundError when there is no such run.
+        Raises: NotFoundError when the run does not exist.
         """
         seen = from_seq - 1
         has_ended = (await self.runs.run(run_id)).status.is_terminal
@@ -93,7 +93,7 @@ async def follow_live(
 ) -> AsyncGenerator[Event | AnswerDelta]:
     """Yield what ``tail`` does, and pieces of answers as they come; ``listen`` is ``Subscriber.subscribe_answer``.
 
-    Raises: NotFoundError when there is no such run.
+    Raises: NotFoundError when the run does not exist.
     """
     queue: asyncio.Queue[_Item] = asyncio.Queue(WAITING)
     reading = asyncio.create_task(_read(tail, run_id, from_seq, queue))

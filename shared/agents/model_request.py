@@ -134,7 +134,7 @@ async def request(
             if isinstance(error, BrokenAnswerError) and error.response is not None:
                 refused(error.response)
             may_pass, asked_s = _may_pass(error), _asked_s(error)
-            is_beyond = (asked_s or 0.0) > (timing.PERSON_LIMIT_S if pacing is None else pacing.longest_s)
+            is_beyond = (asked_s or 0.0) > (timing.PROVIDER_PAUSE_LIMIT_S if pacing is None else pacing.longest_s)
             is_retried = may_pass and attempt < attempts and not is_beyond
             failed(attempt, str(error), is_retried, _status_of(error))
             if not is_retried:

@@ -108,7 +108,7 @@ class Pacing(Value):
     limits: RateLimits = RateLimits()
     sleep: Sleep = asyncio.sleep
     name: str = ""
-    longest_s: float = timing.PERSON_LIMIT_S
+    longest_s: float = timing.PROVIDER_PAUSE_LIMIT_S
 
     @property
     def pause_key(self) -> str:

@@ -77,8 +77,10 @@ GRACE_S: Final = 5.0
 """Between a request to end and a second one or the end by force."""
 CLOSE_LIMIT_S: Final = 3.0
 """The last messages, reports and readers of a part that closes."""
+PROVIDER_PAUSE_LIMIT_S: Final = 600.0
+"""The longest pause that a model's provider may ask for; beyond it the request fails and fallbacks apply."""
 PERSON_LIMIT_S: Final = 600.0
-"""A person's answer or login for which a call waits, and the longest pause that a provider may ask for."""
+"""A person's answer or login for which a call waits."""
 AGENT_START_LIMIT_S: Final = 120.0
 """An agent program's answers before its first prompt: some programs are loaded from afar when they start."""
 EXTRACTION_LIMIT_S: Final = 300.0

@@ -316,6 +316,6 @@ class KeyStore(Protocol):
         Revoking closes the question of every decision by it that was not used, as expired, with permission_expired in
         the run's log; they are returned. Their calls ask again.
 
-        Raises: NotFoundError when there is no such key.
+        Raises: NotFoundError when the key does not exist.
         """
         ...

@@ -210,7 +210,7 @@ class RunGate(Value):
     async def _let_go(self, request: PermissionRequest, *, is_under_way: bool) -> None:
         """Withdraw the question of a cancelled call, unless its run continues elsewhere."""
         if is_under_way or not self.interruption.goes_on_elsewhere:
-            # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
+            # Shielded: a second cancellation must not keep the question open without an asker (PER-15).
             await asyncio.shield(self._withdraw(request))
 
     async def _withdraw(self, request: PermissionRequest) -> None:

@@ -53,7 +53,7 @@ def require_own_process(url: URL) -> None:
 
     Raises:
         UnsupportedPoolerError: a server process is shared.
-        UnavailableError: there is no answer within ``EXCHANGE_LIMIT_S``.
+        UnavailableError: the server does not answer within ``EXCHANGE_LIMIT_S``.
         psycopg.OperationalError: no connection can be made.
     """
     with closing(_Probe(url)) as first, closing(_Probe(url)) as second:

@@ -30,7 +30,7 @@ def command(
 
     if sys.stdin.isatty():
         words = "standard input is a terminal, and this command speaks a protocol; name it in your editor's settings"
-        raise UsageError(f"{words} (docs/acp.md), or give a goal with `soong ask`")
+        raise UsageError(f"{words} (docs/reference/acp.md), or give a goal with `soong ask`")
     settings = load_settings(model=model, workers=workers, slots=slots)
     asyncio.run(_serve(settings, agent))
 

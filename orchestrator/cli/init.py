@@ -141,7 +141,7 @@ mode = "auto"                  # or "strict": every call that does more than rea
 # [agents]
 # project_models = ["anthropic:*"]     # models that agents of a project may choose
 
-# [notifications.desktop.screen]       # also webhook, email, ntfy, slack: docs/notifications.md
+# [notifications.desktop.screen]       # also webhook, email, ntfy, slack: docs/reference/notifications.md
 
 # [[notifications.rules]]
 # channel = "screen"

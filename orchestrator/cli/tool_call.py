@@ -131,7 +131,7 @@ def _leave(code: int) -> None:
 
 
 def tool_json(tool: ToolDefinition, source: str) -> dict[str, Json]:
-    """Return a tool for programs; a stable form, documented in docs/tools.md."""
+    """Return a tool for programs; a stable form, documented in docs/reference/tools.md."""
     return {
         "name": tool.name,
         "title": tool.title,

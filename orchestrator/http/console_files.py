@@ -135,7 +135,7 @@ def front_page(document: Mapping[str, Any], host: str) -> str:
         title=escape(info["title"]),
         version=escape(info["version"]),
         description=_text(info["description"]),
-        # Beyond this machine a proxy ends TLS (docs/api.md), which the request does not show here.
+        # Beyond this machine a proxy ends TLS (docs/reference/api.md), which the request does not show here.
         address=escape(f"{'http' if is_loopback(name_of(host) or '') else 'https'}://{host}"),
         rows="\n".join(_rows(document["paths"])),
     )

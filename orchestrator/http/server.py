@@ -1,6 +1,6 @@
 """Serving: a socket that is bound before anything else begins, connections within bounds, and an end in order.
 
-Loopback by default; TLS and names belong to the proxy in front (docs/api.md).
+Loopback by default; TLS and names belong to the proxy in front (docs/reference/api.md).
 """
 
 import asyncio

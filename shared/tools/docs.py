@@ -1,6 +1,6 @@
 """The description of a tool for people: its arguments, its limits, how its calls may end. From the definition alone.
 
-``soong tools show`` and ``docs/tools.md`` say the same because both are made of this.
+``soong tools show`` and ``docs/reference/tools.md`` say the same because both are made of this.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What a tool call ends as: one value for success, failure, denial and abort alike (RES-01, RES-04, RES-05).
 
-Owns the closed set of error types, from which docs/errors.md is made. Leaves wrapping of handlers' plain
+Owns the closed set of error types, from which docs/reference/errors.md is made. Leaves wrapping of handlers' plain
 return values to :mod:`soong.shared.tools.pipeline` and storage to the call log.
 """
 

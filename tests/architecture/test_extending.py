@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.spec_document import ROOT
 
-PAGES = ("docs/extending.md", "docs/tools.md", "docs/mcp.md")
+PAGES = ("docs/tools.md", "docs/reference/tools.md", "docs/reference/mcp.md")
 SITTINGS = [
     pytest.param(sitting, id=f"{Path(page).stem}: {sitting.title}")
     for page in PAGES

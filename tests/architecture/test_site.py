@@ -13,7 +13,7 @@ import yaml
 from tests.architecture.site import PAGES, fitted
 from tests.spec_document import ROOT
 
-NAVIGATION = ("Overview", "Tutorial", "How-to", "Reference", "Explanation")
+NAVIGATION = ("Overview", "Guide", "Reference", "Design")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_the_navigation_has_four_parts_and_lists_every_page() -> None:
+def test_the_navigation_has_its_parts_and_lists_every_page() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
     pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
@@ -66,9 +66,9 @@ def test_every_link_of_the_site_leads_to_a_file_of_it(built: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "page", "expected"),
     [
-        ("[a](docs/api.md#tokens)", "index.md", "[a](api.md#tokens)"),
+        ("[a](docs/reference/api.md#tokens)", "index.md", "[a](reference/api.md#tokens)"),
         ("[a](../examples/README.md)", "plans.md", "[a](examples/README.md)"),
-        ("[a](../CHANGELOG.md)", "versions.md", "[a](changelog.md)"),
+        ("[a](../../CHANGELOG.md)", "reference/versions.md", "[a](../changelog.md)"),
         ("[a](../spec.md)", "proofs/README.md", "[a](../spec.md)"),
         ("[a](https://example.org) [b](#c)", "plans.md", "[a](https://example.org) [b](#c)"),
     ],

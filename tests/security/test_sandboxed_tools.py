@@ -23,7 +23,7 @@ from tests.spec_document import ROOT
 from tests.unit.tools.parts import make_bench, make_tool
 from tests.unit.toolsets.declaring import Declared, make_declared
 
-SANDBOX_PAGE = ROOT / "docs" / "sandbox.md"
+SANDBOX_PAGE = ROOT / "docs" / "reference" / "sandbox.md"
 
 pytestmark = pytest.mark.usefixtures("has_bubblewrap")
 

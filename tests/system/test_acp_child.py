@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_leaves_no_agent_and_nothing_is_done_twice(cli: 
 
 @pytest.mark.spec("ACP-01.a", "ACP-01.b")
 def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "acp.md").read_text()
+    page = (ROOT / "docs" / "reference" / "acp.md").read_text()
     plan = page.partition("```yaml\n# readme.yaml\n")[2].partition("```")[0]
     said = page.partition("soong run readme.yaml")[2].partition("\n")[0]
     program = tmp_path / "claude-agent-acp"

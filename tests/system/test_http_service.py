@@ -157,7 +157,7 @@ def test_the_examples_of_the_document_are_what_happens(service: Service, tmp_pat
     for program in ("curl", "jq"):
         if shutil.which(program) is None:
             missing(f"there is no {program}")
-    text = (ROOT / "docs" / "api.md").read_text().replace("127.0.0.1:8437", f"127.0.0.1:{service.port}")
+    text = (ROOT / "docs" / "reference" / "api.md").read_text().replace("127.0.0.1:8437", f"127.0.0.1:{service.port}")
     (sitting,) = sittings(text)
     folder = tmp_path / "project"
     folder.mkdir()

@@ -160,7 +160,7 @@ def test_wrong_options_are_said_and_the_end_of_input_ends_it(service: CliHarness
 
 @pytest.mark.spec("MCP-02.a")
 def test_the_first_minute_of_the_page_works(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "mcp.md").read_text(encoding="utf-8")
     (sitting,) = (one for one in sittings(text) if one.title == "Soong as an MCP server")
 
     said = perform(sitting, tmp_path / "home")

@@ -37,7 +37,7 @@ def planner(*calls: ToolCall, text: str = "") -> Reply:
 
 @pytest.mark.spec("MEM-01", "MEM-02.c")
 def test_the_first_minute_of_the_page_is_as_it_shows(tmp_path: Path) -> None:
-    (sitting,) = sittings((ROOT / "docs" / "memory.md").read_text(encoding="utf-8"))
+    (sitting,) = sittings((ROOT / "docs" / "reference" / "memory.md").read_text(encoding="utf-8"))
 
     done = perform(sitting, tmp_path / "home")
 

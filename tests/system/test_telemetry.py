@@ -198,7 +198,7 @@ def drawn(collector: OtlpReceiver) -> list[str]:
 
 
 def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: OtlpReceiver) -> None:
-    page = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
     with scene() as cli:
         cli.environment.update(OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_METRICS_EXPORTER="none")

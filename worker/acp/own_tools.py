@@ -2,7 +2,7 @@
 
 An agent says itself what its call is: kind, title, paths, a diff, its raw input. All of that is the input that a person
 is shown and a decision is bound to. What the agent then does is its own program's doing: the gate is before it and
-not around it (docs/acp.md).
+not around it (docs/reference/acp.md).
 """
 
 import asyncio

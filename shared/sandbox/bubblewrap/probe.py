@@ -53,7 +53,7 @@ def probe() -> BubblewrapProbe:
         return BubblewrapProbe(program, f"{program} cannot be run: {error}", INSTALL)
     if tried.returncode != 0:
         words = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        hint = "allow unprivileged user namespaces here (in a container: docs/sandbox.md has the options)"
+        hint = "allow unprivileged user namespaces here (in a container: docs/reference/sandbox.md has the options)"
         return BubblewrapProbe(program, f"{program} does not work here: {words}", hint)
     return BubblewrapProbe(program, binds_descriptors="--bind-fd" in known.stdout + known.stderr)
 

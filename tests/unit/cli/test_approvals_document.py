@@ -1,4 +1,4 @@
-"""docs/approvals.md shows commands that exist, every command that exists, and every way a question ends."""
+"""docs/reference/approvals.md shows commands that exist, every command that exists, and every way a question ends."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from soong.orchestrator.cli import approvals
 from soong.orchestrator.cli.application import build
 from tests.unit.orchestrator.test_endings import WAYS
 
-TEXT = (Path(__file__).parents[3] / "docs" / "approvals.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "approvals.md").read_text(encoding="utf-8")
 TYPED = sorted(set(re.findall(r"^\$ soong (.+)$", TEXT, flags=re.MULTILINE)))
 APPROVALS = typer.main.get_command(approvals.app)
 

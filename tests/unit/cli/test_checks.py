@@ -286,7 +286,7 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
 
 @pytest.mark.spec("OPS-07.c")
 async def test_every_check_is_in_the_documents(settings: Settings) -> None:
-    document = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[3] / "docs" / "reference" / "doctor.md").read_text(encoding="utf-8")
 
     for finding in await run_checks(settings):
         assert f"| {finding.check} |" in document

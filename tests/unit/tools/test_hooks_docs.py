@@ -1,4 +1,4 @@
-"""docs/hooks.md says what hooks are told and what they may answer, and its examples run."""
+"""docs/reference/hooks.md says what hooks are told and what they may answer, and its examples run."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ from soong.shared.toolsets.mcp.elicitation import ServerQuestion
 from tests.unit.tools.hook_programs import Programs
 from tests.unit.tools.parts import TEXT_INPUT, make_bench, make_tool
 
-TEXT = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "hooks.md").read_text(encoding="utf-8")
 
 
 def example(language: str, number: int = 0) -> str:
@@ -77,7 +77,7 @@ async def test_the_program_of_the_example_denies_vendored_code(tmp_path: Path) -
 @pytest.mark.spec("EXE-13")
 async def test_the_function_of_the_example_has_the_call_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk, "_PRE", {})
-    exec(compile(example("python", 1), "docs/hooks.md", "exec"), {"__name__": "example"})
+    exec(compile(example("python", 1), "docs/reference/hooks.md", "exec"), {"__name__": "example"})
     tool = make_tool("code.run_command", input_schema=TEXT_INPUT)
     bench = make_bench([tool], hooks=sdk.registered_hooks())
 
@@ -121,7 +121,7 @@ async def test_the_examples_around_a_question_answer_and_decline(
 
     for kind in ("_PRE", "_POST", "_ELICITATION", "_ELICITATION_RESULT"):
         monkeypatch.setattr(sdk, kind, {})
-    exec(compile(example("python", 3), "docs/hooks.md", "exec"), {"__name__": "example"})
+    exec(compile(example("python", 3), "docs/reference/hooks.md", "exec"), {"__name__": "example"})
     configured = Config.model_validate(tomllib.loads(example("toml", 1))).hooks.elicitation[0]
     programs = Programs(tmp_path)
     programs.python("", name=configured.name, stage="elicitation", tools=configured.tools)

@@ -14,7 +14,7 @@ from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.declaring import make_declared
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
 
 def document(name: str) -> str:

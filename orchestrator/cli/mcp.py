@@ -51,7 +51,8 @@ def serve(
         raise UsageError("--read-only and --approve exclude each other; give one")
     if sys.stdin.isatty():
         say(
-            "this is an MCP server: a client starts it and speaks to it on standard input (docs/reference/mcp.md); Ctrl-C ends it"
+            "this is an MCP server: a client starts it and speaks to it on standard input "
+            "(docs/reference/mcp.md); Ctrl-C ends it"
         )
     rights = {Right.READ, *(() if read_only else (Right.RUN,)), *((Right.APPROVE,) if approve else ())}
     settings, folder = load_settings(), Path(os.path.realpath(project.expanduser()))

@@ -1,4 +1,4 @@
-"""The parts of docs/reference/api.md that are made from the OpenAPI document: every endpoint, its fields, every problem."""
+"""The parts of docs/reference/api.md that are made from the OpenAPI document: endpoints, fields, problems."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -126,7 +126,8 @@ async def test_a_question_of_a_real_worker_is_sent_with_its_lineage_and_answered
 
 
 def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver) -> None:
-    page = (ROOT / "docs" / "reference" / "notifications.md").read_text(encoding="utf-8").partition("## First minute")[2]
+    text = (ROOT / "docs" / "reference" / "notifications.md").read_text(encoding="utf-8")
+    page = text.partition("## First minute")[2]
     config, commands, shown = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "sh", "text"))
     with scene() as cli:
         cli.environment["WEBHOOK_KEY"] = SECRET

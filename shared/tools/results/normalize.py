@@ -153,7 +153,8 @@ def _sound_failure(failure: ToolFailure) -> ToolFailure:
     message, hint = _text(failure.message, "error"), _text(failure.hint, "error")
     details = _object(failure.details, "error.details")
     if failure.type not in set(ErrorType):
-        raise _unsound(f"error has the type {str(failure.type)[:80]!r}, which is none; docs/reference/errors.md lists them")
+        named = str(failure.type)[:80]
+        raise _unsound(f"error has the type {named!r}, which is none; docs/reference/errors.md lists them")
     return _own_failure(ToolFailure(ErrorType(failure.type), message, hint, details))
 
 

@@ -45,7 +45,7 @@ _LATER: Final = timedelta(seconds=1)
 LONG_CHARS: Final = 4_000
 """Output over this is led by its last part: a preview is the beginning of a text, and errors are at the end."""
 SUMMARY_CHARS: Final = 2_000
-SANDBOX_HINT: Final = "do without it; only the user can open the sandbox ([commands] in config.toml, docs/reference/sandbox.md)"
+SANDBOX_HINT: Final = "do without it; only the user can open the sandbox ([commands] in config.toml)"
 
 
 class CommandTool(Value):

@@ -11,23 +11,16 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.http import (
-    approval_routes,
-    console_files,
-    progress_routes,
-    run_routes,
-    service_routes,
-    session_routes,
-    task_routes,
-)
+from soong.orchestrator.http import console_files
 from soong.orchestrator.http.console_files import PAGE_POLICY, front_page
-from soong.orchestrator.http.context import Api, Needs
 from soong.orchestrator.http.edge import EdgeMiddleware
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.http.peers import Peers
-from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
-from soong.orchestrator.http.schemas import respond
+from soong.orchestrator.operations import approvals, progress, runs, service, sessions, tasks
+from soong.orchestrator.operations.context import Needs, ServiceParts
+from soong.orchestrator.operations.documents import json_bytes
+from soong.orchestrator.operations.peers import Peers
+from soong.orchestrator.operations.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.permissions.access.token import Right
 
@@ -37,26 +30,18 @@ A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`
 one tenant: a token with `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
 refused. Problems are RFC 9457 documents with a stable `code`."""
 
-_ROUTERS: Final = (
-    service_routes,
-    session_routes,
-    task_routes,
-    progress_routes,
-    run_routes,
-    approval_routes,
-    console_files,
-)
+_ROUTERS: Final = (service, sessions, tasks, progress, runs, approvals, console_files)
 
 
-def make_app(api: Api, borders: RequestPolicy, mcp: McpEndpoint) -> EdgeMiddleware:
-    """Return what is served. ``api`` is closed by its creator; ``mcp`` serves while it runs."""
-    return EdgeMiddleware(mcp, borders, api.authenticator, Peers(api.client.store.sessions), api.limits, api.requests)
+def make_app(parts: ServiceParts, borders: RequestPolicy, mcp: McpEndpoint) -> EdgeMiddleware:
+    """Return what is served. ``parts`` are closed by its creator; ``mcp`` serves while it runs."""
+    return EdgeMiddleware(mcp, borders, parts.authenticator, Peers(parts.store.sessions), parts.limits, parts.requests)
 
 
-def make_routes(api: Api) -> FastAPI:
+def make_routes(parts: ServiceParts) -> FastAPI:
     """Return the application behind the edge: every route, without the checks of who may come in."""
     app = _routes()
-    app.state.api = api
+    app.state.service = parts
     add_handlers(app)
     return app
 
@@ -92,7 +77,7 @@ def _routes() -> FastAPI:
     @app.get("/v1/openapi.json", tags=["service"], response_class=Response)
     async def openapi(_request: Request) -> Response:
         """Describe this API (OpenAPI 3.1). Needs no token."""
-        return respond(_describe(app))
+        return Response(json_bytes(_describe(app)), media_type="application/json")
 
     @app.get(
         "/api",

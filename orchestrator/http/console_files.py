@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from soong.orchestrator.embedded.listening import is_loopback
 from soong.orchestrator.http.origin_checks import name_of
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core.value import Value
 
 router = APIRouter(tags=["service"])

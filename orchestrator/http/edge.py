@@ -5,9 +5,7 @@ read in full within a limit of bytes and of time. A caller without a token is re
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -17,12 +15,12 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from soong.orchestrator.http.authentication import Authenticator
 from soong.orchestrator.http.console_files import ASSETS
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.http.peers import Address, Peers
-from soong.orchestrator.http.problems import TOLD, ProblemCode, ProblemError, problem_of
-from soong.shared.core.value import Value
+from soong.orchestrator.operations.authentication import Authenticator
+from soong.orchestrator.operations.limits import CALLER, Limits, RequestLimiter
+from soong.orchestrator.operations.peers import Address, Peers
+from soong.orchestrator.operations.problems import TOLD, ProblemCode, ProblemError, problem_of
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})
@@ -32,8 +30,6 @@ MCP_PATH: Final = "/mcp"
 _TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
 """What is read of questions and of oneself says whether one may approve."""
 MCP_HEADERS: Final = ("Mcp-Protocol-Version", "Mcp-Session-Id", "Mcp-Method", "Mcp-Name")
-CALLER: Final = "soong.caller"
-"""Where a request's scope names who sent it."""
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -47,61 +43,6 @@ HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
-
-
-class Limits(Value):
-    """Constants of the product; tests move them instead of waiting."""
-
-    body_bytes: int = 2 * 1024 * 1024
-    large_plan_bytes: int = 64 * 1024
-    large_plans: int = 2
-    """Checked at once: each may take 150 MiB and seconds of CPU time. Smaller ones do not wait for them."""
-    artifact_reads: int = 2
-    """At once: each may hold 256 MiB."""
-    body_s: float = 20.0
-    """From the end of the headers to the end of the body."""
-    headers_s: float = 15.0
-    """From the connection, or the first byte of another request, to the end of its headers."""
-    idle_s: int = 30
-    """Between two requests of a connection."""
-    connections: int = 896
-    """Below the 1,024 open files that a process has by default."""
-    requests: int = 768
-    """Held at once, long polls and streams among them."""
-    streams: int = 640
-    """Long polls and streams, so that ordinary requests always find room. A browser with the console holds two."""
-    streams_each: int = 128
-    """Of one principal: nobody takes all."""
-    stop_s: float = 8.0
-    """From the stop of the server to the end of what is under way then."""
-    keep_alive_s: float = 15.0
-    """Between two signs of life on a stream; so often its caller's token is looked at, too."""
-
-
-@dataclass(slots=True)
-class RequestLimiter:
-    """How much is held at once. A request beyond it is refused at once: nothing waits in line unseen."""
-
-    most: int
-    most_each: int
-    held: Counter[str] = field(default_factory=Counter)
-    total: int = 0
-
-    @contextmanager
-    def taken(self, who: str = "") -> Iterator[None]:
-        """Hold one place. Raises: ProblemError (too_busy)."""
-        if self.total >= self.most or self.held[who] >= self.most_each:
-            detail = "as many are open as are held at once; close some, or try again"
-            raise ProblemError(ProblemCode.TOO_BUSY, detail, headers={"Retry-After": "2"})
-        self.held[who] += 1
-        self.total += 1
-        try:
-            yield
-        finally:
-            self.total -= 1
-            self.held[who] -= 1
-            if not self.held[who]:
-                del self.held[who]
 
 
 @dataclass(slots=True)

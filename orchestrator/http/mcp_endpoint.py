@@ -21,12 +21,13 @@ from mcp.server.transport_security import TransportSecuritySettings
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.edge import CALLER, MCP_PATH, App, Message, Receive, Scope, Send
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.http.edge import MCP_PATH, App, Message, Receive, Scope, Send
 from soong.orchestrator.mcp.api import ApiProblemError, ApiReply, ServerState
 from soong.orchestrator.mcp.server import make_server
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.limits import CALLER
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
@@ -113,7 +114,7 @@ class _Exchange:
 class McpEndpoint:
     """What lies behind the edge: MCP at its path, by the server that is ``made``; ``routes`` at every other."""
 
-    api: Api
+    service: ServiceParts
     routes: App
     made: Callable[[ServerState], MCPServer[ServerState]] = make_server
     _sessions: StreamableHTTPSessionManager = field(init=False)
@@ -122,7 +123,7 @@ class McpEndpoint:
         server = self.made(ServerState(self._calls_of, lambda request: self._calls(request).rights))
         server.streamable_http_app(
             streamable_http_path=MCP_PATH,
-            max_request_body_size=self.api.limits.body_bytes,
+            max_request_body_size=self.service.limits.body_bytes,
             max_sessions=MOST_SESSIONS,
             session_idle_timeout=15 * timing.MINUTE_S,
             # The edge has checked host and origin, by the names that the operator has allowed.
@@ -152,18 +153,18 @@ class McpEndpoint:
         if scope["method"] != "GET":
             await serving
             return
-        with closing(serving), self.api.held_open(caller):
+        with closing(serving), self.service.held_open(caller):
             await self._while_valid(caller, serving)
 
     async def _while_valid(self, caller: Caller, serving: Coroutine[Any, Any, None]) -> None:
         """Keep a stream of notifications open until its caller leaves, its token ends or the server stops."""
         stream = asyncio.ensure_future(serving)
-        stopping = asyncio.ensure_future(self.api.stopping.wait())
-        every_s = self.api.limits.keep_alive_s
+        stopping = asyncio.ensure_future(self.service.stopping.wait())
+        every_s = self.service.limits.keep_alive_s
         try:
             while not (stream.done() or stopping.done()):
                 await asyncio.wait({stream, stopping}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
-                if not await self.api.authenticator.still(caller):
+                if not await self.service.authenticator.still(caller):
                     return
         finally:
             for task in (stream, stopping):

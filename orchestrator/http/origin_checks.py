@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core.errors import UsageError
 from soong.shared.core.value import Value
 

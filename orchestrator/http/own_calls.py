@@ -12,10 +12,10 @@ from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.mcp_endpoint import DirectCalls
-from soong.orchestrator.http.peers import Peer
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.peers import Peer
 from soong.shared.permissions.access.token import ApiToken, Right
 
 OWN = "own"
@@ -27,7 +27,7 @@ class OwnCalls:
     """Attached to one service: the parts of the API over its rows, and the calls of its user. Its creator closes it."""
 
     attachment: Attachment
-    api: Api
+    service: ServiceParts
     calls: DirectCalls
     _ended: asyncio.Task[object] | None = None
 
@@ -40,14 +40,14 @@ class OwnCalls:
             UnavailableError, SchemaVersionError, InvalidConfigError: the service cannot be used.
         """
         settings = attachment.settings
-        api = Api(await open_client(settings), open_metrics(settings), open_artifacts(settings))
+        service = ServiceParts(await open_client(settings), open_metrics(settings), open_artifacts(settings))
         try:
-            provenance = await check_person(api.client.store.sessions, "serve MCP")
-            token = ApiToken(OWN, settings.principal, rights, "", api.client.clock.now_us())
+            provenance = await check_person(service.client.store.sessions, "serve MCP")
+            token = ApiToken(OWN, settings.principal, rights, "", service.client.clock.now_us())
             caller = Caller(token, Peer(provenance), channel)
-            opened = cls(attachment, api, DirectCalls(make_routes(api), caller, project))
+            opened = cls(attachment, service, DirectCalls(make_routes(service), caller, project))
         except BaseException:
-            await api.close()
+            await service.close()
             raise
         if attachment.control is not None:
             opened._ended = asyncio.ensure_future(attachment.control.ended())
@@ -60,11 +60,11 @@ class OwnCalls:
 
     async def close(self) -> None:
         """Let go of the rows, then of the service."""
-        self.api.stop()
+        self.service.stop()
         if self._ended is not None:
             self._ended.cancel()
             await asyncio.gather(self._ended, return_exceptions=True)
-        await self.api.close()
+        await self.service.close()
         await self.attachment.release()
 
 

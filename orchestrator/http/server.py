@@ -16,11 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.http.app import make_app, make_routes
-from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware, Limits
+from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -105,7 +106,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    api: Api,
+    service: ServiceParts,
     settings: Settings,
     listener: socket.socket,
     stop: Callable[[], Awaitable[Any]],
@@ -117,11 +118,11 @@ async def serve(
 
     Raises: UsageError when a host or an origin of the settings is not valid.
     """
-    mcp = McpEndpoint(api, make_routes(api))
-    app = make_app(api, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins), mcp)
+    mcp = McpEndpoint(service, make_routes(service))
+    app = make_app(service, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins), mcp)
     config = uvicorn.Config(
         cast(Any, app),
-        http=type("Connection", (BoundedConnection,), {"limits": api.limits}),
+        http=type("Connection", (BoundedConnection,), {"limits": service.limits}),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -130,16 +131,16 @@ async def serve(
         log_level="critical",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=api.limits.idle_s,
-        timeout_graceful_shutdown=math.ceil(api.limits.stop_s + timing.SHORT_LIMIT_S),
+        timeout_keep_alive=service.limits.idle_s,
+        timeout_graceful_shutdown=math.ceil(service.limits.stop_s + timing.SHORT_LIMIT_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     async with mcp.running():
-        await _until_stopped(api, app, _Server(config), listener, stop, ready)
+        await _until_stopped(service, app, _Server(config), listener, stop, ready)
 
 
 async def _until_stopped(
-    api: Api,
+    service: ServiceParts,
     app: EdgeMiddleware,
     server: _Server,
     listener: socket.socket,
@@ -153,7 +154,7 @@ async def _until_stopped(
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.close_listeners()
-        api.stop()
+        service.stop()
         app.stop()
         server.should_exit = True
         stopping.cancel()
@@ -174,8 +175,8 @@ async def run(
         UsageError: a host or an origin is not valid.
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
-    api = Api(await open_client(settings), open_metrics(settings), open_artifacts(settings))
+    service = ServiceParts(await open_client(settings), open_metrics(settings), open_artifacts(settings))
     try:
-        await serve(api, settings, listener, stop, ready)
+        await serve(service, settings, listener, stop, ready)
     finally:
-        await asyncio.shield(api.close())
+        await asyncio.shield(service.close())

@@ -9,7 +9,7 @@ from soong.orchestrator.cli.checks import Level, check_database
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
-from soong.orchestrator.http.schemas import respond
+from soong.orchestrator.operations.documents import respond
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_folder import lines_of

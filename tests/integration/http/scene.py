@@ -17,9 +17,9 @@ import httpx
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.listening import address_of, listen
-from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.edge import Limits
 from soong.orchestrator.http.server import serve
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.limits import Limits
 from soong.orchestrator.owner.commands import Commands
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import NewEvent
@@ -44,7 +44,7 @@ class HttpHarness:
     """What a test speaks through. ``caller`` has every right and is the principal ``ada``."""
 
     bench: ConsentHarness
-    api: Api
+    api: ServiceParts
     address: str
     port: int
     caller: httpx.AsyncClient
@@ -170,7 +170,7 @@ async def open_scene(
     async with open_bench(mode=mode, store=store, notifier=notifier, subscriber=subscriber) as bench:
         listener = listen("127.0.0.1", 0, ())
         client = Client(served, notifier, subscriber, bench.clock, loaded)
-        api = Api(client, open_metrics(loaded), open_artifacts(loaded), limits=limits or Limits())
+        api = ServiceParts(client, open_metrics(loaded), open_artifacts(loaded), limits=limits or Limits())
         loop = asyncio.get_running_loop()
         owner = loop.create_task(_carry_out(bench))
         bench.tasks.append(owner)
@@ -193,7 +193,7 @@ async def open_scene(
 
 
 async def _scene(
-    bench: ConsentHarness, api: Api, listener: socket.socket, stop: asyncio.Event, owner: asyncio.Task[None]
+    bench: ConsentHarness, api: ServiceParts, listener: socket.socket, stop: asyncio.Event, owner: asyncio.Task[None]
 ) -> HttpHarness:
     nobody = httpx.AsyncClient(trust_env=False)
     scene = HttpHarness(bench, api, address_of(listener), listener.getsockname()[1], nobody, stop, owner)

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.problems import ProblemError
-from soong.orchestrator.http.submissions import check_follow_up
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.problems import ProblemError
+from soong.orchestrator.operations.submissions import check_follow_up
 from soong.shared.core.identity import Role
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.permissions.access.token import Right, make_token

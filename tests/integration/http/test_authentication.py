@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from soong.orchestrator.http.app import _routes, right_of, routes_of
-from soong.orchestrator.http.authentication import MOST_FAILURES
-from soong.orchestrator.http.edge import Limits
+from soong.orchestrator.operations.authentication import MOST_FAILURES
+from soong.orchestrator.operations.limits import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene

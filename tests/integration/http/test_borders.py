@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from soong.orchestrator.http.edge import Limits
+from soong.orchestrator.operations.limits import Limits
 from soong.shared.permissions.access.token import Right
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from soong.orchestrator.embedded.listening import listen
-from soong.orchestrator.http.edge import Limits
+from soong.orchestrator.operations.limits import Limits
 from soong.shared.core.errors import SoongError
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene

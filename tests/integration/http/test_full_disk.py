@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.orchestrator.http.problems import problem_of
+from soong.orchestrator.operations.problems import problem_of
 from soong.shared.core.errors import UnavailableError
 
 pytestmark = pytest.mark.spec("OPS-04")

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from soong.orchestrator.http.edge import Limits
+from soong.orchestrator.operations.limits import Limits
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.answers import AnswerDelta

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from soong.orchestrator.http.watched_reads import SharedReads
+from soong.orchestrator.operations.watched_reads import SharedReads
 
 
 async def test_those_who_ask_at_once_share_one_reading_and_later_ones_get_a_later_one() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from soong.orchestrator.http.watched_reads import WatchedReads
+from soong.orchestrator.operations.watched_reads import WatchedReads
 from soong.shared.engine.wire.notifier import Subscription
 
 

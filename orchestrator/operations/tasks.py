@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 from fastapi import APIRouter, Header, Query
 from msgspec.structs import replace
 from pydantic import Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.client.catalog import Catalogue
@@ -15,12 +14,20 @@ from soong.orchestrator.client.client import Client, counts_of, in_plan_order, s
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.submission import Ids, NextAsk, Submission, follow_up, new_ids, title_of
 from soong.orchestrator.client.task_limits import raise_limits
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import READER, RUNNER, Api, api_of, check_own, check_steering
-from soong.orchestrator.http.events import TASKS_TOLD
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
-from soong.orchestrator.http.strict import (
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
+from soong.orchestrator.operations.documents import (
+    Page,
+    PlanSchema,
+    PreviewSchema,
+    Reply,
+    Submitted,
+    TaskDetail,
+    page_of,
+)
+from soong.orchestrator.operations.events import TASKS_TOLD
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.strict import (
     MAX_LIMIT,
     Body,
     Cursor,
@@ -31,7 +38,7 @@ from soong.orchestrator.http.strict import (
     StrictRoute,
     TaskId,
 )
-from soong.orchestrator.http.submissions import (
+from soong.orchestrator.operations.submissions import (
     AskBody,
     FollowUpBody,
     PlanBody,
@@ -148,17 +155,17 @@ TraceParent = Annotated[
     responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
 )
 async def submit_task(
-    request: Request,
+    service: Service,
+    caller: Runner,
     body: SubmissionBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-    caller: Caller = RUNNER,
-) -> Response:
+) -> Reply:
     """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
     """
-    return await _submit(request, caller, body, prepared, idempotency_key, traceparent)
+    return await _submit(service, caller, body, prepared, idempotency_key, traceparent)
 
 
 @router.post(
@@ -168,32 +175,31 @@ async def submit_task(
     responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
 )
 async def submit_ask(
-    request: Request,
+    service: Service,
+    caller: Runner,
     body: AskBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-    caller: Caller = RUNNER,
-) -> Response:
+) -> Reply:
     """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
     """
-    return await _submit(request, caller, body, prepared_ask, idempotency_key, traceparent)
+    return await _submit(service, caller, body, prepared_ask, idempotency_key, traceparent)
 
 
 async def _submit(
-    request: Request, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
-) -> Response:
+    service: Service, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
+) -> Reply:
     """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
-    api = api_of(request)
     if body.allows:
         caller.require(Right.APPROVE)
     ids = ids_of(key, caller.principal, body) if key else new_ids()
-    if key and await _stands(api.client.store, ids):
-        return await _submitted(api, ids, status=200)
+    if key and await _stands(service.store, ids):
+        return await _submitted(service, ids, status=200)
     # A plan of thousands of steps is no matter of milliseconds.
-    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await api.catalogue(), api.client)
-    return await _written(api, ready, traceparent, is_named=bool(key))
+    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), service.client)
+    return await _written(service, ready, traceparent, is_named=bool(key))
 
 
 @router.post(
@@ -203,29 +209,28 @@ async def _submit(
     responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
 )
 async def submit_follow_up(
-    request: Request,
+    service: Service,
+    caller: Runner,
     session_id: SessionId,
     body: FollowUpBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-    caller: Caller = RUNNER,
-) -> Response:
+) -> Reply:
     """Give the agent of a session's last ask another goal: it knows the conversation so far.
 
     The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
     """
-    api = api_of(request)
-    store, catalogue = api.client.store, await api.catalogue()
+    store, catalogue = service.store, await service.catalogue()
     session = await store.sessions.session(session_id)
-    await check_follow_up(caller, session, store.consent, catalogue, api.client.settings)
+    await check_follow_up(caller, session, store.consent, catalogue, service.client.settings)
     task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
     if task_id and await _stands(store, Ids(session_id, task_id)):
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
             raise _reused()
-        return await _submitted(api, Ids(session_id, task_id), status=200)
+        return await _submitted(service, Ids(session_id, task_id), status=200)
     ask = NextAsk(body.goal, body.agent, body.model, settings=read_settings(body.settings), task_id=task_id)
-    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, api.client.clock)
-    return await _written(api, ready, traceparent, is_named=bool(task_id))
+    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, service.client.clock)
+    return await _written(service, ready, traceparent, is_named=bool(task_id))
 
 
 async def _last_root(store: Store, session_id: str) -> Run:
@@ -236,34 +241,33 @@ async def _last_root(store: Store, session_id: str) -> Run:
     raise NotFoundError("session with an ask", session_id)
 
 
-async def _written(api: Api, ready: Submission, traceparent: str, *, is_named: bool) -> Response:
+async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> Reply:
     """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
     # The caller's span, and never the one that this process was started by.
     task = replace(ready.task, trace_parent=well_formed(traceparent))
     try:
-        await api.client.submit(ready.session, task, budget=ready.budget)
+        await service.client.submit(ready.session, task, budget=ready.budget)
     except ConflictError as error:
         if not is_named:
             raise
         raise _reused() from error  # by another request at the same moment
-    return await _submitted(api, Ids(ready.session.id, ready.task.id), status=201)
+    return await _submitted(service, Ids(ready.session.id, ready.task.id), status=201)
 
 
-@router.post("/v1/tasks/preview", response_model=PreviewSchema, dependencies=[RUNNER])
-async def preview_plan(request: Request, body: PreviewBody) -> Response:
+@router.post("/v1/tasks/preview")
+async def preview_plan(service: Service, _caller: Runner, body: PreviewBody) -> PreviewSchema:
     """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
 
     The yes to a step as it is shown goes into `step_grants` of its submission.
     """
-    api = api_of(request)
-    preview = await asyncio.to_thread(previewed, body, await api.catalogue(), api.client.settings)
-    return respond(preview_document(preview))
+    preview = await asyncio.to_thread(previewed, body, await service.catalogue(), service.client.settings)
+    return preview_document(preview)
 
 
-@router.post("/v1/tasks/validate", response_model=PlanSchema, dependencies=[READER])
-async def validate_plan(request: Request, body: PlanBody) -> Response:
+@router.post("/v1/tasks/validate")
+async def validate_plan(service: Service, _caller: Reader, body: PlanBody) -> PlanSchema:
     """Check a plan and write nothing. Every problem is listed with its place and a fix."""
-    plan = await asyncio.to_thread(read_plan, body.plan, await api_of(request).catalogue())
+    plan = await asyncio.to_thread(read_plan, body.plan, await service.catalogue())
     inputs: list[Any] = [
         {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
         for one in plan.inputs
@@ -272,56 +276,58 @@ async def validate_plan(request: Request, body: PlanBody) -> Response:
         {"id": one.id, "kind": str(one.kind), "title": one.title, "depends_on": list(one.depends_on)}
         for one in plan.steps
     ]
-    return respond(PlanSchema(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan)))
+    return PlanSchema(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan))
 
 
-@router.get("/v1/tasks", response_model=Page[TaskSchema], dependencies=[READER])
-async def list_tasks(request: Request, session: InSession = "", cursor: Cursor = "", limit: Limit = 50) -> Response:
+@router.get("/v1/tasks")
+async def list_tasks(
+    service: Service, _caller: Reader, session: InSession = "", cursor: Cursor = "", limit: Limit = 50
+) -> Page[TaskSchema]:
     """List tasks, newest first, with the number of steps in each status."""
-    api = api_of(request)
-    found = await api.client.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
-    return respond(page_of([await _shape(api, task) for task in found], limit, found[-1].id if found else ""))
+    found = await service.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
+    return page_of([await _shape(service, task) for task in found], limit, found[-1].id if found else "")
 
 
-@router.get("/v1/tasks/{task_id}", response_model=TaskDetail, dependencies=[READER])
-async def show_task(request: Request, task_id: TaskId, cursor: StepCursor = "", limit: Limit = MAX_LIMIT) -> Response:
+@router.get("/v1/tasks/{task_id}")
+async def show_task(
+    service: Service, _caller: Reader, task_id: TaskId, cursor: StepCursor = "", limit: Limit = MAX_LIMIT
+) -> TaskDetail:
     """Show a task: its inputs, its steps page by page with output or error, what waits for an answer."""
-    store = api_of(request).client.store
+    store = service.store
     task = await store.tasks.task(task_id)
     tasks = (task, *await tasks_planned_by(store, task))
     steps, ids = await steps_of(store, tasks, after=cursor, limit=limit), {one.id for one in tasks}
     waiting = await store.consent.pending(task.session_id)
-    detail = TaskDetail.of(
+    return TaskDetail.of(
         task,
         step_counts=await counts_of(store, tasks),
         steps=[StepSchema.of(step) for step in in_plan_order(steps)],
         next=steps[-1].key if len(steps) == limit else None,
         approvals=[one.id for one in waiting if one.identity.task_id in ids],
     )
-    return respond(detail)
 
 
-@router.get("/v1/tasks/{task_id}/result", response_model=TaskResult, dependencies=[READER])
-async def task_result(request: Request, task_id: TaskId) -> Response:
+@router.get("/v1/tasks/{task_id}/result")
+async def task_result(service: Service, _caller: Reader, task_id: TaskId) -> TaskResult:
     """Show the result of a task: outputs, what was written, denied and unknown, as `soong tasks show --json` does."""
-    client = api_of(request).client
+    client = service.client
     outcome = await outcome_of(client.store, await snapshot_of(client.store, task_id), client.settings.runs)
-    return respond(TaskResult.of_outcome(outcome))
+    return TaskResult.of_outcome(outcome)
 
 
 @router.get(
     "/v1/tasks/{task_id}/graph",
-    dependencies=[READER],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}, "image/svg+xml": {}}, "description": "Mermaid text, or a picture."}},
 )
 async def task_graph(
-    request: Request,
+    service: Service,
+    _caller: Reader,
     task_id: TaskId,
     format: Annotated[Literal["mermaid", "svg"], Query(description="Mermaid text, or a picture as SVG.")] = "mermaid",
 ) -> Response:
     """Draw a task in its current state; of one with more than 1,000 steps the first, and how many are left out."""
-    store = api_of(request).client.store
+    store = service.store
     task = await store.tasks.task(task_id)
     steps = await store.tasks.step_page(task_id, limit=MOST_DRAWN)
     statuses = {step.step_id: step.status for step in steps}
@@ -337,20 +343,16 @@ async def task_graph(
     return Response(await asyncio.to_thread(draw), media_type=media_type)
 
 
-@router.post("/v1/tasks/{task_id}/pause", response_model=TaskSchema)
-async def pause_task(
-    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
-) -> Response:
+@router.post("/v1/tasks/{task_id}/pause")
+async def pause_task(service: Service, caller: Runner, task_id: TaskId, body: CommandBody = NO_REASON) -> TaskSchema:
     """Let nothing of a task start; what runs is handed back."""
-    api, task, tasks = await steered(request, task_id, caller)
+    task, tasks = await steered(service, caller, task_id)
     await tasks.pause(task, reason=body.reason)
-    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
+    return await _shape(service, await service.store.tasks.task(task_id))
 
 
-@router.post("/v1/tasks/{task_id}/resume", response_model=TaskSchema)
-async def resume_task(
-    request: Request, task_id: TaskId, body: ResumeBody | None = None, caller: Caller = RUNNER
-) -> Response:
+@router.post("/v1/tasks/{task_id}/resume")
+async def resume_task(service: Service, caller: Runner, task_id: TaskId, body: ResumeBody | None = None) -> TaskSchema:
     """Continue a paused task, or rerun the steps of an ended one that did not complete.
 
     To change what it or its session may use needs the right `approve` and one's own session.
@@ -358,39 +360,35 @@ async def resume_task(
     asked = body or ResumeBody()
     if asked.raises_limits:
         caller.require(Right.APPROVE)
-    api, task, tasks = await steered(request, task_id, caller)
+    task, tasks = await steered(service, caller, task_id)
     if asked.raises_limits:
-        store = api.client.store
+        store = service.store
         check_own(caller, await store.sessions.session(task.session_id))
         of_task = NO_BUDGET if asked.limits is None else planned_limits(asked.limits)
         await raise_limits(store.budgets, task, of_session=parse_budget(asked.budget), of_task=of_task)
     await tasks.resume(task, reason=asked.reason or "resumed")
-    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
+    return await _shape(service, await service.store.tasks.task(task_id))
 
 
-@router.post("/v1/tasks/{task_id}/cancel", response_model=TaskSchema)
-async def cancel_task(
-    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
-) -> Response:
+@router.post("/v1/tasks/{task_id}/cancel")
+async def cancel_task(service: Service, caller: Runner, task_id: TaskId, body: CommandBody = NO_REASON) -> TaskSchema:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    api, task, tasks = await steered(request, task_id, caller)
+    task, tasks = await steered(service, caller, task_id)
     await tasks.cancel(task, reason=body.reason)
-    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
+    return await _shape(service, await service.store.tasks.task(task_id))
 
 
-@router.post("/v1/tasks/{task_id}/retry", response_model=TaskSchema)
-async def retry_task(
-    request: Request, task_id: TaskId, body: RetryBody | None = None, caller: Caller = RUNNER
-) -> Response:
+@router.post("/v1/tasks/{task_id}/retry")
+async def retry_task(service: Service, caller: Runner, task_id: TaskId, body: RetryBody | None = None) -> TaskSchema:
     """Run what did not complete again; with `from` also that step and all that came of it."""
-    api, task, tasks = await steered(request, task_id, caller)
+    task, tasks = await steered(service, caller, task_id)
     asked = body or RetryBody()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
-    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
+    return await _shape(service, await service.store.tasks.task(task_id))
 
 
-@router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskSchema)
-async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchBody, caller: Caller = RUNNER) -> Response:
+@router.post("/v1/tasks/{task_id}/dispatch")
+async def dispatch_workers(service: Service, caller: Runner, task_id: TaskId, body: DispatchBody) -> TaskSchema:
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
 
     An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the
@@ -398,11 +396,11 @@ async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchBody
     """
     if body.says_what_to_do:
         caller.require(Right.APPROVE)
-    api, task, tasks = await steered(request, task_id, caller)
+    task, tasks = await steered(service, caller, task_id)
     if body.says_what_to_do:
-        check_own(caller, await api.client.store.sessions.session(task.session_id))
+        check_own(caller, await service.store.sessions.session(task.session_id))
     await tasks.dispatch_worker(task, **dict(body))
-    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
+    return await _shape(service, await service.store.tasks.task(task_id))
 
 
 async def _stands(store: Store, ids: Ids) -> bool:
@@ -421,20 +419,19 @@ def _reused() -> ProblemError:
     return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
 
 
-async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
-    store = api.client.store
+async def _submitted(service: Service, ids: Ids, *, status: int) -> Reply:
+    store = service.store
     session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
-    shape = Submitted(session=SessionSchema.of(session), task=await _shape(api, task))
-    return respond(shape, status=status, headers={"Location": f"/v1/tasks/{ids.task}"})
+    shape = Submitted(session=SessionSchema.of(session), task=await _shape(service, task))
+    return Reply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})
 
 
-async def steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, Task, TaskService]:
+async def steered(service: Service, caller: Caller, task_id: str) -> tuple[Task, TaskService]:
     """Return a task that the caller may steer. Raises: NotFoundError, ProblemError (not_yours)."""
-    api = api_of(request)
-    task = await api.client.store.tasks.task(task_id)
-    check_steering(caller, await api.client.store.sessions.session(task.session_id))
-    return api, task, api.tasks_of(caller)
+    task = await service.store.tasks.task(task_id)
+    check_steering(caller, await service.store.sessions.session(task.session_id))
+    return task, service.tasks_of(caller)
 
 
-async def _shape(api: Api, task: Task) -> TaskSchema:
-    return TaskSchema.of(task, step_counts=(await api.client.store.tasks.counts(task.id)).by_status)
+async def _shape(service: Service, task: Task) -> TaskSchema:
+    return TaskSchema.of(task, step_counts=(await service.store.tasks.counts(task.id)).by_status)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.http.peers import Peer
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.peers import Peer
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger

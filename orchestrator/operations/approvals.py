@@ -12,19 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
 from soong.orchestrator.approvals.approval import Approval, approval_of, question_of, status_of_question
 from soong.orchestrator.approvals.decide import TargetChecker, offers_session
 from soong.orchestrator.approvals.remote_responder import refusal_reason
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import READER, Api, Needs, Rhythm, api_of, until_changed
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import Page, respond
-from soong.orchestrator.http.strict import Body, Cursor, InSession, Limit, RequestId, StrictRoute, Wait
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import Approver, HasLeft, Left, Reader, Rhythm, Service, until_changed
+from soong.orchestrator.operations.documents import Page, Reply
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.strict import Body, Cursor, InSession, Limit, RequestId, StrictRoute, Wait
 from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema
 from soong.orchestrator.schemas.base import Schema
 from soong.shared.core import timing
@@ -41,7 +39,6 @@ from soong.shared.permissions.request import Answer, Choice, Provenance, Questio
 
 log = get_logger(__name__)
 router = APIRouter(route_class=StrictRoute, tags=["approvals"])
-APPROVER = Depends(Needs(Right.APPROVE))
 State = Annotated[
     Literal["pending", "all"], Query(description="Those that wait, oldest first; or all of them, newest first.")
 ]
@@ -149,7 +146,7 @@ class AnswerBody(Body):
 class ApprovalsQuery:
     """One page of the list, as its caller wants it. ``seen`` is the tag of the page that the caller has."""
 
-    api: Api
+    service: Service
     caller: Caller
     state: str
     session_id: str
@@ -167,22 +164,24 @@ class ApprovalsQuery:
         await self._poll()
         return self._tag != self.seen if self.seen else bool(self._told)
 
-    async def response(self) -> Response:
+    async def reply(self) -> Reply:
         await self._poll()
         headers = {"ETag": self._tag}
         if self._tag == self.seen:
-            return Response(status_code=304, headers=headers)
+            return Reply(None, 304, headers)
         shown = [view.shape() for view in await self._views()]
         last = self._found[0 if self._is_all else -1].request.id if len(self._found) >= self.limit else None
-        items = [one.model_dump() for one in (reversed(shown) if self._is_all else shown)]
-        return respond({"items": items, "next": last}, headers=headers)
+        items = [*reversed(shown)] if self._is_all else shown
+        return Reply(Page[AnswerableApproval].model_construct(items=items, next=last), headers=headers)
 
     async def _views(self) -> Sequence[ApprovalView]:
         """Return the questions in their sessions. Callers that ask at the same time share the reading of a session."""
-        store, api = self.api.client.store.sessions, self.api
+        store, service = self.service.store.sessions, self.service
         ids = {one.request.identity.session_id for one in self._told}
-        found = {one: await api.reads.read(("session", one), partial(store.session, one)) for one in ids}
-        return [ApprovalView(one, found[one.request.identity.session_id], self.caller, api.home) for one in self._told]
+        found = {one: await service.reads.read(("session", one), partial(store.session, one)) for one in ids}
+        return [
+            ApprovalView(one, found[one.request.identity.session_id], self.caller, service.home) for one in self._told
+        ]
 
     async def _poll(self) -> None:
         self._found = await self._read()
@@ -193,13 +192,13 @@ class ApprovalsQuery:
 
     def watch(self) -> Subscription:
         """Hear of changes, from now on. All who want the same page share what looks for them."""
-        return self.api.watched.watch(self._key, self._read, self.api.subscriptions.subscribe_questions)
+        return self.service.watched.watch(self._key, self._read, self.service.subscriptions.subscribe_questions)
 
     async def _read(self) -> Sequence[Question]:
-        return await self.api.reads.read(self._key, self._load)
+        return await self.service.reads.read(self._key, self._load)
 
     async def _load(self) -> Sequence[Question]:
-        return await self.api.client.store.consent.questions(
+        return await self.service.store.consent.questions(
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
 
@@ -210,11 +209,11 @@ class ApprovalsQuery:
     async def _stay(self, session_ids: Collection[str]) -> None:
         """Attend the sessions that wait for a responder and that the caller may answer."""
         for session_id in set(session_ids) - self._sessions.keys():
-            self._sessions[session_id] = await self.api.client.store.sessions.session(session_id)
+            self._sessions[session_id] = await self.service.store.sessions.session(session_id)
         sessions = (self._sessions[session_id] for session_id in session_ids)
         attached = (one for one in sessions if one.approval_mode is ApprovalMode.PROMPT)
         ours = [one.id for one in attached if not refusal_reason(one, self.caller.principal)]
-        self.api.attending.stay(self.caller.principal, ours)
+        self.service.attending.stay(self.caller.principal, ours)
 
     @property
     def _is_all(self) -> bool:
@@ -233,7 +232,9 @@ class ApprovalsQuery:
     responses={304: {"description": "Nothing has changed within `wait` seconds."}},
 )
 async def list_approvals(
-    request: Request,
+    service: Service,
+    caller: Reader,
+    has_left: Left,
     state: State = "pending",
     session: InSession = "",
     cursor: Cursor = "",
@@ -241,70 +242,70 @@ async def list_approvals(
     wait: Wait = 0,
     attend: Attend = False,
     if_none_match: Seen = "",
-    caller: Caller = READER,
-) -> Response:
+) -> Reply:
     """List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
 
     With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
     (without one: as soon as something waits), or after so many seconds. Who is to be waited for polls with `attend`.
     """
-    api = api_of(request)
     if attend:
         caller.require(Right.APPROVE)
-    wanted = ApprovalsQuery(api, caller, state, session, cursor, limit, if_none_match, attend)
+    wanted = ApprovalsQuery(service, caller, state, session, cursor, limit, if_none_match, attend)
     if wait:
-        with api.held_open(caller):
+        with service.held_open(caller):
             # An attendance is renewed by looking; others look again when there is something else to see.
-            rhythm = Rhythm(min(timing.RENEW_EVERY_S, api.client.settings.responder_lease_s / 3), looks_anyway=attend)
+            rhythm = Rhythm(
+                min(timing.RENEW_EVERY_S, service.client.settings.responder_lease_s / 3), looks_anyway=attend
+            )
             subscription = wanted.watch()
             try:
-                await until_changed(request, api, subscription, wanted.is_new, wait, rhythm)
+                await until_changed(service, caller, has_left, subscription, wanted.is_new, wait, rhythm)
             finally:
                 await subscription.close()
-    return await wanted.response()
+    return await wanted.reply()
 
 
-@router.get("/v1/approvals/{request_id}", response_model=AnswerableApprovalDetail)
-async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0, caller: Caller = READER) -> Response:
+@router.get("/v1/approvals/{request_id}")
+async def show_approval(
+    service: Service, caller: Reader, has_left: Left, request_id: RequestId, wait: Wait = 0
+) -> AnswerableApprovalDetail:
     """Show one question: who asks, with all its parents; the full stored input; its state.
 
     With `wait` the answer comes as soon as the question is no longer pending, or after so many seconds.
     """
-    api = api_of(request)
-    question = await _settled(request, api, caller, request_id, wait)
-    shown = await _shown(api, question, caller)
-    approval = await approval_of(api.client.store, question, TargetChecker((), Path()))
-    return respond(shown.detail(approval))
+    question = await _settled(service, caller, has_left, request_id, wait)
+    shown = await _shown(service, question, caller)
+    approval = await approval_of(service.store, question, TargetChecker((), Path()))
+    return shown.detail(approval)
 
 
 @router.post(
     "/v1/approvals/{request_id}/answer",
-    response_model=AnswerableApproval,
     responses={
         409: {"description": "Somebody was first, or the input is another."},
         410: {"description": "Withdrawn."},
     },
 )
 async def answer_approval(
-    request: Request,
+    service: Service,
+    caller: Approver,
+    has_left: Left,
     request_id: RequestId,
     body: AnswerBody,
     wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for the decision to take effect.")] = 5,
-    caller: Caller = APPROVER,
-) -> Response:
+) -> AnswerableApproval:
     """Answer a question. The first answer counts, from any channel; the call waits briefly for the owner's decision."""
-    api = api_of(request)
-    store = api.client.store
+    store = service.store
     question = await question_of(store.consent, request_id)
-    shown = await _shown(api, question, caller)
+    shown = await _shown(service, question, caller)
     _check_answer(shown, body)
     try:
-        await store.consent.answer(_row(api, caller, question, body))
+        await store.consent.answer(_row(service, caller, question, body))
     except AlreadyDecidedError:
         raise _too_late(await question_of(store.consent, request_id)) from None
-    await api.client.notifier.permission_raised(request_id, shown.session.id)
-    settled = await _settled(request, api, caller, request_id, wait)
-    return respond((await _shown(api, settled, caller)).shape())
+    await service.client.notifier.permission_raised(request_id, shown.session.id)
+    settled = await _settled(service, caller, has_left, request_id, wait)
+    return (await _shown(service, settled, caller)).shape()
 
 
 def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
@@ -322,7 +323,7 @@ def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
         raise ProblemError(ProblemCode.CHOICE_NOT_OFFERED, f"offered are {', '.join(offered)}", {"choices": offered})
 
 
-def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answer:
+def _row(service: Service, caller: Caller, question: Question, body: AnswerBody) -> Answer:
     reason = body.reason.replace("\0", "")
     return Answer(
         question.request.id,
@@ -330,7 +331,7 @@ def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answ
         caller.principal,
         caller.channel,
         body.input_digest,
-        api.client.clock.now_us(),
+        service.client.clock.now_us(),
         reason,
         {"token": caller.token.id},
         Provenance() if caller.peer is None else caller.peer.provenance,
@@ -344,19 +345,19 @@ def _too_late(question: Question) -> ProblemError:
     return ProblemError(ProblemCode.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
 
 
-async def _shown(api: Api, question: Question, caller: Caller) -> ApprovalView:
-    session = await api.client.store.sessions.session(question.request.identity.session_id)
-    return ApprovalView(question, session, caller, api.home)
+async def _shown(service: Service, question: Question, caller: Caller) -> ApprovalView:
+    session = await service.store.sessions.session(question.request.identity.session_id)
+    return ApprovalView(question, session, caller, service.home)
 
 
-async def _settled(request: Request, api: Api, caller: Caller, request_id: str, wait_s: int) -> Question:
+async def _settled(service: Service, caller: Caller, has_left: HasLeft, request_id: str, wait_s: int) -> Question:
     """Return a question once it is no longer pending, or its state when the time is over."""
-    store = api.client.store
+    store = service.store
     question = await question_of(store.consent, request_id)
     if not wait_s or not question.is_pending:
         return question
-    with api.held_open(caller):
-        subscription = await api.subscriptions.subscribe_session(question.request.identity.session_id)
+    with service.held_open(caller):
+        subscription = await service.subscriptions.subscribe_session(question.request.identity.session_id)
 
         async def is_closed() -> bool:
             nonlocal question
@@ -365,7 +366,7 @@ async def _settled(request: Request, api: Api, caller: Caller, request_id: str, 
 
         try:
             async with asyncio.timeout(wait_s + 1):
-                await until_changed(request, api, subscription, is_closed, wait_s)
+                await until_changed(service, caller, has_left, subscription, is_closed, wait_s)
         finally:
             await subscription.close()
     return question

@@ -13,9 +13,9 @@ from typing import Any, Final
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.schemas import END, KEEP_ALIVE, RETRY, frame
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import Service
+from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
@@ -37,13 +37,13 @@ async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerat
     yield END
 
 
-async def session_frames(api: Api, session_id: str) -> AsyncGenerator[bytes]:
+async def session_frames(service: Service, session_id: str) -> AsyncGenerator[bytes]:
     """Yield the state of a session, at once and after every change, until it is closed and nothing of it runs."""
-    subscription = await api.subscriptions.subscribe_session(session_id)
+    subscription = await service.subscriptions.subscribe_session(session_id)
     last: Json = None
     try:
         while True:
-            now = await _standing(api, session_id)
+            now = await _standing(service, session_id)
             if now != last:
                 last = now
                 yield frame(now, event="session")
@@ -56,8 +56,8 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[bytes]:
         await subscription.close()
 
 
-async def _standing(api: Api, session_id: str) -> dict[str, Json]:
-    store = api.client.store
+async def _standing(service: Service, session_id: str) -> dict[str, Json]:
+    store = service.store
     session = await store.sessions.session(session_id)
     tasks = await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)
     told: list[Json] = [
@@ -89,14 +89,14 @@ class SseStream:
     """
 
     frames: AsyncGenerator[bytes]
-    api: Api
+    service: Service
     caller: Caller
     _coming: asyncio.Task[bytes | None] | None = None
     _stopping: asyncio.Task[Any] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        loop, every_s = asyncio.get_running_loop(), self.api.limits.keep_alive_s
-        self._stopping = loop.create_task(self.api.stopping.wait())
+        loop, every_s = asyncio.get_running_loop(), self.service.limits.keep_alive_s
+        self._stopping = loop.create_task(self.service.stopping.wait())
         checked_s = loop.time()
         yield RETRY
         while True:
@@ -107,7 +107,7 @@ class SseStream:
                 return
             if loop.time() - checked_s >= every_s:
                 checked_s = loop.time()
-                if not await self.api.authenticator.still(self.caller):
+                if not await self.service.authenticator.still(self.caller):
                     return
             if not self._coming.done():
                 yield KEEP_ALIVE
@@ -129,15 +129,15 @@ class SseStream:
 class EventStream(StreamingResponse):
     """A stream of events. It holds one of its caller's places from before its first byte until its end."""
 
-    def __init__(self, frames: AsyncGenerator[bytes], api: Api, caller: Caller) -> None:
-        self._kept = SseStream(frames, api, caller)
+    def __init__(self, frames: AsyncGenerator[bytes], service: Service, caller: Caller) -> None:
+        self._kept = SseStream(frames, service, caller)
         super().__init__(
             aiter(self._kept), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end. Raises: ProblemError (too_busy), before anything was sent."""
-        with self._kept.api.held_open(self._kept.caller):
+        with self._kept.service.held_open(self._kept.caller):
             try:
                 await super().__call__(scope, receive, send)
             finally:

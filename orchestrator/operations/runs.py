@@ -5,17 +5,15 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.client.tail import RunTail, follow_live
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import READER, RUNNER, api_of
-from soong.orchestrator.http.events import EventStream, run_frames
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import Page, page_of, respond
-from soong.orchestrator.http.strict import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId, StrictRoute
-from soong.orchestrator.http.task_routes import CommandBody, steered
+from soong.orchestrator.operations.context import Reader, Runner, Service
+from soong.orchestrator.operations.documents import Page, page_of
+from soong.orchestrator.operations.events import EventStream, run_frames
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.strict import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId, StrictRoute
+from soong.orchestrator.operations.tasks import CommandBody, steered
 from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, NodeSchema, RunDetail, RunSchema
 
 MAX_ARTIFACT_PAGE: Final = 1_000_000
@@ -31,72 +29,81 @@ class AbortBody(CommandBody):
     goes_on: bool = Field(default=False, alias="continue", description="End this call alone: its agent continues.")
 
 
-@router.get("/v1/runs", response_model=Page[RunSchema], dependencies=[READER])
+@router.get("/v1/runs")
 async def list_runs(
-    request: Request, session: InSession = "", task: InTask = "", cursor: Cursor = "", limit: Limit = 50
-) -> Response:
+    service: Service,
+    _caller: Reader,
+    session: InSession = "",
+    task: InTask = "",
+    cursor: Cursor = "",
+    limit: Limit = 50,
+) -> Page[RunSchema]:
     """List runs, newest first."""
-    store = api_of(request).client.store
+    store = service.store
     found = await store.runs.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
-    return respond(page_of([RunSchema.of(run) for run in found], limit, found[-1].id if found else ""))
+    return page_of([RunSchema.of(run) for run in found], limit, found[-1].id if found else "")
 
 
-@router.get("/v1/runs/{run_id}", response_model=RunDetail, dependencies=[READER])
-async def show_run(request: Request, run_id: RunId) -> Response:
+@router.get("/v1/runs/{run_id}")
+async def show_run(service: Service, _caller: Reader, run_id: RunId) -> RunDetail:
     """Show a run: lineage, usage, times, and every tool with the rule that gave or refused it."""
-    return respond(RunDetail.of(await api_of(request).client.store.runs.run(run_id)))
+    return RunDetail.of(await service.store.runs.run(run_id))
 
 
-@router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeSchema], dependencies=[READER])
-async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
+@router.get("/v1/runs/{run_id}/nodes")
+async def list_nodes(
+    service: Service, _caller: Reader, run_id: RunId, after: After = 0, limit: Limit = 50
+) -> Page[NodeSchema]:
     """Read a run's context tree: the input of the model, its output, and the results of tools."""
-    store = api_of(request).client.store
+    store = service.store
     run = await store.runs.run(run_id)
     found = await store.runs.node_page(run_id, after=after, limit=limit)
     last = found[-1].number if found else run.last_node
-    return respond(_page([NodeSchema.of(one) for one in found], limit, last, run.last_node))
+    return _page([NodeSchema.of(one) for one in found], limit, last, run.last_node)
 
 
-@router.get("/v1/runs/{run_id}/events", response_model=Page[EventSchema], dependencies=[READER])
-async def list_events(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
+@router.get("/v1/runs/{run_id}/events")
+async def list_events(
+    service: Service, _caller: Reader, run_id: RunId, after: After = 0, limit: Limit = 50
+) -> Page[EventSchema]:
     """Read a run's log as CloudEvents; `id` is the event's number, without gaps from 1 on."""
-    store = api_of(request).client.store
+    store = service.store
     run = await store.runs.run(run_id)
     found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
-    return respond(_page(events, limit, found[-1].seq if found else run.last_seq, run.last_seq))
+    return _page(events, limit, found[-1].seq if found else run.last_seq, run.last_seq)
 
 
-def _page(entries: Sequence[BaseModel], limit: int, last: int, last_of_run: int) -> dict[str, Any]:
+def _page(entries: Sequence[BaseModel], limit: int, last: int, last_of_run: int) -> Page[Any]:
     """Return a page of a run's log, which is shorter where its entries are large."""
     return page_of(entries, len(entries) if last < last_of_run else limit, str(last) if entries else "")
 
 
-@router.get("/v1/artifacts/{digest}", response_model=ArtifactPage, dependencies=[READER])
+@router.get("/v1/artifacts/{digest}")
 async def read_artifact(
-    request: Request,
+    service: Service,
+    _caller: Reader,
     digest: ArtifactDigest,
     offset: Annotated[int, Query(ge=0, le=2**53, description="Begin at this byte.")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_ARTIFACT_PAGE, description="At most so many bytes.")] = 50_000,
-) -> Response:
+) -> ArtifactPage:
     """Read a part of an artifact: output that was too long for a result, or the copy of a file that a run wrote.
 
     The bytes are checked against their digest at each read. The server needs the data folder of the workers.
     """
-    api = api_of(request)
-    async with api.artifact_reads:  # each may hold the largest artifact in memory
-        data = await api.artifacts.get(digest)
-        return respond(ArtifactPage.page(digest, data, offset, limit))
+    async with service.artifact_reads:  # each may hold the largest artifact in memory
+        data = await service.artifacts.get(digest)
+        return ArtifactPage.page(digest, data, offset, limit)
 
 
-@router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)
-async def abort_run(request: Request, run_id: RunId, body: AbortBody, caller: Caller = RUNNER) -> Response:
+@router.post("/v1/runs/{run_id}/abort")
+async def abort_run(service: Service, caller: Runner, run_id: RunId, body: AbortBody) -> RunSchema:
     """End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose end the agent reads."""
-    store = api_of(request).client.store
+    store = service.store
     run = await store.runs.run(run_id)
-    _, task, tasks = await steered(request, run.identity.task_id, caller)
+    task, tasks = await steered(service, caller, run.identity.task_id)
     await tasks.abort(task, run.id, body.call, reason=body.reason, goes_on=body.goes_on)
-    return respond(RunSchema.of(await store.runs.run(run_id)))
+    return RunSchema.of(await store.runs.run(run_id))
 
 
 @router.get(
@@ -111,11 +118,11 @@ async def abort_run(request: Request, run_id: RunId, body: AbortBody, caller: Ca
     },
 )
 async def stream_events(
-    request: Request,
+    service: Service,
+    caller: Reader,
     run_id: RunId,
     after: After = 0,
     last_event_id: LastEventId = "",
-    caller: Caller = READER,
 ) -> Response:
     """Follow a run's log: stored events from a number on, then live ones, without gaps or duplicates.
 
@@ -125,14 +132,13 @@ async def stream_events(
     While a model answers, events `delta` without an `id` say what it has written so far: from position `at` on, `text`
     replaces what was there. They are not stored; the complete answer is a node of the run.
     """
-    api = api_of(request)
-    run = await api.client.store.runs.run(run_id)
+    run = await service.store.runs.run(run_id)
     seen = int(last_event_id) if last_event_id else after
     if seen > run.last_seq:
         detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen}"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
-    tail = RunTail(api.client.store.runs, api.subscriptions.subscribe_run)
-    live = follow_live(tail, api.subscriptions.subscribe_answer, run_id, from_seq=seen + 1)
-    return EventStream(run_frames(live), api, caller)
+    tail = RunTail(service.store.runs, service.subscriptions.subscribe_run)
+    live = follow_live(tail, service.subscriptions.subscribe_answer, run_id, from_seq=seen + 1)
+    return EventStream(run_frames(live), service, caller)

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.client.client import lack_of, tasks_planned_by
 from soong.orchestrator.client.outcome import step_report
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import READER, Api, api_of, until_changed
-from soong.orchestrator.http.events import EventStream
-from soong.orchestrator.http.schemas import respond
-from soong.orchestrator.http.strict import StrictRoute, TaskId, Wait
+from soong.orchestrator.operations.context import Left, Reader, Service, until_changed
+from soong.orchestrator.operations.documents import Reply
+from soong.orchestrator.operations.events import EventStream
+from soong.orchestrator.operations.strict import StrictRoute, TaskId, Wait
 from soong.orchestrator.schemas.run import tools_of
 from soong.orchestrator.schemas.task import StepDetail, TaskProgress
 from soong.shared.engine.tasks.status import TaskStatus
@@ -31,7 +29,7 @@ StepId = Annotated[str, Query(max_length=400, description="The step's id in its 
 class _ProgressQuery:
     """One caller's look at a task, as cheap as can be: steps are read only for the answer."""
 
-    api: Api
+    service: Service
     task: Task
     seen: str
     planned: tuple[Task, ...] = ()
@@ -43,7 +41,7 @@ class _ProgressQuery:
         return self.tag != self.seen if self.seen else self.task.status is not TaskStatus.RUNNING or bool(self.waiting)
 
     async def look(self) -> None:
-        store = self.api.client.store
+        store = self.service.store
         self.task = await store.tasks.task(self.task.id)
         self.planned = await tasks_planned_by(store, self.task)
         ids = {self.task.id, *(one.id for one in self.planned)}
@@ -64,31 +62,31 @@ class _ProgressQuery:
     responses={304: {"description": "Nothing has changed within `wait` seconds."}},
 )
 async def task_progress(
-    request: Request,
+    service: Service,
+    caller: Reader,
+    has_left: Left,
     task_id: TaskId,
     wait: Wait = 0,
     if_none_match: Seen = "",
-    caller: Caller = READER,
-) -> Response:
+) -> Reply:
     """Show how far a task is: steps by status, what runs, what failed, which questions wait.
 
     With `wait` the answer comes as soon as the task's status or its questions differ from those whose `ETag` is sent
     (without one: as soon as it has ended, is paused, or a question waits), or after so many seconds.
     """
-    api = api_of(request)
-    wanted = _ProgressQuery(api, await api.client.store.tasks.task(task_id), if_none_match)
+    wanted = _ProgressQuery(service, await service.store.tasks.task(task_id), if_none_match)
     if wait:
-        with api.held_open(caller):
-            subscription = await api.subscriptions.subscribe_session(wanted.task.session_id)
+        with service.held_open(caller):
+            subscription = await service.subscriptions.subscribe_session(wanted.task.session_id)
             try:
-                await until_changed(request, api, subscription, wanted.is_new, wait)
+                await until_changed(service, caller, has_left, subscription, wanted.is_new, wait)
             finally:
                 await subscription.close()
     await wanted.look()
     if wanted.seen == wanted.tag:
-        return Response(status_code=304, headers={"ETag": wanted.tag})
-    progress = await TaskProgress.read(api.client.store, (wanted.task, *wanted.planned), wanted.waiting)
-    return respond(progress, headers={"ETag": wanted.tag})
+        return Reply(None, 304, {"ETag": wanted.tag})
+    progress = await TaskProgress.read(service.store, (wanted.task, *wanted.planned), wanted.waiting)
+    return Reply(progress, headers={"ETag": wanted.tag})
 
 
 @router.get(
@@ -96,23 +94,22 @@ async def task_progress(
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {}}, "description": "An event `task`, events `change`, `end`."}},
 )
-async def stream_task(request: Request, task_id: TaskId, caller: Caller = READER) -> Response:
+async def stream_task(service: Service, caller: Reader, task_id: TaskId) -> Response:
     """Follow a task: an event `task` with every step, then an event `change` with the steps that changed.
 
     Both have the task, its waiting questions and the tasks that its agent made. Steps have no output here
     (`GET /v1/tasks/{id}/step?id=…`). A reader that connects again begins with `task`, and has lost nothing. When
     the task has ended and nothing of it runs, an event `end` is the last.
     """
-    api = api_of(request)
-    await api.feeds.require(task_id)
-    return EventStream(api.feeds.frames(task_id), api, caller)
+    await service.feeds.require(task_id)
+    return EventStream(service.feeds.frames(task_id), service, caller)
 
 
-@router.get("/v1/tasks/{task_id}/step", response_model=StepDetail, dependencies=[READER])
-async def show_step(request: Request, task_id: TaskId, id: StepId) -> Response:
+@router.get("/v1/tasks/{task_id}/step")
+async def show_step(service: Service, _caller: Reader, task_id: TaskId, id: StepId) -> StepDetail:
     """Show a step: its output or error, what its run was given and denied, why no worker takes it."""
-    store = api_of(request).client.store
+    store = service.store
     step = await store.tasks.step(f"{task_id}/{id}")
     granted = tools_of((await store.runs.run(step.run_id)).surface) if step.run_id else []
     report = await step_report(store, step, granted)
-    return respond(StepDetail.of(step, report, lacks=await lack_of(store, step)))
+    return StepDetail.of(step, report, lacks=await lack_of(store, step))

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.client.workers import list_workers, usage_totals
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import READER, api_of
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of, respond
-from soong.orchestrator.http.strict import Body, InSession, Limit, StrictRoute
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import Reader, Service
+from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
 from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import rfc3339
@@ -29,23 +29,23 @@ AfterOrdinal = Annotated[int, Query(ge=0, le=2**53, description="`next` of the p
 Kinds = Annotated[Sequence[AuditKind], Query(description="Only entries of these kinds.")]
 
 
-@router.get("/v1/health", response_model=HealthSchema, tags=["service"])
-async def health() -> Response:
+@router.get("/v1/health", tags=["service"])
+async def health() -> HealthSchema:
     """Report that this process answers, without a query. Needs no token."""
-    return respond(HealthSchema(status="ok"))
+    return HealthSchema(status="ok")
 
 
-@router.get("/v1/ready", response_model=HealthSchema, tags=["service"])
-async def ready(request: Request) -> Response:
+@router.get("/v1/ready", tags=["service"])
+async def ready(service: Service) -> HealthSchema:
     """Say whether the database answers: 200 or 503. Needs no token."""
-    await api_of(request).look_at_rows()
-    return respond(HealthSchema(status="ok"))
+    await service.look_at_rows()
+    return HealthSchema(status="ok")
 
 
-@router.get("/v1/me", response_model=CallerSchema, tags=["service"])
-async def me(caller: Caller = READER) -> Response:
+@router.get("/v1/me", tags=["service"])
+async def me(caller: Reader) -> CallerSchema:
     """Say who the token speaks for, and what it may do."""
-    return respond(caller_document(caller))
+    return caller_document(caller)
 
 
 def caller_document(caller: Caller) -> CallerSchema:
@@ -58,42 +58,40 @@ def caller_document(caller: Caller) -> CallerSchema:
     )
 
 
-@router.get("/v1/workers", response_model=WorkersSchema, tags=["service"], dependencies=[READER])
-async def workers(request: Request) -> Response:
+@router.get("/v1/workers", tags=["service"])
+async def workers(service: Service, _caller: Reader) -> WorkersSchema:
     """List the workers that are not gone, with what each holds, and the queues."""
-    api = api_of(request)
-    view = await list_workers(api.client.store.claims, api.client.store.sessions, api.metrics)
-    return respond(WorkersSchema.of_view(view))
+    view = await list_workers(service.store.claims, service.store.sessions, service.metrics)
+    return WorkersSchema.of_view(view)
 
 
-@router.get("/v1/usage", response_model=UsageSums, tags=["service"], dependencies=[READER])
+@router.get("/v1/usage", tags=["service"])
 async def usage(
-    request: Request,
+    service: Service,
+    _caller: Reader,
     by: Annotated[UsageBy, Query(description="What sums are made by.")] = UsageBy.DAY,
     days: Annotated[int, Query(ge=1, le=366, description="Runs made within so many days.")] = 7,
     session: InSession = "",
-) -> Response:
+) -> UsageSums:
     """Show what agents have used: requests, tokens, tool calls and cost."""
-    client = api_of(request).client
+    client = service.client
     since_us = client.clock.now_us() - days * 86_400_000_000
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
     unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
-    return respond(UsageSums.of_totals(by, totals, unsummed))
+    return UsageSums.of_totals(by, totals, unsummed)
 
 
 @router.get(
     "/v1/metrics",
     tags=["service"],
-    dependencies=[READER],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text form."}},
 )
-async def metrics(request: Request) -> Response:
+async def metrics(service: Service, _caller: Reader) -> Response:
     """Say what to watch, in Prometheus' text form; no names of sessions, tasks or people."""
     from soong.orchestrator.telemetry.metrics import CONTENT_TYPE, collect, text
 
-    api = api_of(request)
-    return Response(text(await collect(api.client.store, api.metrics, api.client.clock)), media_type=CONTENT_TYPE)
+    return Response(text(await collect(service.store, service.metrics, service.client.clock)), media_type=CONTENT_TYPE)
 
 
 class SignInBody(Body):
@@ -104,35 +102,36 @@ class SignInBody(Body):
     )
 
 
-@router.post("/v1/sign-in", response_model=CallerSchema, tags=["service"])
-async def sign_in(request: Request, body: SignInBody) -> Response:
+@router.post("/v1/sign-in", tags=["service"])
+async def sign_in(request: Request, service: Service, body: SignInBody) -> CallerSchema:
     """Turn a code into a token, once. Needs no token.
 
     The token's text is `soong_`, the `token` of the answer, `_`, and the secret, which is never sent here. The code is
     worth nothing afterwards, and after a minute.
     """
     address = request.client.host if request.client is not None else ""
-    caller = await api_of(request).authenticator.sign_in(body.code, body.digest, address)
-    return respond(caller_document(caller))
+    caller = await service.authenticator.sign_in(body.code, body.digest, address)
+    return caller_document(caller)
 
 
-@router.get("/v1/audit", tags=["service"], response_model=Page[AuditEntrySchema], dependencies=[READER])
+@router.get("/v1/audit", tags=["service"])
 async def list_audit(
-    request: Request,
+    service: Service,
+    _caller: Reader,
     session: InSession = "",
     kind: Kinds = (),
     since: Since = "400d",
     after: AfterOrdinal = 0,
     limit: Limit = 50,
-) -> Response:
+) -> Page[AuditEntrySchema]:
     """List who answered, decided and granted what, oldest first; `soong audit verify` checks the entries."""
-    client = api_of(request).client
+    client = service.client
     since_us = client.clock.now_us() - age_s(since) * 1_000_000
     found = await client.store.audit.audit_entries(
         after=after, session_id=session, kinds=kind, since_us=max(0, since_us), limit=limit
     )
     last = str(found[-1].ordinal) if found else ""
-    return respond(page_of([AuditEntrySchema.of(entry) for entry in found], limit, last))
+    return page_of([AuditEntrySchema.of(entry) for entry in found], limit, last)
 
 
 def age_s(text: str) -> int:

@@ -5,18 +5,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Final, Protocol, TypeAlias
 
 from fastapi import Depends, Request
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.http.authentication import Authenticator, Caller
-from soong.orchestrator.http.edge import CALLER, Limits, RequestLimiter
-from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.task_feed import TaskFeeds
-from soong.orchestrator.http.watched_reads import SharedReads, SubscriptionPool, WatchedReads
+from soong.orchestrator.operations.authentication import Authenticator, Caller
+from soong.orchestrator.operations.limits import CALLER, Limits, RequestLimiter
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.task_feed import TaskFeeds
+from soong.orchestrator.operations.watched_reads import SharedReads, SubscriptionPool, WatchedReads
 from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
@@ -24,6 +24,7 @@ from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
+from soong.shared.storage.store import Store
 
 CHANNEL: Final = "http"
 
@@ -109,7 +110,7 @@ EACH_SECOND: Final = Rhythm(1.0, looks_anyway=True)
 
 
 @dataclass(slots=True)
-class Api:
+class ServiceParts:
     """One server's parts. Its creator closes it. ``stop`` ends long polls and streams."""
 
     client: Client
@@ -140,6 +141,10 @@ class Api:
         self.subscriptions = SubscriptionPool(self.client.subscriber)
         self.feeds = TaskFeeds(self.client.store, self.subscriptions)
         self.attending = ResponderLeases(self.client)
+
+    @property
+    def store(self) -> Store:
+        return self.client.store
 
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""
@@ -187,10 +192,10 @@ class Api:
         await self.client.close()
 
 
-def api_of(request: Request) -> Api:
-    """Return the server's parts, for a route."""
-    api: Api = request.app.state.api
-    return api
+def service_of(request: Request) -> ServiceParts:
+    """Return the parts that a request's operation works with."""
+    service: ServiceParts = request.app.state.service
+    return service
 
 
 class Needs(Value):
@@ -206,8 +211,17 @@ class Needs(Value):
         return caller
 
 
-READER: Final[Any] = Depends(Needs(Right.READ))
-RUNNER: Final[Any] = Depends(Needs(Right.RUN))
+def _leaving(request: Request) -> "HasLeft":
+    return request.is_disconnected
+
+
+HasLeft = Callable[[], Awaitable[bool]]
+"""Says whether the caller waits no longer."""
+Service: TypeAlias = Annotated[ServiceParts, Depends(service_of)]
+Left: TypeAlias = Annotated[HasLeft, Depends(_leaving)]
+Reader: TypeAlias = Annotated[Caller, Depends(Needs(Right.READ))]
+Runner: TypeAlias = Annotated[Caller, Depends(Needs(Right.RUN))]
+Approver: TypeAlias = Annotated[Caller, Depends(Needs(Right.APPROVE))]
 
 
 def check_steering(caller: Caller, session: Session) -> None:
@@ -225,8 +239,9 @@ def check_own(caller: Caller, session: Session) -> None:
 
 
 async def until_changed(
-    request: Request,
-    api: Api,
+    service: ServiceParts,
+    caller: Caller,
+    has_left: HasLeft,
     subscription: Subscription,
     is_enough: Callable[[], Awaitable[bool]],
     wait_s: float,
@@ -241,8 +256,8 @@ async def until_changed(
     is_heard = True
     while not (is_heard and await is_enough()):
         left_s = deadline_s - loop.time()
-        if left_s <= 0 or api.stopping.is_set() or await request.is_disconnected():
+        if left_s <= 0 or service.stopping.is_set() or await has_left():
             break
         is_heard = bool(await subscription.wait(min(rhythm.every_s, left_s))) or rhythm.looks_anyway
-    if not await api.authenticator.still(request.scope[CALLER]):
+    if not await service.authenticator.still(caller):
         raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")

@@ -14,6 +14,7 @@ from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema
 from soong.orchestrator.schemas.run import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskSchema
 from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.value import Value
 
 T = TypeVar("T")
 
@@ -102,12 +103,21 @@ class HealthSchema(Schema):
     status: str
 
 
-def respond(
-    shape: BaseModel | Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Return a document as it is sent."""
-    value = shape.model_dump(mode="python") if isinstance(shape, BaseModel) else dict(shape)
-    return Response(json_bytes(value), status, dict(headers or {}), "application/json")
+class Reply(Value):
+    """A document with a status or headers of its own; without one: nothing has changed."""
+
+    document: Any
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+def respond(returned: BaseModel | Reply) -> Response:
+    """Return what an operation returns as it is sent."""
+    reply = returned if isinstance(returned, Reply) else Reply(returned)
+    headers = dict(reply.headers)
+    if reply.document is None:
+        return Response(status_code=reply.status, headers=headers)
+    return Response(json_bytes(reply.document.model_dump()), reply.status, headers, "application/json")
 
 
 def json_bytes(value: object) -> bytes:
@@ -119,9 +129,9 @@ def json_bytes(value: object) -> bytes:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def page_of(items: Sequence[BaseModel], limit: int, last: str) -> dict[str, Any]:
+def page_of(items: Sequence[BaseModel], limit: int, last: str) -> Page[Any]:
     """Return a page; a full one has a next one, which may turn out to be empty."""
-    return {"items": [item.model_dump() for item in items], "next": last if len(items) >= limit and last else None}
+    return Page.model_construct(items=list(items), next=last if len(items) >= limit and last else None)
 
 
 def frame_of(head: dict[str, Json], name: str, items: Iterable[bytes], *, event: str) -> bytes:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.client.client import tasks_planned_by
-from soong.orchestrator.http.schemas import END, frame_of, json_bytes
-from soong.orchestrator.http.watched_reads import SubscriptionPool
+from soong.orchestrator.operations.documents import END, frame_of, json_bytes
+from soong.orchestrator.operations.watched_reads import SubscriptionPool
 from soong.orchestrator.schemas.base import instant
 from soong.orchestrator.schemas.task import TaskSchema
 from soong.shared.core import timing

@@ -14,16 +14,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec.structs import replace
 from pydantic import Field, JsonValue
-from starlette.requests import Request
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.submission import Ids, SessionTerms, Submission, ask_submission, submission
-from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import api_of, check_own
-from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
-from soong.orchestrator.http.strict import Body
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import ServiceParts, check_own
+from soong.orchestrator.operations.documents import PreviewSchema
+from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
+from soong.orchestrator.operations.strict import Body
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
@@ -72,13 +72,13 @@ class PlanBody(Body):
     plan: PlanSource
 
     @classmethod
-    async def also_wrong(cls, request: Request, given: Mapping[str, Any]) -> Sequence[Json]:
+    async def also_wrong(cls, service: ServiceParts, given: Mapping[str, Any]) -> Sequence[Json]:
         """Return what is wrong with the plan of a body that has a field too many, too few or of another type."""
         plan = given.get("plan")
         if not isinstance(plan, dict | str):
             return ()
         try:
-            await asyncio.to_thread(read_plan, plan, await api_of(request).catalogue())
+            await asyncio.to_thread(read_plan, plan, await service.catalogue())
         except InvalidPlanError as error:
             return plan_errors(error)
         return ()
@@ -305,13 +305,13 @@ def _policy(catalogue: Catalogue, settings: Settings) -> Policy:
     return replace(catalogue.policy, read_roots=_read_roots(catalogue.policy, settings.http_projects))
 
 
-def preview_document(preview: Preview) -> Mapping[str, Any]:
+def preview_document(preview: Preview) -> PreviewSchema:
     """Return a preview as it is sent: each step with the digest that a yes to it names."""
     steps: list[Json] = [
         {**step.as_json(), "grant_digest": _grant_digest(step.grant) if step.grantable else None}
         for step in preview.steps
     ]
-    return {**preview.as_json(), "steps": steps}
+    return PreviewSchema.model_validate({**preview.as_json(), "steps": steps})
 
 
 def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[StepGrant]:

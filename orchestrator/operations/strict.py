@@ -6,6 +6,7 @@ A refusal names each field or parameter with what to do about it. Parameters tha
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import wraps
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, get_args
 from urllib.parse import parse_qsl
@@ -17,8 +18,9 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from starlette.responses import Response
 
-from soong.orchestrator.http.context import api_of
-from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
+from soong.orchestrator.operations.context import ServiceParts, service_of
+from soong.orchestrator.operations.documents import respond
+from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidJsonError, NotFoundError
 from soong.shared.core.jsontext import Json, parse_strict
@@ -135,7 +137,7 @@ class Body(BaseModel):
     """Whether a plan is in it, whose checks take much memory when it is large."""
 
     @classmethod
-    async def also_wrong(cls, _request: Request, _given: Mapping[str, Any]) -> Sequence[Json]:
+    async def also_wrong(cls, _service: ServiceParts, _given: Mapping[str, Any]) -> Sequence[Json]:
         """Return what else is wrong with a body whose fields are, so that everything is reported at once."""
         return ()
 
@@ -158,7 +160,15 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that refuses what it does not know."""
+    """A route that refuses what it does not know, and sends what its operation returns."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        @wraps(endpoint)
+        async def responding(**given: Any) -> Response:
+            returned = await endpoint(**given)
+            return returned if isinstance(returned, Response) else respond(returned)
+
+        super().__init__(path, responding, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -183,15 +193,15 @@ async def _room_for(request: Request, body: type[BaseModel] | None) -> AbstractA
     """Return what has to be entered before a body is read as JSON: a large plan waits for others of its like."""
     if body is None or not issubclass(body, Body) or not body.holds_plan:
         return nullcontext()
-    api = api_of(request)
-    is_large = len(await request.body()) > api.limits.large_plan_bytes
-    return api.large_plans if is_large else nullcontext()
+    service = service_of(request)
+    is_large = len(await request.body()) > service.limits.large_plan_bytes
+    return service.large_plans if is_large else nullcontext()
 
 
 async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:
     errors = errors_of(error.errors(), body)
     if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
-        errors += await body.also_wrong(request, error.body)
+        errors += await body.also_wrong(service_of(request), error.body)
     return ProblemError(
         ProblemCode.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
     )

@@ -1,0 +1,1 @@
+"""The operations of the service: one function per act, with the caller's rights, for every interface."""

@@ -66,6 +66,7 @@ def run_here(given: RunArguments, handed: Handed) -> int:
         model=settings.model,
         allow=given.allow,
         principal=settings.principal,
+        ids=_ids_of(handed, settings),
         budget=given.budget,
         settings=parse_settings(given.settings),
         max_concurrent=given.max_concurrent or 0,
@@ -78,6 +79,15 @@ def run_here(given: RunArguments, handed: Handed) -> int:
     return asyncio.run(
         run_and_follow(settings, prepared, is_detached=given.is_detached, is_json=given.is_json, handed=handed)
     )
+
+
+def _ids_of(handed: Handed, settings: Settings) -> Ids:
+    """Return the ids of what a service may have written without being able to say so; else new ones."""
+    if handed.body is None:
+        return new_ids()
+    from soong.orchestrator.operations.submissions import SubmissionBody, ids_of
+
+    return ids_of(handed.key, settings.principal, SubmissionBody.model_validate(handed.body))
 
 
 def _consented(preview: Preview, given: RunArguments) -> Sequence[StepGrant]:

@@ -112,10 +112,12 @@ class EarlySignals:
 class Handed(Value):
     """What became of a plan. With an ``exit_code`` everything is done and reported; else a client continues.
 
-    ``key`` names the submission: written again with it, it is the same session and task.
+    ``key`` names the submission ``body``: written again with it, it is the same session and task.
     """
 
     key: str
+    body: Document | None = None
+    """What was sent to the service."""
     task_id: str = ""
     """The service has written this task, and its beginning is on the terminal."""
     exit_code: int | None = None
@@ -128,8 +130,8 @@ def hand_over(arguments: RunArguments) -> Handed:
     Raises:
         UsageError: an input has no name, or is given twice.
     """
-    own = Handed(new_id("key"))
     body = _body(arguments)
+    own = Handed(new_id("key"), body)
     if body is None:
         return own
     api = HomeApi(service_home())

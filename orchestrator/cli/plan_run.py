@@ -22,7 +22,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Submission
 from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.outcome import ExitCode
-from soong.orchestrator.client.submission import SessionTerms, submission
+from soong.orchestrator.client.submission import Ids, SessionTerms, new_ids, submission
 from soong.orchestrator.embedded.early_service import import_also
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import attach

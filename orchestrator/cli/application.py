@@ -13,7 +13,10 @@ from soong.orchestrator.cli.options import Verbosity, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-_FOOTER = "Run `soong help COMMAND` for one command, `soong config show` for the settings (SOONG_*)."
+_FOOTER = (
+    "Run `soong help COMMAND` for one command, `soong config show` for the settings (SOONG_*). "
+    "The documentation is docs/ of the source: begin with docs/tutorial.md."
+)
 
 
 class CommandGroup(TyperGroup):

@@ -52,7 +52,7 @@ def show(*, is_json: bool = JSON) -> None:
 
 
 def settings_in_force(settings: Settings, file: Config) -> list[SettingValue]:
-    """Return every setting in the order of the README. Passwords in URLs are left out."""
+    """Return every setting in the order of its class. Passwords in URLs are left out."""
     in_force, configured = with_config(settings, file), given_by(file)
     return [
         SettingValue(

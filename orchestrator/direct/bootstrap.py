@@ -121,7 +121,7 @@ async def open_tools(
     ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are more sources. What asks goes
     to ``permission_callback``, which answers every question of this session; without it only ``allow`` rules
     (``tool:scope``) do. ``elicitation_callback`` answers what MCP servers ask during calls; without it the other
-    callback does. ``settings`` are those of the README without their prefix.
+    callback does. ``settings`` are those of the environment without their prefix.
 
     Raises:
         UsageError: something of it is wrong; nothing was written.

@@ -1,7 +1,7 @@
 """Every setting, and the only place that reads the environment.
 
 A setting is named ``SOONG_<NAME>`` in the environment; secrets may come as ``SOONG_<NAME>_FILE``. Durations are seconds
-at this border. The README lists each one; a test holds the two together.
+at this border. docs/reference/settings.md lists each one.
 """
 
 import hashlib

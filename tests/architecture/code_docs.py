@@ -30,6 +30,8 @@ from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
 from tests.architecture.chart_docs import chart_values
+from tests.architecture.command_docs import commands
+from tests.architecture.llms_docs import llms_text
 from tests.architecture.python_docs import python_api
 from tests.spec_document import ROOT
 
@@ -94,6 +96,7 @@ def planning_schema_text() -> str:
 
 
 FILES: Mapping[str, Callable[[], str]] = {
+    "docs/llms.txt": llms_text,
     "docs/plan.schema.json": plan_schema_text,
     "docs/openapi.json": openapi_text,
     "shared/toolsets/tasks/planning.schema.json": planning_schema_text,
@@ -106,6 +109,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "run-states": run_states,
     "error-types": error_types,
     "settings": settings,
+    "commands": commands,
     "tools": tools,
     "every-call": every_call,
     "api-rights": api_rights,

@@ -60,6 +60,13 @@ def sittings(text: str) -> Iterator[Sitting]:
             yield Sitting(title, tuple(reading.files), tuple(reading.commands))
 
 
+def files(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each file that a document shows: its path and its content."""
+    for block in _FENCE.finditer(text):
+        if block["path"]:
+            yield block["path"], block["body"]
+
+
 def perform(sitting: Sitting, home: Path, programs: Path = PROGRAMS) -> list[tuple[Command, list[str]]]:
     """Do a sitting in a home; return what each command really said, on either stream.
 

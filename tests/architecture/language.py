@@ -54,6 +54,19 @@ RULES: tuple[Rule, ...] = (
     _rule(r"\b(?:file|page|row|column|document|docstring|field|setting)s? says?\b", "contains, states, shows"),
 )
 
+DOCUMENT_RULES: tuple[Rule, ...] = (
+    Rule(
+        re.compile(
+            r"(?:^|(?<=[.!?:]\s)|(?<=[-*|]\s)|(?<=\d\.\s))(?:\*\*)?(?:Of|Who|What|Where)\b(?![^.!?|]*\?)", re.MULTILINE
+        ),
+        "a subject that is a thing, first",
+    ),
+)
+"""Of documents: a sentence begins with its subject, not with a clause. Titles and questions may."""
+
+_AS_THEY_ARE = ("docs/spec.md", ".github/")
+"""Clauses keep their words, and the forms of issues ask."""
+
 ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("shared/toolsets/code/program_kinds.py", "wish", "the shell of Tk has this name"),
 )
@@ -80,12 +93,13 @@ Block = tuple[int, str]
 def problems_in(path: str, blocks: Iterable[Block]) -> list[Problem]:
     """Return, in the order of lines, what the rules find in the prose of ``path``, in phrases that are not allowed."""
     found: list[Problem] = []
+    rules = (*RULES, *DOCUMENT_RULES) if path.endswith(".md") and not path.startswith(_AS_THEY_ARE) else RULES
     allowed = [phrase for where, phrase, _ in ALLOWED if where == path]
     for first, text in blocks:
         judged = text
         for phrase in allowed:
             judged = judged.replace(phrase, "x" * len(phrase))
-        for rule in RULES:
+        for rule in rules:
             for match in rule.pattern.finditer(judged):
                 line = first + text.count("\n", 0, match.start())
                 found.append(Problem(path, line, " ".join(match.group().split()), rule.instead))

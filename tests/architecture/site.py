@@ -8,6 +8,7 @@ Markdown wants four spaces before a nested list item, and a diagram needs mermai
 import os
 import posixpath
 import re
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     parts = _FENCED.split(markdown)
     parts[::2] = [_NESTED.sub(r"\1\1", fitted(part, page.file.src_uri)) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Add the text of each page next to it: `llms.txt` names these files."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        shutil.copyfile(page, Path(config.site_dir) / page.relative_to(ROOT / "docs"))
 
 
 def fitted(text: str, page: str) -> str:

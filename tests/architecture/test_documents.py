@@ -1,11 +1,13 @@
 """Documents that speak of code say what the code says."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from soong.shared.core.settings import Settings
+from soong.orchestrator.cli.application import build
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
 from tests.spec_document import ROOT, read_clauses
 
@@ -33,14 +35,6 @@ def test_every_part_is_in_some_document() -> None:
     placed = {name for path in documents() for name in part_names(path.read_text(encoding="utf-8"))}
 
     assert placed == PARTS.keys()
-
-
-def test_every_setting_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-
-    missing = [name for name in Settings.model_fields if f"`SOONG_{name.upper()}`" not in readme]
-
-    assert not missing, f"README.md lacks {missing}; put the part 'settings' into it and {_HINT}"
 
 
 def test_every_clause_names_its_source_and_orders_its_obligations() -> None:
@@ -87,6 +81,34 @@ def test_files_that_documents_name_exist() -> None:
     }
 
     assert not gone
+
+
+_SHELL = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_ENDS = {"|", "||", "&&", ";", ">", "<", "&"}
+GUIDE = sorted([*_pages_of_root(), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")])
+
+
+def _typed(text: str) -> list[str]:
+    """Return the lines of a document that begin with our program, as a shell would read them."""
+    lines = [line.removeprefix("$ ") for block in _SHELL.findall(text) for line in block.splitlines()]
+    return [line for line in lines if line.startswith("soong ") and "…" not in line and not line.endswith("\\")]
+
+
+@pytest.mark.parametrize("path", GUIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_page_shows_can_be_typed(path: Path) -> None:
+    for line in _typed(path.read_text(encoding="utf-8")):
+        _, name, *words = shlex.split(line, comments=True)
+        end = next((number for number, word in enumerate(words) if word in _ENDS or word[0] in "<>"), len(words))
+        if name != "help":
+            _parse(name, words[:end])
+
+
+def _parse(name: str, rest: list[str]) -> None:
+    """Parse a command line without doing what it says."""
+    command: Any = build([name]).commands[name]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    command.make_context(name, rest)
 
 
 def test_every_decision_is_in_the_index() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.architecture.language import (
     ALLOWED,
+    DOCUMENT_RULES,
     RULES,
     problems_in,
     problems_of,
@@ -37,6 +38,10 @@ BAD = (
     "The page shows what came of it.",
     "Each step that is asked of.",
     "The row says which run it is.",
+    "It ends. What is not set is left to the provider.",
+    "- Where a rule is missing, a person is asked.",
+    "| audit | Who answered what |",
+    "1. Of all steps, one runs.",
 )
 GOOD = (
     "The worker registers again, and there is no second row for it.",
@@ -46,6 +51,8 @@ GOOD = (
     "DAG stands for directed acyclic graph; the release as a whole is signed.",
     "A stand-alone worker keeps one run of a step per slot.",
     "Continue the run in addition to the current step.",
+    "Who may answer? The principal of the session, wherever it is.",
+    "## What a step may ask for",
 )
 
 
@@ -60,7 +67,8 @@ def test_bad_sentence_is_found(sentence: str) -> None:
 
 
 def test_each_rule_finds_one_of_the_bad_sentences() -> None:
-    idle = [rule.pattern.pattern for rule in RULES if not any(rule.pattern.search(sentence) for sentence in BAD)]
+    rules = (*RULES, *DOCUMENT_RULES)
+    idle = [rule.pattern.pattern for rule in rules if not any(rule.pattern.search(sentence) for sentence in BAD)]
 
     assert idle == []
 

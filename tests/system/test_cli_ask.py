@@ -475,9 +475,9 @@ def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cl
         assert cli.json("budget")["usd"]["limit"] == "900"
 
 
-def test_the_goals_and_the_agent_in_the_readme_run(cli: CliHarness) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## Your own goal, model and agent")[1].split("\n## ")[0]
+def test_the_goals_and_the_agent_in_the_guide_run(cli: CliHarness) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    section = page.split("## Give an agent a goal")[1].split("\n## ")[0]
     lines = [line.replace("$PWD", str(cli.folder)) for line in section.splitlines() if line.startswith("soong ")]
     assert [line.split()[1] for line in lines] == ["ask", "agents", "agents", "ask"]
     with LLMockServer() as server:

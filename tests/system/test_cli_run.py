@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded.early_service import MODULE
+from tests.architecture.document_examples import files
+from tests.spec_document import ROOT
 from tests.system.cli_scene import LIMIT_S, CliHarness, Terminal, scene, until
 
 ECHO = """
@@ -239,17 +241,21 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: CliHarness)
     assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"
 
 
-def readme_plan(cli: CliHarness) -> tuple[str, str]:
-    """Write the plan of the README, its module and a file to count; return the plan's path and the README's program."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    module, _, program, *_ = (part.split("```")[0] for part in readme.split("```python\n")[1:])
-    (cli.folder / "counting.py").write_text(module)
+def counting_plan(cli: CliHarness) -> str:
+    """Write the plan ``counting`` of docs/plans.md, its module and a file to count; return the plan's path."""
+    for name in ("counting.py", "counting.yaml"):
+        (cli.folder / name).write_text(shown_file("plans.md", name))
     (cli.folder / "one.py").write_text("def a():\n    pass\n")
-    return cli.plan(readme.split("```yaml\n")[1].split("```")[0]), program
+    return str(cli.folder / "counting.yaml")
 
 
-def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
-    plan, _ = readme_plan(cli)
+def shown_file(page: str, name: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return next(body for path, body in files(text) if path == f"~/project/{name}")
+
+
+def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
+    plan = counting_plan(cli)
 
     report = cli.json("run", plan, "--allow", f"code.write_file:{cli.folder}")
 
@@ -257,9 +263,9 @@ def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
     assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]
 
 
-def test_the_program_in_the_readme_runs_that_plan_and_answers_its_question(cli: CliHarness) -> None:
-    _, program = readme_plan(cli)
-    (cli.folder / "program").write_text(program)  # no name that its own plan counts
+def test_the_program_of_the_guide_runs_that_plan_and_answers_its_question(cli: CliHarness) -> None:
+    counting_plan(cli)
+    (cli.folder / "program").write_text(shown_file("python.md", "program.py"))  # no name that its own plan counts
 
     command = [sys.executable, "program"]
     done = subprocess.run(

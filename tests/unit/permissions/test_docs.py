@@ -1,4 +1,4 @@
-"""docs/permissions.md says what holds: every TOML example is a configuration, every console example a command."""
+"""docs/permissions.md and configuration.md hold: every TOML example is a configuration, every console example works."""
 
 import re
 import shlex
@@ -12,8 +12,9 @@ from soong.shared.core.config import parse_config
 from soong.shared.permissions.configured import configured_write_roots, policy_of
 from soong.shared.permissions.network import NetworkMode
 
-PAGE = Path(__file__).parents[3] / "docs" / "permissions.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS / "permissions.md", DOCS / "reference" / "configuration.md")
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 EXAMPLES = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
 

@@ -14,7 +14,7 @@ from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.declaring import make_declared
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def document(name: str) -> str:
@@ -22,7 +22,8 @@ def document(name: str) -> str:
 
 
 def example(name: str, language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", document(name), re.DOTALL)
+    _, _, text = document(name).rpartition("\n## Skills\n")
+    found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]
 
@@ -34,7 +35,7 @@ def rows(text: str, heading: str) -> list[str]:
 @pytest.mark.spec("CMD-02", "CMD-03", "CMD-04")
 async def test_the_declared_example_runs(tmp_path: Path) -> None:
     declared = make_declared(tmp_path)
-    fields: dict[str, Any] = json.loads(example("declarative.md", "json"))
+    fields: dict[str, Any] = json.loads(example("reference/declarative.md", "json"))
     declared.write(**{**fields, "name": "team.tool"})
     (declared.project / "-odd name.txt").write_text("a\nb\nc\n")
 
@@ -42,7 +43,7 @@ async def test_the_declared_example_runs(tmp_path: Path) -> None:
 
 
 def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:
-    text = document("declarative.md")
+    text = document("reference/declarative.md")
 
     assert rows(text, "## Fields") == list(ToolFile.model_fields)
     assert set(rows(text, "## Input and output of the program")) == set(_FIELDS)
@@ -50,7 +51,7 @@ def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:
 
 
 def test_every_type_of_error_that_a_tool_may_have_is_documented() -> None:
-    listed = document("declarative.md").partition("Allowed error types:")[2].partition(".")[0]
+    listed = document("reference/declarative.md").partition("Allowed error types:")[2].partition(".")[0]
 
     assert set(re.findall(r"`(\w+)`", listed)) == {str(each) for each in CLAIMABLE}
 
@@ -59,7 +60,7 @@ def test_every_type_of_error_that_a_tool_may_have_is_documented() -> None:
 async def test_the_example_of_a_skill_can_be_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "home" / "skills" / "release"
     folder.mkdir(parents=True)
-    (folder / "SKILL.md").write_text(example("skills.md", "markdown"))
+    (folder / "SKILL.md").write_text(example("agents.md", "markdown"))
     bench = make_bench(SkillTools(tmp_path / "home", Config()).tools(), project=tmp_path)
 
     result = await bench.call("internal.load_skill", name="release")

@@ -31,7 +31,7 @@ from benchmarks.model_server import MODEL, ModelServer, model_server
 from benchmarks.report import Figure, Finding
 from benchmarks.run_log import PostgresLog, RunLog, SqliteLog, call_ends, node_sizes
 from benchmarks.service import ServiceWorkbench, service_workbench
-from soong.orchestrator.client.submission import Submission
+from soong.orchestrator.client.client import Submission
 from soong.shared.core.jsontext import Json
 from tests.servers import postgres_server, redis_server
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.submission import Submission
+from soong.orchestrator.client.client import Client, Submission
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
@@ -80,7 +79,7 @@ async def play(client: Client, askers: Sequence[Asker]) -> None:
     """Hand all of it over, answer, and wait until every task has ended. Raises: TimeoutError."""
     answering = [client.attach(asker.submission.session, asker.answer, channel="sdk") for asker in askers]
     for asker in askers:
-        await client.submit(asker.submission.session, asker.submission.task)
+        await client.submit(asker.submission)
     async with asyncio.timeout(LIMIT_S):
         for asker in askers:
             while not (await client.store.tasks.task(asker.submission.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows

@@ -16,8 +16,7 @@ import psycopg
 
 from benchmarks.handing_over import ServiceError, environment_of, prepare
 from soong.orchestrator.client.bootstrap import open_client
-from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.submission import Submission
+from soong.orchestrator.client.client import Client, Submission
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.submission import SessionTerms, Submission, submission
+from soong.orchestrator.client.client import Client, Submission
+from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -51,7 +51,7 @@ async def complete(client: Client, prepared: Submission) -> float:
     subscription = await client.subscriber.subscribe_session(prepared.session.id)
     try:
         began = time.perf_counter()
-        await client.submit(prepared.session, prepared.task)
+        await client.submit(prepared)
         async with asyncio.timeout(RUN_LIMIT_S):
             status = TaskStatus.RUNNING
             while not status.is_terminal:

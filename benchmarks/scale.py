@@ -132,7 +132,7 @@ async def _held_back(own: Fleet) -> int:
     running = asyncio.ensure_future(complete(own.client, crowd))
     while not _number(own.ask(_BEGUN, crowd.task.id)):  # noqa: ASYNC110  # rows have no event
         await asyncio.sleep(0.005)
-    await own.client.submit(single.session, single.task)
+    await own.client.submit(single)
     told_s = time.time()
     await running
     while not (await own.client.store.tasks.task(single.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event

@@ -35,7 +35,7 @@ from benchmarks.plans import plan_of
 from benchmarks.report import Figure, Finding
 from benchmarks.service import ServiceWorkbench, service_workbench
 from benchmarks.workload import Shape, Work, Workload
-from soong.orchestrator.client.submission import Submission
+from soong.orchestrator.client.client import Submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.permissions.access.token import Right, make_token
 from tests.servers import free_port, redis_server

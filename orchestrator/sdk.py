@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
-from soong.orchestrator.client.client import Client, TaskSnapshot
+from soong.orchestrator.client.client import Client, Submission, TaskSnapshot
 from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.submission import (
     SessionTerms,
-    Submission,
     ask_submission,
     existing_folder,
     program_folder,
@@ -30,7 +29,7 @@ from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
-from soong.shared.core.errors import InvalidConfigError, UnavailableError
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
@@ -40,7 +39,6 @@ from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.answers import AnswerDelta
 from soong.shared.engine.wire.notifier import Subscription
@@ -155,9 +153,9 @@ class Soong:
         callback = _answering(permission_callback, elicitation_callback)
         if callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        terms = self._terms(project, callback, allow, model, budget, settings)
-        prepared = self._prepare(plan, inputs or {}, step_grants, replace(terms, closes_with_task=True))
-        return await self._followed(prepared, callback, max_concurrent)
+        terms = self._terms(project, callback, allow, model, budget, settings, max_concurrent)
+        prepared = self._prepare(plan, inputs or {}, step_grants, terms)
+        return await self._followed(prepared, callback)
 
     async def ask(
         self,
@@ -191,15 +189,14 @@ class Soong:
         callback = _answering(permission_callback, elicitation_callback)
         if callback or allow:
             await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
-        terms = self._terms(project, callback, allow, model, budget, settings)
+        terms = self._terms(project, callback, allow, model, budget, settings, max_workers)
         prepared = ask_submission(goal, agent, terms, self._catalogue, self._client.clock)
-        return await self._followed(prepared, callback, max_workers, on_answer)
+        return await self._followed(prepared, callback, on_answer)
 
     async def _followed(
         self,
         prepared: Submission,
         callback: PermissionCallback | None,
-        max_concurrent: int,
         on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
@@ -208,7 +205,7 @@ class Soong:
         try:
             if on_answer:
                 helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
-            await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
+            await self._client.submit(prepared)
             # Only now: it would take the interpreter from the thread that writes the rows. A look follows it.
             opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
             if callback:
@@ -216,10 +213,7 @@ class Soong:
             view = await self._last_view(task.id, new=opening)
         finally:
             await _cancelled(helpers)
-        result = self._result(view)
-        if session.closes_with_task or view.task.status is not TaskStatus.COMPLETED:
-            return await result
-        return (await asyncio.gather(result, self._close(session.id)))[0]
+        return await self._result(view)
 
     async def _listening(self, run_id: str, on_answer: Callable[[AnswerDelta], object]) -> "asyncio.Task[None]":
         """Begin to pass on a run's answers, before it can begin to write one."""
@@ -230,10 +224,6 @@ class Soong:
         listening.add_done_callback(lambda _: is_listening.set())
         await is_listening.wait()
         return listening
-
-    async def _close(self, session_id: str) -> None:
-        with contextlib.suppress(UnavailableError):  # a session that stays open costs its owner little
-            await self._tasks.request_close(session_id)
 
     async def submit(
         self,
@@ -256,10 +246,9 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        terms = self._terms(project, None, allow, model, budget, settings)
+        terms = self._terms(project, None, allow, model, budget, settings, max_concurrent)
         prepared = self._prepare(plan, inputs or {}, step_grants, terms)
-        session, task = prepared.session, prepared.task
-        await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
+        await self._client.submit(prepared)
         return prepared.task.id
 
     async def wait(self, task_id: str) -> TaskResult:
@@ -379,6 +368,7 @@ class Soong:
         model: str,
         budget: str,
         settings: Mapping[str, Json] | None,
+        max_concurrent: int = 0,
     ) -> SessionTerms:
         return SessionTerms(
             project=Path(project),
@@ -389,6 +379,7 @@ class Soong:
             principal=self._settings.principal,
             budget=(budget,),
             settings=read_settings(settings or {}),
+            max_concurrent=max_concurrent,
         )
 
     def _prepare(

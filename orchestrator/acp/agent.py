@@ -18,9 +18,9 @@ from soong.orchestrator.acp.questions import FrontEndQuestions
 from soong.orchestrator.acp.turn import PromptTurn, plan_of, text_of, text_of_prompt
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, NextAsk, SessionTerms, Submission, ask_submission, follow_up
+from soong.orchestrator.client.submission import Ids, NextAsk, SessionTerms, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.ids import new_id
@@ -249,7 +249,7 @@ class OrchestratorAgent:
         prepared = await self._prepared(client, session_id, session, goal)
         questions = FrontEndQuestions(self._connection, session_id, client.store.runs)
         root = prepared.task.root_run.identity
-        await client.submit(prepared.session, prepared.task, budget=prepared.budget)
+        await client.submit(prepared)
         session.turn = PromptTurn(self._connection, client, prepared.session, prepared.task.id, root.run_id, questions)
         refusal = refusal_reason(prepared.session, client.settings.principal)
         if refusal:

@@ -5,7 +5,7 @@ An answer is a row that counts once, on any terminal: the session's owner decide
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,12 +19,13 @@ from soong.orchestrator.approvals.decide import offers_session
 from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.console import emit, output, say, visible
-from soong.orchestrator.cli.ids import deployment, fits, only, opened_store
+from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.question_text import list_text, short_id, show_text
 from soong.orchestrator.client.program import program
+from soong.orchestrator.operations.ids import find_question
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, NotFoundError
+from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
@@ -100,25 +101,6 @@ def watch(
     from soong.orchestrator.cli.approvals_watch import watch_questions
 
     raise typer.Exit(asyncio.run(watch_questions(load_settings(), session, is_json=is_json)))
-
-
-async def find_question(store: Store, text: str) -> Question:
-    """Return the question of that id, or the only one that begins or ends so; what waits goes before what is closed.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several.
-    """
-    try:
-        return await question_of(store.consent, text)
-    except NotFoundError:
-        found: Sequence[Question] = ()
-        for include_closed in (False, True):
-            listed = await store.consent.questions(include_closed=include_closed, limit=MANY)
-            found = found or [one for one in listed if fits(one.request.id, text)]
-        if not found:
-            raise
-    return only(found, text, "questions", "soong approvals list")
 
 
 async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:

@@ -19,7 +19,8 @@ from soong.orchestrator.cli.options import (
 )
 from soong.orchestrator.cli.plan_run import approval_mode, check_models, run_and_follow
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import NextAsk, SessionTerms, Submission, ask_submission, follow_up
+from soong.orchestrator.client.client import Submission
+from soong.orchestrator.client.submission import NextAsk, SessionTerms, ask_submission, follow_up
 from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
@@ -82,7 +83,8 @@ def command(
 
 async def _follow_up(settings: Settings, ask: NextAsk, session: str) -> Submission:
     """Return another goal for a session, with the conversation of its last ask."""
-    from soong.orchestrator.cli.ids import last_ask, opened_store  # late: SQLAlchemy
+    from soong.orchestrator.cli.ids import opened_store  # late: SQLAlchemy
+    from soong.orchestrator.operations.ids import last_ask
 
     async with opened_store(settings) as store:
         # Looked up before a service is started for it: a wrong id starts nothing.

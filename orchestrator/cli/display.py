@@ -1,28 +1,16 @@
 """How a task is watched: a live picture on a terminal, one line a change elsewhere."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from soong.orchestrator.cli.console import cut, one_line, say, visible
 from soong.orchestrator.cli.options import Verbosity, chosen
-from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, pull_text, seconds_of, time_text
+from soong.orchestrator.cli.step_words import SYMBOLS, TOLD, pull_text, step_line
 from soong.orchestrator.client.client import TaskSnapshot
+from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Outcome, Step
-
-TOLD = frozenset(
-    {
-        StepStatus.RUNNING,
-        StepStatus.BLOCKED,
-        StepStatus.WAITING,
-        StepStatus.COMPLETED,
-        StepStatus.FAILED,
-        StepStatus.CANCELLED,
-        StepStatus.SKIPPED,
-    }
-)
 
 
 class Display(Protocol):
@@ -68,10 +56,8 @@ class LineDisplay:
             if self._seen.get(step.key) is not step.status:
                 self._seen[step.key] = step.status
                 if step.status in TOLD:
-                    self._write(
-                        f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{''.join(_facts_of(step))}"
-                    )
-        if (sentence := pull_text(view)) and not self._told_to_pull:
+                    self._write(f"  {step_line(StepSchema.of(step).model_dump())}")
+        if (sentence := pull_text(view.to_be_pulled, view.task.id)) and not self._told_to_pull:
             self._write(f"  {sentence}")
         self._told_to_pull = sentence
         for key, words in view.lacks.items():
@@ -107,23 +93,3 @@ def make_display(*, is_plain: bool) -> Display:
     from soong.orchestrator.cli.live import Live  # rich, only for terminals
 
     return Live()
-
-
-def status_text(step: Step) -> str:
-    """Return a step's status with its outcome or what it waits for, where that says more."""
-    if step.status is StepStatus.BLOCKED:
-        return f"{step.status} (waits for consent)"
-    return f"{step.status} ({step.outcome})" if step.outcome is Outcome.PARTIAL else str(step.status)
-
-
-def _facts_of(step: Step) -> Iterator[str]:
-    if step.outcome is Outcome.PARTIAL:
-        yield " (partial)"
-    if step.status is StepStatus.BLOCKED:
-        yield f": {WAITS_FOR_CONSENT}"
-    if step.status.is_terminal and step.started_us is not None:
-        yield f" in {time_text(seconds_of(step))}"
-    if step.attempt > 1:
-        yield f", attempt {step.attempt}"
-    if step.error is not None and step.status is StepStatus.FAILED:
-        yield f": {one_line(step.error.message, 0)}"

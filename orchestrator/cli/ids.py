@@ -1,16 +1,15 @@
-"""Finding rows by the ids that people type, and asking a task's owner for something."""
+"""The rows of a home or a deployment, for commands that open them, and requests to the owner of a task."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.embedded.starter import attach, living_service
-from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from soong.orchestrator.operations.ids import find_task
+from soong.shared.core.errors import ConflictError, UnavailableError, UsageError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import TaskService
 
 MANY = 1000
-_T = TypeVar("_T")
 
 
 def has_no_rows(settings: Settings) -> bool:
@@ -44,77 +42,12 @@ async def opened_store(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
-async def find_task(store: Store, text: str) -> Task:
-    """Return the task of that id, or the only one that begins or ends so.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several.
-    """
-    try:
-        return await store.tasks.task(text)
-    except NotFoundError:
-        found = [task for task in await store.tasks.list_tasks(limit=MANY) if fits(task.id, text)]
-        if not found:
-            raise
-    return only(found, text, "tasks", "soong tasks list")
-
-
-async def last_ask(store: Store, text: str) -> Task:
-    """Return the newest ask of a session, which is named by its own id or that of one of its tasks.
-
-    Raises:
-        NotFoundError: there is no such session, or it has no ask.
-        UsageError: the text fits several sessions.
-    """
-    tasks = await store.tasks.list_tasks(limit=MANY)
-    sessions = sorted({task.session_id for task in tasks if fits(task.session_id, text) or fits(task.id, text)})
-    asks = [task for task in tasks if task.session_id in sessions and task.kind is TaskKind.ASK]
-    if not asks:
-        raise NotFoundError("session with an ask", text)
-    only(sessions, text, "sessions", "soong tasks list --json")
-    return asks[0]
-
-
-async def find_session(store: Store, text: str) -> str:
-    """Return the id of a session, which is named by its own id or that of one of its tasks.
-
-    Raises:
-        NotFoundError: there is no such session.
-        UsageError: the text fits several.
-    """
-    tasks = await store.tasks.list_tasks(limit=MANY)
-    sessions = sorted({task.session_id for task in tasks if fits(task.session_id, text) or fits(task.id, text)})
-    if not sessions:
-        raise NotFoundError("session", text)
-    only(sessions, text, "sessions", "soong tasks list --json")
-    return sessions[0]
-
-
 async def newest_open_task(store: Store) -> Task:
     """Return the newest task that has not completed. Raises: UsageError when every task has."""
     for task in await store.tasks.list_tasks(limit=MANY):
         if task.status is not TaskStatus.COMPLETED:
             return task
     raise UsageError("every task has completed; name one to look at: soong tasks list")
-
-
-async def find_run(store: Store, text: str) -> Run:
-    """Return the run of that id, of that step key, or the only recent one that begins or ends so.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several.
-    """
-    try:
-        return await store.runs.run(text)
-    except NotFoundError:
-        if "/" in text:
-            return await store.runs.run((await store.tasks.step(text)).run_id)
-        found = [run for run in await store.runs.list_runs(limit=100_000) if fits(run.id, text)]
-        if not found:
-            raise
-    return only(found, text, "runs", "soong runs list")
 
 
 async def deployment(settings: Settings) -> Settings:
@@ -126,19 +59,6 @@ async def deployment(settings: Settings) -> Settings:
     except UnavailableError:
         record = None
     return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
-
-
-def only(found: Sequence[_T], text: str, what: str, command: str) -> _T:
-    """Return the one row that ``text`` fits; ``command`` lists them. Raises: UsageError when it fits several."""
-    if len(found) > 1:
-        raise UsageError(f"{text!r} fits {len(found)} {what}; type more of the id ({command})")
-    return found[0]
-
-
-def fits(key: str, text: str) -> bool:
-    """Say whether an id is meant by what somebody typed: its beginning, with or without its kind, or its end."""
-    body = key.partition("_")[2]
-    return len(text) >= 4 and (key.startswith(text) or body.startswith(text) or key.endswith(text))
 
 
 async def asked_of_task(

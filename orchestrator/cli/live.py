@@ -15,6 +15,7 @@ from soong.orchestrator.cli.prompt import terminal_console
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import program
+from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.engine.runs.budgets import DAY, WARN_AT, BudgetState, charged_text
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
@@ -106,7 +107,7 @@ class Live:
             _workers(view),
             *(_budget(state) for state in view.budgets),
         ]
-        if sentence := pull_text(view):
+        if sentence := pull_text(view.to_be_pulled, view.task.id):
             parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
             Text(f"  ? {cut(visible(f'{one.tool} waits for an answer: {one.shown}'), 150)}", style="yellow")
@@ -163,7 +164,7 @@ def _row(step: Step, view: TaskSnapshot, voice: str) -> tuple[Text, ...]:
         said = f"{sum(child.status.is_terminal for child in children)} of {len(children)} done"
     return (
         Text(f"{indent}{SYMBOLS[step.status]} {one_line(step.step_id, 40)}", style=style),
-        Text(time_text(seconds_of(step)), style="dim"),
+        Text(time_text(seconds_of(StepSchema.of(step).model_dump())), style="dim"),
         Text(one_line(said or (step.title if step.title != step.step_id else ""), 60), style="dim"),
     )
 

@@ -7,8 +7,9 @@ from itertools import groupby
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import fits, opened_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.operations.ids import fits
 from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import NotFoundError, UsageError

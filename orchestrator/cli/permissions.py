@@ -11,8 +11,9 @@ import typer
 from msgspec.structs import replace
 
 from soong.orchestrator.cli.console import emit, output
-from soong.orchestrator.cli.ids import find_task, opened_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.operations.ids import find_task
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key

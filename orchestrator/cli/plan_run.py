@@ -19,9 +19,10 @@ from soong.orchestrator.cli.plan_modules import PlanModules, keep_modules, read_
 from soong.orchestrator.cli.service_run import Handed, RunArguments, read_inputs, say_who_answers, tell_detached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Submission
 from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.outcome import ExitCode
-from soong.orchestrator.client.submission import Ids, SessionTerms, Submission, submission
+from soong.orchestrator.client.submission import Ids, SessionTerms, new_ids, submission
 from soong.orchestrator.embedded.early_service import import_also
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import attach
@@ -52,7 +53,7 @@ def run_here(given: RunArguments, handed: Handed) -> int:
     settings = load_settings(
         model=given.model, workers=given.workers, slots=given.slots, max_concurrent_children_per_session=most
     )
-    if handed.is_written:
+    if handed.task_id:
         return asyncio.run(follow_written(settings, handed, is_json=given.is_json))
     catalogue = Catalogue.of(settings).at(given.project)
     inputs, modules = read_inputs(given.inputs), PlanModules(settings, catalogue, given.plan)
@@ -65,9 +66,10 @@ def run_here(given: RunArguments, handed: Handed) -> int:
         model=settings.model,
         allow=given.allow,
         principal=settings.principal,
-        ids=Ids(handed.session_id, handed.task_id),
+        ids=_ids_of(handed, settings),
         budget=given.budget,
         settings=parse_settings(given.settings),
+        max_concurrent=given.max_concurrent or 0,
     )
     if given.is_previewed or given.allowed_steps:
         preview = preview_of(read, inputs, terms, catalogue, settings)
@@ -77,6 +79,15 @@ def run_here(given: RunArguments, handed: Handed) -> int:
     return asyncio.run(
         run_and_follow(settings, prepared, is_detached=given.is_detached, is_json=given.is_json, handed=handed)
     )
+
+
+def _ids_of(handed: Handed, settings: Settings) -> Ids:
+    """Return the ids of what a service may have written without being able to say so; else new ones."""
+    if handed.body is None:
+        return new_ids()
+    from soong.orchestrator.operations.submissions import SubmissionBody, ids_of
+
+    return ids_of(handed.key, settings.principal, SubmissionBody.model_validate(handed.body))
 
 
 def _consented(preview: Preview, given: RunArguments) -> Sequence[StepGrant]:
@@ -133,7 +144,7 @@ async def run_and_follow(
     """Write a submission, and follow its task unless it is left alone; return the exit code."""
     async with watching(settings, is_json=is_json, is_new=True) as watch:
         keep_modules(settings, prepared.task)
-        await watch.client.submit(prepared.session, prepared.task, budget=prepared.budget)
+        await watch.client.submit(prepared)
         if is_detached:
             tell_detached(prepared.task.id, is_json=is_json)
             return 0
@@ -148,7 +159,9 @@ async def follow_written(settings: Settings, handed: Handed, *, is_json: bool) -
     """Follow a task that the service has written for this command; return the exit code."""
     async with watching(settings, is_json=is_json, is_new=True, is_written=True) as watch:
         watch.interrupts.hear(handed.signals.count)
-        return await watch.follow(await watch.client.store.sessions.session(handed.session_id), handed.task_id)
+        store = watch.client.store
+        session_id = (await store.tasks.task(handed.task_id)).session_id
+        return await watch.follow(await store.sessions.session(session_id), handed.task_id)
 
 
 @asynccontextmanager

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.console import emit_text, say, visible, why_nobody_is_asked
-from soong.orchestrator.cli.ids import find_task, newest_open_task, opened_store
+from soong.orchestrator.cli.ids import newest_open_task, opened_store
 from soong.orchestrator.cli.options import RESULT_AS_JSON, SLOTS, WORKERS
 from soong.orchestrator.cli.plan_modules import with_kept_modules
 from soong.orchestrator.cli.plan_run import watching
 from soong.orchestrator.cli.watch import Watch
 from soong.orchestrator.client.task_limits import raise_limits, read_limits
 from soong.orchestrator.embedded.early_service import early_start
+from soong.orchestrator.operations.ids import find_task
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings, load_settings

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from soong.orchestrator.cli.console import compact, emit, number_of, one_line, output, say, table, visible
-from soong.orchestrator.cli.ids import asked_of_task, deployment, find_run, find_task, opened_store
+from soong.orchestrator.cli.ids import asked_of_task, deployment, opened_store
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
+from soong.orchestrator.operations.ids import find_run, find_task
 from soong.orchestrator.schemas.run import RunDetail, RunSchema, settings_of
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError

@@ -1,196 +1,201 @@
 """A task for people: its summary with what to try next, and the full results of its steps (DAG-10)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from soong.orchestrator.cli.console import compact, number_of, one_line, spelled_out, table, visible
-from soong.orchestrator.cli.display import status_text
-from soong.orchestrator.cli.step_words import SYMBOLS, pull_text, seconds_of, time_text
-from soong.orchestrator.client.client import TaskSnapshot
-from soong.orchestrator.client.outcome import StepReport, TaskOutcome
+from soong.orchestrator.cli.step_words import (
+    ENDED,
+    SYMBOLS,
+    Document,
+    pull_text,
+    seconds_between,
+    seconds_of,
+    status_text,
+    still_running,
+    time_text,
+    waiting_to_be_pulled,
+)
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
-from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.engine.tasks.metrics import still_running
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step
 
-ROWS_SHOWN = 60
-DENIALS_SHOWN = 10
-
-INDENT = "  "
+ROWS_SHOWN: Final = 60
+DENIALS_SHOWN: Final = 10
+CUT: Final = frozenset({"budget_exceeded", "limit_exceeded"})
+INDENT: Final = "  "
 
 
-def text_of(outcome: TaskOutcome) -> str:
-    """Return the summary of a task."""
-    task = outcome.view.task
-    head = f"{inert(task.title)}: {task.status}"
-    if (task.status.is_terminal or task.status is TaskStatus.PAUSED) and (left := still_running(outcome.view.steps)):
+def text_of(task: Document) -> str:
+    """Return the summary of a task's result."""
+    steps = task["steps"]
+    head = f"{inert(task['title'])}: {task['status']}"
+    if (task["status"] in ENDED or task["status"] == "paused") and (left := still_running(steps)):
         head += f", {left}"
-    if task.ended_us is not None:
-        head += f" in {time_text((task.ended_us - task.created_us) / 1_000_000)}"
-    if task.reason:
-        head += f" ({one_line(task.reason, 0)})"
+    if task["ended"] is not None:
+        head += f" in {time_text(seconds_between(task['created'], task['ended']))}"
+    if task["reason"]:
+        head += f" ({one_line(task['reason'], 0)})"
+    waiting = pull_text(waiting_to_be_pulled(task, steps), task["id"])
     parts = [
         head,
-        *_limits(outcome),
-        *_answer(outcome),
-        *(["", _steps(outcome)] if outcome.view.steps or task.kind is TaskKind.PLAN else []),
-        *_waiting(outcome),
-        *_results(outcome),
-        *_denials(outcome),
-        *_undone(outcome),
-        *_cut(outcome),
-        *_unknown(outcome),
+        *_limits(task),
+        *_answer(task["answer"]),
+        *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
+        *(["", waiting] if waiting else []),
+        *_results(task),
+        *_denials(task["denials"]),
+        *_undone(task["undone"]),
+        *_cut(steps),
+        *_unknown(steps),
         "",
         "next:",
     ]
-    return "\n".join([*parts, *(f"  {line}" for line in _next(outcome))])
+    return "\n".join([*parts, *(f"  {line}" for line in _next(task))])
 
 
-def _limits(outcome: TaskOutcome) -> list[str]:
+def _limits(task: Document) -> list[str]:
     # Of time a tenth of a second is enough; of money every millionth counts.
-    used = {one.name: round(one.used, 1) if one.name == "wall_s" else one.used for one in outcome.limits}
-    shown = [f"{one.name} {used[one.name]:,.10g} of {one.limit:,.10g}" for one in outcome.limits]
+    shown = [
+        f"{name} {round(one['used'], 1) if name == 'wall_s' else one['used']:,.10g} of {one['limit']:,.10g}"
+        for name, one in (task["limits"] or {}).items()
+        if one is not None
+    ]
     return [f"limits: {', '.join(shown)}"] if shown else []
 
 
-def _answer(outcome: TaskOutcome) -> list[str]:
+def _answer(answer: Any) -> list[str]:
     """Return the answer of an ask as it is: text as text, anything else as JSON."""
-    if outcome.answer is None:
-        return []
-    text = outcome.answer if isinstance(outcome.answer, str) else compact(outcome.answer)
-    return ["", inert(text)]
+    return [] if answer is None else ["", inert(answer if isinstance(answer, str) else compact(answer))]
 
 
-def _steps(outcome: TaskOutcome) -> str:
-    steps = outcome.view.steps
-    text = table(
-        ("step", "status", "time", "attempt", "why"),
-        [_row(step, outcome.view) for step in steps[:ROWS_SHOWN]],
-        uncut=("why",),
-    )
-    more = sum(outcome.view.counts.values()) - min(len(steps), ROWS_SHOWN)
+def _number(task: Document) -> int:
+    return sum(task["step_counts"].values())
+
+
+def _steps(task: Document) -> str:
+    rows = [_row(step) for step in task["steps"][:ROWS_SHOWN]]
+    text = table(("step", "status", "time", "attempt", "why"), rows, uncut=("why",))
+    more = _number(task) - len(rows)
     return text + (f"\n… and {number_of(more, 'step')} more" if more > 0 else "")
 
 
-def _waiting(outcome: TaskOutcome) -> list[str]:
-    sentence = pull_text(outcome.view)
-    return ["", sentence] if sentence else []
-
-
-def _row(step: Step, view: TaskSnapshot) -> tuple[str, ...]:
-    why = step.error.message if step.error is not None and step.status is StepStatus.FAILED else ""
+def _row(step: Document) -> tuple[str, ...]:
+    why = step["error"]["message"] if step["error"] is not None and step["status"] == "failed" else ""
     return (
-        f"{'  ' if step.map_key else ''}{SYMBOLS[step.status]} {inert(step.step_id)}",
+        f"{'  ' if step['map'] else ''}{SYMBOLS[step['status']]} {inert(step['id'])}",
         status_text(step),
         time_text(seconds_of(step)),
-        str(step.attempt) if step.attempt > 1 else "",
-        why or view.lacks.get(step.key, ""),
+        str(step["attempt"]) if step["attempt"] > 1 else "",
+        why or step["lacks"],
     )
 
 
-def _results(outcome: TaskOutcome) -> list[str]:
-    if outcome.view.totals is not None:
+def _last_steps(task: Document) -> list[Document]:
+    """Return the steps that nothing waits for: what the task was for."""
+    waited_for = {one for step in task["steps"] for one in step["depends_on"]}
+    own = [step for step in task["steps"] if not (step["map"] or step["is_pull_worker"])]
+    return [step for step in own if step["id"] not in waited_for]
+
+
+def _results(task: Document) -> list[str]:
+    if _number(task) > len(task["steps"]):
         return [
             "",
-            f"it has too many steps for one page: {program()} tasks show {outcome.view.task.id} --json has the",
+            f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the",
             "results, files and denials of all",
         ]
-    lines = [
-        f"result of {step.step_id}: {compact(step.output)}" for step in outcome.last_steps if step.output is not None
-    ]
-    for one in outcome.deliverables:
-        lines += [f"wrote {inert(one.path)}", f"      its copy: {inert(one.copy)}"]
+    told = [step for step in _last_steps(task) if step["output"] is not None]
+    lines = [f"result of {step['id']}: {compact(step['output'])}" for step in told]
+    for one in task["deliverables"]:
+        lines += [f"wrote {inert(one['path'])}", f"      its copy: {inert(one['stored_at'])}"]
     return ["", *lines] if lines else []
 
 
-def _denials(outcome: TaskOutcome) -> list[str]:
-    if not outcome.denials:
+def _calls(calls: Sequence[Document]) -> list[str]:
+    return [
+        f"  {visible(one['step'])}: {visible(one['tool'])}: {one_line(one['sentence'], 0)} ({one['error']})"
+        for one in calls[:DENIALS_SHOWN]
+    ]
+
+
+def _denials(denials: Sequence[Document]) -> list[str]:
+    if not denials:
         return []
-    lines = [
-        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 0)} ({one.error})"
-        for one in outcome.denials[:DENIALS_SHOWN]
-    ]
-    if all(one.author == "person" for one in outcome.denials):
-        return ["", f"denied: {len(outcome.denials)}", *lines]
-    hint = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
-    return ["", f"denied: {len(outcome.denials)}", *lines, hint]
+    lines = ["", f"denied: {len(denials)}", *_calls(denials)]
+    if all(one["author"] == "person" for one in denials):
+        return lines
+    return [*lines, "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"]
 
 
-def _cut(outcome: TaskOutcome) -> list[str]:
-    """Name the steps that a budget or a limit ended."""
-    names = ", ".join(visible(step.step_id) for step in outcome.cut[:DENIALS_SHOWN])
-    return ["", f"cut by a budget or a limit: {number_of(len(outcome.cut), 'step')} ({names})"] if names else []
-
-
-def _undone(outcome: TaskOutcome) -> list[str]:
+def _undone(undone: Sequence[Document]) -> list[str]:
     """Name what a person allowed and did not get: an approval is for what was shown, and that had changed."""
-    lines = [
-        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 0)} ({one.error})"
-        for one in outcome.undone[:DENIALS_SHOWN]
-    ]
-    return ["", f"allowed and not done: {len(outcome.undone)}", *lines] if lines else []
+    return ["", f"allowed and not done: {len(undone)}", *_calls(undone)] if undone else []
 
 
-def _unknown(outcome: TaskOutcome) -> list[str]:
+def _cut(steps: Sequence[Document]) -> list[str]:
+    """Name the steps that a budget or a limit ended."""
+    cut = [step for step in steps if step["error"] is not None and step["error"]["type"] in CUT]
+    names = ", ".join(visible(step["id"]) for step in cut[:DENIALS_SHOWN])
+    return ["", f"cut by a budget or a limit: {number_of(len(cut), 'step')} ({names})"] if names else []
+
+
+def _unknown(steps: Sequence[Document]) -> list[str]:
     """Name what may or may not have happened when a worker died: nobody but a person can look (DAG-09)."""
     lines = [
-        f"  {inert(step_id)}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 0)}"
-        for step_id, report in outcome.reports.items()
-        for entry in report.unknown_effects
+        f"  {inert(step['id'])}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 0)}"
+        for step in steps
+        for entry in step["unknown_effects"]
     ]
     return ["", f"unknown effects: {len(lines)}", *lines[:DENIALS_SHOWN]] if lines else []
 
 
-def _next(outcome: TaskOutcome) -> list[str]:
-    task = outcome.view.task
-    failed = [step for step in outcome.view.steps if step.status is StepStatus.FAILED and step.run_id]
-    told = failed or [step for step in outcome.last_steps if step.run_id and step.fence]  # that were ever begun
+def _next(task: Document) -> list[str]:
+    failed = [step for step in task["steps"] if step["status"] == "failed" and step["run"]]
+    told = failed or [step for step in _last_steps(task) if step["run"] and step["fence"]]  # that were ever begun
     name = program()
-    lines = [f"{name} tasks show {task.id}"]
-    lines += [f"{name} runs tail {step.run_id}    # {one_line(step.step_id, 40)}" for step in told[:2]]
-    if task.status is not TaskStatus.COMPLETED:
-        more = "".join(f" --limit {one.name}=…" for one in outcome.limits if one.is_reached and one.name != "wall_s")
-        lines.append(f"{name} resume {task.id}{more}")
+    lines = [f"{name} tasks show {task['id']}"]
+    lines += [f"{name} runs tail {step['run']}    # {one_line(step['id'], 40)}" for step in told[:2]]
+    if task["status"] != "completed":
+        limits = {limit: one for limit, one in (task["limits"] or {}).items() if one is not None and limit != "wall_s"}
+        more = "".join(f" --limit {limit}=…" for limit, one in limits.items() if one["used"] >= one["limit"])
+        lines.append(f"{name} resume {task['id']}{more}")
     return lines
 
 
-def results_text(outcome: TaskOutcome) -> str:
+def results_text(task: Document) -> str:
     """Return every step that has run with its result, in plan order."""
-    told = [step for step in outcome.view.steps if step.started_us is not None or step.ended_us is not None]
-    blocks = ["\n".join(_block(step, outcome.report_of(step))) for step in told]
-    return "\n\n".join(blocks) or "nothing has run yet"
+    told = [step for step in task["steps"] if step["started"] is not None or step["ended"] is not None]
+    return "\n\n".join("\n".join(_block(step)) for step in told) or "nothing has run yet"
 
 
-def _block(step: Step, report: StepReport) -> Iterator[str]:
-    how = f"{step.status}, {step.outcome}" if step.outcome is Outcome.PARTIAL else str(step.status)
-    yield f"{spelled_out(step.step_id)}: {how}"
-    if step.error is not None:
-        yield f"{INDENT}error: {spelled_out(step.error.type)}: {spelled_out(step.error.message)}"
-    if report.tools is not None and report.tools.get("requested") is not None:
-        yield f"{INDENT}tools asked for: {_names(report.tools.get('requested'))}"
-        yield f"{INDENT}tools given: {_names(report.tools.get('granted'))}"
-    for entry in report.denials:
+def _block(step: Document) -> Iterator[str]:
+    partial = ", partial" if step["outcome"] == "partial" else ""
+    yield f"{spelled_out(step['id'])}: {step['status']}{partial}"
+    if step["error"] is not None:
+        yield f"{INDENT}error: {spelled_out(step['error']['type'])}: {spelled_out(step['error']['message'])}"
+    if step["tools"] is not None and step["tools"].get("requested") is not None:
+        yield f"{INDENT}tools asked for: {_names(step['tools'].get('requested'))}"
+        yield f"{INDENT}tools given: {_names(step['tools'].get('granted'))}"
+    for entry in step["denials"]:
         yield f"{INDENT}denied: {_entry(entry, ('tool', 'type', 'message'))}"
-    for entry in report.unknown_effects:
+    for entry in step["unknown_effects"]:
         yield f"{INDENT}unknown: {_entry(entry, ('tool', 'shown', 'message'))}"
-    if report.partial is not None:
-        yield from _value("so far", report.partial)
-    if step.output is not None:
-        yield from _value("output", step.output)
+    if step["partial"] is not None:
+        yield from _value("so far", step["partial"])
+    if step["output"] is not None:
+        yield from _value("output", step["output"])
 
 
-def _names(value: Json) -> str:
+def _names(value: Any) -> str:
     return ", ".join(spelled_out(str(name)) for name in value) or "none" if isinstance(value, list | tuple) else "none"
 
 
-def _entry(entry: Mapping[str, Json], fields: tuple[str, ...]) -> str:
+def _entry(entry: Document, fields: tuple[str, ...]) -> str:
     return ": ".join(spelled_out(str(entry[field])) for field in fields if entry.get(field))
 
 
-def _value(name: str, value: Json) -> Iterator[str]:
+def _value(name: str, value: Any) -> Iterator[str]:
     """Yield a value uncut: a text as its lines, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
     lines = inert(text).split("\n")

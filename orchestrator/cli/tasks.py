@@ -1,6 +1,7 @@
 """``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from enum import StrEnum
 from pathlib import Path
@@ -8,16 +9,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import emit, emit_text, number_of, output, say, table, visible
-from soong.orchestrator.cli.ids import asked_of_task, find_task, opened_store
 from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON
-from soong.shared.core.clock import to_the_second
+from soong.orchestrator.cli.step_words import ENDED, counted, still_running
+from soong.orchestrator.cli.summary import results_text, text_of
+from soong.shared.core.errors import ConflictError
+from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import LEAST_PAUSE_S
 
 if TYPE_CHECKING:
-    from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
+    from soong.shared.engine.tasks.plan.plan import PlanNames
     from soong.shared.engine.tasks.service import TaskService
-    from soong.shared.engine.tasks.status import StepStatus
     from soong.shared.engine.tasks.step import Task
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -39,7 +43,22 @@ def list_tasks(
     *, limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."), is_json: bool = JSON
 ) -> None:
     """List tasks, newest first."""
-    asyncio.run(_list(limit, is_json=is_json))
+    with Api() as api:
+        tasks = api.pages("/v1/tasks", limit=limit)
+    if is_json:
+        emit(tasks)
+        return
+    rows = [
+        (
+            task["id"],
+            task["status"],
+            task["created"][:19] + "Z",
+            ", ".join(f"{number} {counted(status)}" for status, number in task["step_counts"].items()),
+            task["title"],
+        )
+        for task in tasks
+    ]
+    output(table(("task", "status", "created", "steps", "title"), rows))
 
 
 @app.command()
@@ -52,7 +71,13 @@ def show(
     is_json: bool = JSON,
 ) -> None:
     """Show a task: its steps, what they wrote, what was denied."""
-    asyncio.run(_show(task, is_result=is_result, is_json=is_json))
+    with Api() as api:
+        path = f"/v1/tasks/{api.find('task', task)}/result"
+        result = api.get(path) if is_json or is_result else api.get(path, brief=True)
+    if is_json:
+        emit(result)
+    else:
+        output(results_text(result) if is_result else text_of(result))
 
 
 @app.command()
@@ -109,26 +134,30 @@ def graph(
     from soong.shared.engine.tasks.plan.graph import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
 
-    statuses: dict[str, StepStatus] = {}
     if plan.startswith("task_") and not Path(plan).exists():
-        drawn, statuses = asyncio.run(_drawn(plan))
-    else:
-        drawn = read_plan(Path(plan), _names_of(Path(plan), Path()))
-    emit_text(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
+        with Api() as api:
+            emit_text(api.text(f"/v1/tasks/{api.find('task', plan)}/graph", format=str(drawing)))
+        return
+    drawn = read_plan(Path(plan), _names_of(Path(plan), Path()))
+    emit_text(mermaid(drawn, {}) if drawing is Drawing.MERMAID else svg(drawn, {}))
 
 
 @app.command()
 def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    asyncio.run(
-        asked_of_task(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled", stops=True)
-    )
+    with Api() as api:
+        task_id = _open_task(api, task)
+        api.post(f"/v1/tasks/{task_id}/cancel", {"reason": reason})
+        _told(api, task_id, "is cancelled")
 
 
 @app.command()
 def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
-    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused", stops=True))
+    with Api() as api:
+        task_id = _open_task(api, task)
+        api.post(f"/v1/tasks/{task_id}/pause", {"reason": reason})
+        _told(api, task_id, "is paused")
 
 
 @app.command("add-workers")
@@ -147,21 +176,12 @@ def add_workers(
     pool: str = typer.Option("", "--pool", help="Queue that they wait in."),
 ) -> None:
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
-
-    def ask(service: "TaskService", found: "Task") -> Awaitable[None]:
-        return service.dispatch_worker(
-            found,
-            count=count,
-            max_steps=max_steps or None,
-            agent=agent,
-            model=model,
-            instructions=instructions,
-            allowed_tools=tools or None,
-            script=script,
-            pool=pool,
-        )
-
-    asyncio.run(asked_of_task(task, ask, f"has {number_of(count, 'more pull worker')}"))
+    body: dict[str, Json] = {"count": count, "max_steps": max_steps or None, "agent": agent, "model": model}
+    body |= {"instructions": instructions, "allowed_tools": [*tools] or None, "script": script, "pool": pool}
+    with Api() as api:
+        task_id = _open_task(api, task)
+        api.post(f"/v1/tasks/{task_id}/dispatch", body)
+        say(f"task {task_id} has {number_of(count, 'more pull worker')}")
 
 
 @app.command()
@@ -196,55 +216,21 @@ def fork(
     asyncio.run(write_fork(task, start, file))
 
 
-async def _list(limit: int, *, is_json: bool) -> None:
-    from soong.orchestrator.cli.step_words import counted
-    from soong.orchestrator.schemas.task import TaskSchema
-
-    async with opened_store(load_settings()) as store:
-        tasks = await store.tasks.list_tasks(limit=limit)
-        counts = [await store.tasks.counts(task.id) for task in tasks]
-    if is_json:
-        emit(
-            [
-                TaskSchema.of(task, step_counts=count.by_status).model_dump()
-                for task, count in zip(tasks, counts, strict=True)
-            ]
-        )
-        return
-    rows = [
-        (
-            task.id,
-            str(task.status),
-            to_the_second(task.created_us),
-            ", ".join(f"{number} {counted(status)}" for status, number in count.by_status.items() if number),
-            task.title,
-        )
-        for task, count in zip(tasks, counts, strict=True)
-    ]
-    output(table(("task", "status", "created", "steps", "title"), rows))
+def _told(api: Api, task_id: str, done: str) -> None:
+    """Report what was done to a task, and what still runs of it, unless that ends within a second."""
+    words = ""
+    for _ in range(10):
+        words = still_running(api.get(f"/v1/tasks/{task_id}/result", brief=True)["steps"])
+        if not words:
+            break
+        time.sleep(LEAST_PAUSE_S)
+    say(", ".join(one for one in (f"task {task_id} {done}", words) if one))
 
 
-async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
-    from soong.orchestrator.cli.summary import results_text, text_of
-    from soong.orchestrator.client.client import brief_view, snapshot_of
-    from soong.orchestrator.client.outcome import outcome_of
-    from soong.orchestrator.schemas.task import TaskResult
-
-    settings = load_settings()
-    async with opened_store(settings) as store:
-        task = await find_task(store, text)
-        read = snapshot_of if is_json or is_result else brief_view
-        outcome = await outcome_of(store, await read(store, task.id), settings.runs)
-    if is_json:
-        emit(TaskResult.of_outcome(outcome).model_dump())
-    else:
-        output(results_text(outcome) if is_result else text_of(outcome))
-
-
-async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
-    from soong.shared.engine.tasks.growth import planned_task
-
-    async with opened_store(load_settings()) as store:
-        task = await find_task(store, task_id)
-        steps = await store.tasks.steps(task.id)
-    return planned_task(task, steps), {step.step_id: step.status for step in steps}
+def _open_task(api: Api, text: str) -> str:
+    """Return the id of a task that is not over. Raises: NotFoundError, UsageError, ConflictError."""
+    # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
+    task = api.get(f"/v1/tasks/{api.find('task', text)}", limit=1)
+    if task["status"] in ENDED:
+        raise ConflictError(f"task {task['id']} is {task['status']}: it is over; `soong tasks retry` runs it again")
+    return str(task["id"])

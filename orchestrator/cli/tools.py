@@ -147,7 +147,8 @@ def export(
 
 async def _stored(settings: Settings, text: str) -> Surface:
     """Return the tool set of a run. Raises: NotFoundError, UsageError."""
-    from soong.orchestrator.cli.ids import find_run, opened_store
+    from soong.orchestrator.cli.ids import opened_store
+    from soong.orchestrator.operations.ids import find_run
 
     async with opened_store(settings) as store:
         run = await find_run(store, text)

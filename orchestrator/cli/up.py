@@ -1,7 +1,9 @@
 """``soong up``: the embedded service, in the foreground, until it is stopped."""
 
 import asyncio
-from typing import TYPE_CHECKING
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 
 import typer
 
@@ -9,19 +11,14 @@ from soong.orchestrator.cli.console import number_of, say
 from soong.orchestrator.cli.options import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
-from soong.orchestrator.embedded.control import ControlReply, PlanRunner, Reply, SocketPeer
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
-from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
+from soong.orchestrator.embedded.service import EmbeddedService, ServeHome, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc
-from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.storage.store import Store
-
-if TYPE_CHECKING:
-    from soong.orchestrator.client.client import Client
 
 
 def command(
@@ -64,7 +61,7 @@ def command(
             preforked.close()
 
 
-async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, PlanRunner]:
+async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, ServeHome]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
     from soong.orchestrator.client.client import Client
     from soong.orchestrator.owner.bootstrap import build
@@ -72,15 +69,9 @@ async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, PlanRunn
     orchestrator = await build(settings)
     parts = orchestrator.parts
     client = Client(parts.store, parts.notifier, parts.subscriber, parts.clock, settings)
-    return orchestrator, parts.store, FirstPlans(client)
 
+    async def serve(listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:
+        home = await asyncio.to_thread(import_module, "soong.orchestrator.http.home")  # with the first command
+        await home.serve_home(client, listener, stop)
 
-class FirstPlans(Value):
-    """Runs the plans that commands hand over; what that takes is imported with the first, and not at the start."""
-
-    client: "Client"
-
-    async def run(self, message: ControlReply, peer: SocketPeer | None, reply: Reply) -> None:
-        from soong.orchestrator.cli.plan_intake import PlanIntake
-
-        await PlanIntake(self.client).run(message, peer, reply)
+    return orchestrator, parts.store, serve

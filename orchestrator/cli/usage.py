@@ -8,9 +8,10 @@ import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import find_session, opened_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.workers import usage_totals
+from soong.orchestrator.operations.ids import find_session
 from soong.orchestrator.schemas.worker import UsageSum
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import utc_date

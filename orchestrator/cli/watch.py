@@ -17,13 +17,12 @@ from soong.orchestrator.client.program import program
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
+from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Task
 
 RESTARTS = 3
 
@@ -256,24 +255,9 @@ class Watch:
             self.attachment.kill()
 
     async def _report(self, outcome: TaskOutcome) -> int:
-        task = outcome.view.task
-        if task.status is TaskStatus.COMPLETED:
-            await close_session(self.client, task)
-        if self.is_json:
-            from soong.orchestrator.schemas.task import TaskResult
-
-            emit(TaskResult.of_outcome(outcome).model_dump())
-        else:
-            output(text_of(outcome))
+        result = TaskResult.of_outcome(outcome).model_dump()
+        emit(result) if self.is_json else output(text_of(result))
         return outcome.exit_code
-
-
-async def close_session(client: Client, task: Task) -> None:
-    """A session whose one task is complete has nothing left to be owned for."""
-    others = await client.store.tasks.list_tasks(session_id=task.session_id)
-    if all(one.status is TaskStatus.COMPLETED for one in others):
-        with suppress(UnavailableError):  # asked for, and then done by the next owner
-            await client.command(CommandKind.CLOSE, task, limit_s=2.0)
 
 
 async def interruptible(interrupts: Interrupts, work: "asyncio.Task[Attachment]") -> Attachment:

@@ -14,7 +14,7 @@ from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import RUNS, Settings, secret_values
-from soong.shared.engine.wire.notifier import Notifier, Subscriber
+from soong.shared.engine.wire.notifier import Notifier, NullNotifier, NullSubscriber, Subscriber
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -38,12 +38,14 @@ async def open_client(settings: Settings) -> Client:
         InvalidConfigError: no Redis is named.
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
-    if not settings.redis_url:
+    if not settings.redis_url and settings.database_url:
         raise InvalidConfigError(
             "SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL"
         )
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
+    if not settings.redis_url:  # the home's service is stopped: rows alone
+        return Client(store, NullNotifier(), NullSubscriber(), SystemClock(), settings, closers=(store.close,))
     clients = RedisClients.of(settings.redis_url, name="soong-client")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)

@@ -25,6 +25,7 @@ from soong.shared.engine.sessions.session import CommandKind, ProcessState, Sess
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.pull_workers import waiting_for_a_pull_worker
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
@@ -74,9 +75,25 @@ class TaskSnapshot(Value):
         return self.task.status.is_terminal or (self.task.status is TaskStatus.PAUSED and not self.held)
 
     @property
+    def to_be_pulled(self) -> int:
+        """The number of steps that wait for a pull worker while nothing runs that could take them."""
+        return 0 if self.task.status.is_terminal else waiting_for_a_pull_worker(self.steps)
+
+    @property
     def held(self) -> int:
         """The number of steps that a worker holds."""
         return sum(step.status.is_leased for step in self.steps)
+
+
+class Submission(Value):
+    """A session and its first task, ready to be written."""
+
+    session: Session
+    task: NewTask
+    budget: Budget = NO_BUDGET
+    """Of the session; without a limit it keeps what it has."""
+    max_concurrent: int = 0
+    """Most steps of the session at once; 0: the limit of the settings, if there is one."""
 
 
 @dataclass(slots=True)
@@ -113,27 +130,23 @@ class Client:
         for close in closers:
             await close()
 
-    async def submit(
-        self, session: Session, task: NewTask, *, max_concurrent: int = 0, budget: Budget = NO_BUDGET
-    ) -> None:
+    async def submit(self, submission: Submission) -> None:
         """Write a session without an owner and its task, and ask owners to adopt it.
 
-        At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one. A
-        ``budget`` with a limit becomes that of the session.
-
-        Saying it again, with the same ids, does no harm.
+        The same submission written again does no harm.
 
         Raises:
             LimitExceededError: the task has more steps than a run may have children.
             UnavailableError: the database does not answer; it may have been written all the same.
         """
-        check_total(0, len(task.steps), self.settings.max_children_per_run)
-        what = f"submission of {task.id}"
-        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
-        await self.notifier.notify_owners([session.id])
+        check_total(0, len(submission.task.steps), self.settings.max_children_per_run)
+        what = f"submission of {submission.task.id}"
+        await retry_until_confirmed(lambda: self._write(submission), what=what)
+        await self.notifier.notify_owners([submission.session.id])
 
-    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
-        limit = max_concurrent or self.settings.max_concurrent_children_per_session
+    async def _write(self, submission: Submission) -> None:
+        session, task, budget = submission.session, submission.task, submission.budget
+        limit = submission.max_concurrent or self.settings.max_concurrent_children_per_session
         if not limit and budget.is_unlimited:
             await self.store.tasks.submit(session, task)
             return

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Submission
 from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.clock import Clock
@@ -24,7 +25,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.telemetry import trace_parent
 from soong.shared.core.texts import require_text
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget
+from soong.shared.engine.runs.budgets import Budget, configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
@@ -73,8 +74,8 @@ class SessionTerms(Value):
     """How models are asked: of a plan those of all its agents, of an ask its own (:func:`read_settings`)."""
     step_grants: Sequence[StepGrant] = ()
     """Consents to what steps declare (PER-17)."""
-    closes_with_task: bool = False
-    """The session is for this task alone."""
+    max_concurrent: int = 0
+    """Most of its steps at once; 0: the limit of the settings, if there is one."""
 
 
 class NextAsk(Value):
@@ -86,15 +87,6 @@ class NextAsk(Value):
     budget: Sequence[str] = ()
     settings: JsonObject = NO_SETTINGS
     task_id: str = ""
-
-
-class Submission(Value):
-    """A session and its first task, ready to be written."""
-
-    session: Session
-    task: NewTask
-    budget: Budget = NO_BUDGET
-    """Of the session; without a limit it keeps what it has."""
 
 
 def submission(
@@ -120,7 +112,7 @@ def submission(
         task_id=terms.ids.task,
     )
     traced = replace(made, trace_parent=trace_parent())
-    return Submission(session, traced, budget_of_session(terms.budget, catalogue.config))
+    return Submission(session, traced, budget_of_session(terms.budget, catalogue.config), terms.max_concurrent)
 
 
 def budget_of_session(given: Sequence[str], config: Config) -> Budget:
@@ -153,7 +145,7 @@ def ask_submission(
     now_us = clock.now_us()
     session = _session(terms, catalogue, now_us)
     task = _ask(goal, session, definition, name, catalogue, now_us, task_id=terms.ids.task, follows=follows)
-    return Submission(session, task, budget_of_session(terms.budget, catalogue.config))
+    return Submission(session, task, budget_of_session(terms.budget, catalogue.config), terms.max_concurrent)
 
 
 def follow_up(ask: NextAsk, session: Session, former: Run | None, catalogue: Catalogue, clock: Clock) -> Submission:
@@ -264,7 +256,7 @@ def _session(terms: SessionTerms, catalogue: Catalogue, now_us: int) -> Session:
         policy=(terms.policy or catalogue.policy).with_rules(rules).as_json(),
         principal=terms.principal,
         project_id=project_id(folder) if catalogue.needs_project else "",
-        closes_with_task=terms.closes_with_task,
+        closes_with_task=True,
     )
 
 

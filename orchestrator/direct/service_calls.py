@@ -100,7 +100,9 @@ class ServiceCalls:
         task = self._task(tool, arguments)
         opening = asyncio.create_task(client.subscriber.subscribe_session(self.session.id))
         try:
-            await client.submit(self.session, task)
+            from soong.orchestrator.client.client import Submission
+
+            await client.submit(Submission(self.session, task))
             if self.callback is not None and self._responder is None:
                 self._responder = client.attach(self.session, self.callback, channel=self.channel)
             async with contextlib.aclosing(client.follow(task.id, new=opening, for_result=True)) as views:

@@ -5,30 +5,20 @@ said ``attach`` keeps an ephemeral service alive until it closes; a client that 
 """
 
 import asyncio
-import errno
 import json
-import os
-import select
-import socket
-import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias
 
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.value import Value
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
 HAND_OVER = "hand_over"
 MAKE_WAY = "make_way"
-RUN = "run"
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: process, user, group."""
 
 
 class ShutdownState(StrEnum):
@@ -44,36 +34,10 @@ _ENDINGS = {str(ending): ending for ending in ShutdownState}
 
 ControlReply = Mapping[str, Json]
 
-_SO_PEERPIDFD = 77
-"""Linux 6.5: a descriptor of the process that connected."""
-
-
-class SocketPeer(Value):
-    """The process that connected, by the kernel's word. It is kept by a descriptor: its id may be another's later."""
-
-    pid: int
-    descriptor: int
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended; then whatever was read of its id until now was read of it."""
-        return not select.select([self.descriptor], [], [], 0)[0]
-
-
-Reply: TypeAlias = Callable[[ControlReply], None]
-
-
-class PlanRunner(Protocol):
-    """Runs the plans that commands hand over (:mod:`soong.orchestrator.embedded.plan_request`)."""
-
-    async def run(self, message: ControlReply, peer: SocketPeer | None, reply: Reply) -> None:
-        """Do what a request asks for as long as its connection is there; reply step by step."""
-        ...
-
 
 @dataclass(slots=True)
 class ControlServer:
-    """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over``, ``make_way`` and, with ``plans``, ``run``.
+    """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over`` and ``make_way``.
 
     ``make_way`` asks an ephemeral service to end as soon as nobody needs it. ``status`` returns what the service says
     of itself. ``stop`` begins its stop and returns at once; so does ``hand_over``, which says whether it does.
@@ -83,7 +47,6 @@ class ControlServer:
     status: Callable[[], ControlReply]
     stop: Callable[[], None]
     hand_over: Callable[[], bool]
-    plans: "PlanRunner | None" = None
     attached: int = 0
     ever_attached: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,14 +93,10 @@ class ControlServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         is_attached = False
-        peer = None if self.plans is None else _peer_of(writer)
         try:
             while line := await reader.readline():
                 message = _message(line)
                 operation = str(message.get("op", ""))
-                if operation == RUN and self.plans is not None and not self.is_closing:
-                    await self._run(message, peer, reader, writer)
-                    continue
                 if operation == "attach" and not self.is_closing and not is_attached:
                     is_attached = True
                     self._count(1)
@@ -150,27 +109,6 @@ class ControlServer:
                 self._count(-1)
             self._writers.discard(writer)
             writer.close()
-            if peer is not None:
-                os.close(peer.descriptor)
-
-    async def _run(
-        self,
-        message: ControlReply,
-        peer: SocketPeer | None,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        """Run a plan until it has been reported, or its command has gone."""
-        assert self.plans is not None
-        running = asyncio.create_task(self.plans.run(message, peer, lambda value: writer.write(_line(value))))
-        gone = asyncio.create_task(reader.read(1))
-        try:
-            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (running, gone):
-                task.cancel()
-            await asyncio.gather(running, gone, return_exceptions=True)
-        await writer.drain()
 
     def _count(self, change: int) -> None:
         self.attached += change
@@ -254,26 +192,6 @@ async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) 
 def _message(line: bytes) -> ControlReply:
     value = json.loads(line)
     return value if isinstance(value, dict) else {}
-
-
-def _peer_of(writer: asyncio.StreamWriter) -> SocketPeer | None:
-    """Return the process that connected, if it is this user's and the kernel names it."""
-    option, connection = getattr(socket, "SO_PEERCRED", None), writer.get_extra_info("socket")
-    if option is None:
-        return None
-    found = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
-    pid, user, _group = _CREDENTIALS.unpack(found)
-    if user != os.getuid() or not pid:
-        return None
-    try:
-        return SocketPeer(pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
-    except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:
-            return None  # it has ended
-    with suppress(OSError):
-        # An older kernel: the process that has the id now, a moment after it connected.
-        return SocketPeer(pid, os.pidfd_open(pid))
-    return None
 
 
 def _line(value: ControlReply) -> bytes:

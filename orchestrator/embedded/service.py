@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Final, Literal, Protocol
 
-from soong.orchestrator.embedded.control import ControlServer, PlanRunner, ShutdownState
+from soong.orchestrator.embedded import API_SOCKET
+from soong.orchestrator.embedded.control import ControlServer, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
 from soong.orchestrator.embedded.handover import expire_dead, take_home
 from soong.orchestrator.embedded.listening import HttpLock, address_of, listen_after_former
@@ -39,6 +41,7 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 State = Literal["starting", "ready", "stopping"]
+BACKLOG: Final = 128
 
 
 class Demand(Value):
@@ -126,6 +129,10 @@ async def demand_of(store: Store) -> Demand:
     return Demand.of(await store.sessions.workers(), await store.claims.backlog(limit=1))
 
 
+ServeHome = Callable[[socket.socket, Callable[[], Awaitable[object]]], Awaitable[None]]
+"""Serves the operations on a bound socket until the other returns (:func:`soong.orchestrator.http.home.serve_home`)."""
+
+
 class ServiceOwner(Protocol):
     """What the service needs of its orchestrator (soong.orchestrator.owner.service)."""
 
@@ -140,12 +147,53 @@ class ServiceOwner(Protocol):
     def on_work(self, hint: Callable[[], None]) -> None: ...
 
 
+class HomeApiSocket:
+    """The unix socket of the home on which commands reach the operations; serving begins with the first of them."""
+
+    def __init__(self, path: Path, serve: ServeHome) -> None:
+        self._path = path
+        self._serve = serve
+        self._stop = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._listener = socket.socket(socket.AF_UNIX)
+
+    def open(self) -> None:
+        """Bind the socket. The caller holds the service lock, so a socket that is there belongs to nobody."""
+        self._path.unlink(missing_ok=True)
+        self._listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._begin)
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._serving = loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self._listener, self._stop.wait)
+        except Exception:  # commands then work in processes of their own
+            log.exception("home_api_failed")
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        self._path.unlink(missing_ok=True)
+        self._stop.set()
+        if self._serving is None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        else:
+            await self._serving
+        self._listener.close()
+
+
 @dataclass(slots=True)
 class EmbeddedService:
     """One run of the service. ``build`` opens the store and makes the parts of the settings it is given."""
 
     settings: Settings
-    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store, PlanRunner]]]
+    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store, ServeHome]]]
     is_ephemeral: bool = False
     log: str = ""
     """The file that its words go to; empty when that is a terminal or for its starter to know."""
@@ -157,6 +205,7 @@ class EmbeddedService:
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
     _http_lock: HttpLock | None = None
+    _home_api: "HomeApiSocket | None" = None
     _scaling: asyncio.Task[None] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: ShutdownState = ShutdownState.STOPPING
@@ -204,13 +253,15 @@ class EmbeddedService:
         self._supervisor = Supervisor(settings, folder, self._worker_died, self.preforked)
         if not self.settings.redis_url:
             await self._supervisor.start_redis(find_redis())
-        self._owner, self._store, self._control.plans = await self.build(settings)
+        self._owner, self._store, serve_home = await self.build(settings)
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         self._supervisor.start_workers()
         self._scale(self._owner, self._store, self._supervisor)
         if self._listener is not None and self._http_lock is not None:
             self._supervisor.start_http(self._listener.fileno(), self._http_lock.descriptor)
+        self._home_api = HomeApiSocket(folder / API_SOCKET, serve_home)
+        self._home_api.open()
         await self._control.start()
         self.state = "ready"
         lock.write(
@@ -297,6 +348,8 @@ class EmbeddedService:
             if self._supervisor is not None:
                 parts.push_async_callback(self._supervisor.stop_workers, self.settings.drain_s + timing.END_LIMIT_S)
                 parts.push_async_callback(self._supervisor.stop_http, timing.END_LIMIT_S)
+            if self._home_api is not None:
+                parts.push_async_callback(self._home_api.close)
             if self._listener is not None:
                 parts.callback(self._listener.close)
             if self._http_lock is not None:

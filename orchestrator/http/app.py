@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 from soong.orchestrator.http import console_files
 from soong.orchestrator.http.console_files import PAGE_POLICY, front_page
-from soong.orchestrator.http.edge import EdgeMiddleware
-from soong.orchestrator.http.mcp_endpoint import McpEndpoint
+from soong.orchestrator.http.edge import EdgeMiddleware, TokenCallers
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.operations import approvals, progress, runs, service, sessions, tasks
+from soong.orchestrator.operations import approvals, ids, progress, runs, service, sessions, tasks
 from soong.orchestrator.operations.context import Needs, ServiceParts
 from soong.orchestrator.operations.documents import json_bytes
 from soong.orchestrator.operations.peers import Peers
@@ -24,18 +23,22 @@ from soong.orchestrator.operations.problems import MEANINGS, MEDIA_TYPE, Problem
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.permissions.access.token import Right
 
+if TYPE_CHECKING:
+    from soong.orchestrator.http.mcp_endpoint import McpEndpoint
+
 DESCRIPTION: Final = """Sessions, tasks, runs and permission questions of one deployment.
 
 A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`, never in an address. One deployment is
 one tenant: a token with `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
 refused. Problems are RFC 9457 documents with a stable `code`."""
 
-_ROUTERS: Final = (service, sessions, tasks, progress, runs, approvals, console_files)
+_ROUTERS: Final = (service, sessions, tasks, progress, runs, approvals, ids, console_files)
 
 
-def make_app(parts: ServiceParts, borders: RequestPolicy, mcp: McpEndpoint) -> EdgeMiddleware:
+def make_app(parts: ServiceParts, borders: RequestPolicy, mcp: "McpEndpoint") -> EdgeMiddleware:
     """Return what is served. ``parts`` are closed by its creator; ``mcp`` serves while it runs."""
-    return EdgeMiddleware(mcp, borders, parts.authenticator, Peers(parts.store.sessions), parts.limits, parts.requests)
+    callers = TokenCallers(parts.authenticator, Peers(parts.store.sessions))
+    return EdgeMiddleware(mcp, borders, callers, parts.limits, parts.requests)
 
 
 def make_routes(parts: ServiceParts) -> FastAPI:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from msgspec.structs import replace
 from starlette.datastructures import Headers
@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from soong.orchestrator.http.console_files import ASSETS
 from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.operations.authentication import Authenticator
+from soong.orchestrator.operations.authentication import Authenticator, Caller
 from soong.orchestrator.operations.limits import CALLER, Limits, RequestLimiter
 from soong.orchestrator.operations.peers import Address, Peers
 from soong.orchestrator.operations.problems import TOLD, ProblemCode, ProblemError, problem_of
+from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})
@@ -45,14 +46,38 @@ HEADERS: Final = (
 )
 
 
+class Callers(Protocol):
+    """Says who sends the requests of a server."""
+
+    async def caller(self, scope: Scope) -> Caller | None:
+        """Return who sent a request; None where nobody needs to. Raises: ProblemError."""
+        ...
+
+
+class TokenCallers(Value):
+    """The holders of tokens."""
+
+    authenticator: Authenticator
+    peers: Peers
+
+    async def caller(self, scope: Scope) -> Caller | None:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(ASSETS):
+            return None
+        address = scope["client"][0] if scope.get("client") else ""
+        caller = await self.authenticator.caller(scope["headers"], address)
+        if scope["path"] == MCP_PATH or (caller.token.allows(Right.APPROVE) and _uses_approval(scope)):
+            peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
+            caller = replace(caller, peer=peer)
+        return caller
+
+
 @dataclass(slots=True)
 class EdgeMiddleware:
     """The outermost application; ``inner`` sees only requests that may come in."""
 
     inner: App
     borders: RequestPolicy
-    authenticator: Authenticator
-    peers: Peers
+    callers: Callers
     limits: Limits
     room: RequestLimiter
     underway: set[asyncio.Timeout] = field(default_factory=set)
@@ -101,19 +126,9 @@ class EdgeMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, answer: "_ResponseSender") -> None:
         self.borders.check(scope)
         if not _is_preflight(scope, self.borders):
-            await self._authenticate(scope)
+            scope[CALLER] = await self.callers.caller(scope)
             receive = await self._read_body(scope, receive)
         await self.inner(scope, receive, answer.send)
-
-    async def _authenticate(self, scope: Scope) -> None:
-        if scope["path"] in OPEN_PATHS or scope["path"].startswith(ASSETS):
-            return
-        address = scope["client"][0] if scope.get("client") else ""
-        caller = await self.authenticator.caller(scope["headers"], address)
-        if scope["path"] == MCP_PATH or (caller.token.allows(Right.APPROVE) and _uses_approval(scope)):
-            peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
-            caller = replace(caller, peer=peer)
-        scope[CALLER] = caller
 
     async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the full body; return what gives it to the application, and then reports that the caller has left."""

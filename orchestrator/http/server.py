@@ -17,7 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.http.app import make_app, make_routes
 from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware
-from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.limits import Limits
@@ -118,11 +117,26 @@ async def serve(
 
     Raises: UsageError when a host or an origin of the settings is not valid.
     """
+    from soong.orchestrator.http.mcp_endpoint import McpEndpoint  # late: the socket of the home serves no MCP
+
     mcp = McpEndpoint(service, make_routes(service))
     app = make_app(service, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins), mcp)
+    async with mcp.running():
+        await until_stopped(service, app, BoundedConnection, listener, stop, ready)
+
+
+async def until_stopped(
+    service: ServiceParts,
+    app: EdgeMiddleware,
+    connection: type[BoundedConnection],
+    listener: socket.socket,
+    stop: Callable[[], Awaitable[Any]],
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve an application on a bound socket until ``stop`` returns; see :func:`serve`."""
     config = uvicorn.Config(
         cast(Any, app),
-        http=type("Connection", (BoundedConnection,), {"limits": service.limits}),
+        http=type("Connection", (connection,), {"limits": service.limits}),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -135,18 +149,7 @@ async def serve(
         timeout_graceful_shutdown=math.ceil(service.limits.stop_s + timing.SHORT_LIMIT_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
-    async with mcp.running():
-        await _until_stopped(service, app, _Server(config), listener, stop, ready)
-
-
-async def _until_stopped(
-    service: ServiceParts,
-    app: EdgeMiddleware,
-    server: _Server,
-    listener: socket.socket,
-    stop: Callable[[], Awaitable[Any]],
-    ready: Callable[[], None],
-) -> None:
+    server = _Server(config)
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     stopping = asyncio.ensure_future(stop())
     try:

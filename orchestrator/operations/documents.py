@@ -99,6 +99,10 @@ class CallerSchema(Schema):
     expires: Instant | None
 
 
+class FoundId(Schema):
+    id: str = Field(description="The id in full.")
+
+
 class HealthSchema(Schema):
     status: str
 

@@ -52,6 +52,7 @@ class ProblemCode(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TIMEOUT = "body_timeout"
+    ENVIRONMENT_DIFFERS = "environment_differs"
     CONFLICT = "conflict"
     ALREADY_DECIDED = "already_decided"
     INPUT_CHANGED = "input_changed"
@@ -92,6 +93,7 @@ MEANINGS: Final[Mapping[ProblemCode, tuple[int, str]]] = {
     ProblemCode.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
     ProblemCode.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
     ProblemCode.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
+    ProblemCode.ENVIRONMENT_DIFFERS: (421, "The service of the home has another environment than the command."),
     ProblemCode.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
     ProblemCode.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each problem."),
     ProblemCode.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),

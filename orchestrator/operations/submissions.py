@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from pydantic import Field, JsonValue
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.explanation import preview_of
-from soong.orchestrator.client.submission import Ids, SessionTerms, Submission, ask_submission, submission
+from soong.orchestrator.client.submission import Ids, SessionTerms, ask_submission, submission
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import ServiceParts, check_own
 from soong.orchestrator.operations.documents import PreviewSchema
@@ -63,6 +63,8 @@ Budget = Annotated[
     str,
     Field(max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`."),
 ]
+Cwd = Annotated[str, Field(max_length=4_096, description="Where relative paths start; empty: at `project`.")]
+MaxConcurrent = Annotated[int, Field(ge=0, description="Most of its steps at once; 0: the service's limit.")]
 NOTHING: Final[Any] = Field(default_factory=dict)
 
 
@@ -70,6 +72,7 @@ class PlanBody(Body):
     holds_plan: ClassVar[bool] = True
 
     plan: PlanSource
+    source: str = Field(default="plan", max_length=4_096, description="What problems call the plan, such as its file.")
 
     @classmethod
     async def also_wrong(cls, service: ServiceParts, given: Mapping[str, Any]) -> Sequence[Json]:
@@ -78,7 +81,7 @@ class PlanBody(Body):
         if not isinstance(plan, dict | str):
             return ()
         try:
-            await asyncio.to_thread(read_plan, plan, await service.catalogue())
+            await asyncio.to_thread(read_plan, plan, await service.catalogue(), str(given.get("source", "plan")))
         except InvalidPlanError as error:
             return plan_errors(error)
         return ()
@@ -94,6 +97,7 @@ class PreviewBody(PlanBody):
         max_length=100,
         description="Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.",
     )
+    cwd: Cwd = ""
 
 
 class AskBody(Body):
@@ -107,10 +111,12 @@ class AskBody(Body):
         max_length=100,
         description="Rules `tool:scope` that allow without a question; need the right `approve`.",
     )
+    cwd: Cwd = ""
     approval_mode: Approvals = "inbox"
     model: str = Field(default="", max_length=200, description="The model of agents that name none.")
     settings: AskSettings = NOTHING
     budget: Budget = ""
+    max_concurrent: MaxConcurrent = 0
 
     @property
     def allows(self) -> bool:
@@ -145,6 +151,7 @@ class SubmissionBody(PreviewBody):
         description=f"How the models of its agents are asked, whatever the plan says: {SETTING_NAMES}.",
     )
     budget: Budget = ""
+    max_concurrent: MaxConcurrent = 0
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,
@@ -157,10 +164,10 @@ class SubmissionBody(PreviewBody):
         return bool(self.allow or self.step_grants)
 
 
-def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue) -> Plan:
+def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue, name: str) -> Plan:
     """Read a plan. Raises: InvalidPlanError."""
     known = catalogue.known()
-    return parse_plan(source, "plan", known) if isinstance(source, str) else plan_from_json(source, "plan", known)
+    return parse_plan(source, name, known) if isinstance(source, str) else plan_from_json(source, name, known)
 
 
 class _CheckedPlan(Value):
@@ -182,7 +189,7 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
     catalogue = catalogue if errors else catalogue.at(project)
     plan: Plan | None = None
     try:
-        plan = read_plan(body.plan, catalogue)
+        plan = read_plan(body.plan, catalogue, body.source)
         bind_inputs(plan, body.inputs)
     except InvalidPlanError as error:
         errors += plan_errors(error)
@@ -203,7 +210,7 @@ def _error(place: str, problem: str, hint: str) -> Json:
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     """Look at what a plan will ask for; nothing is written. Raises: ProblemError."""
     checked = _checked(body, catalogue, settings)
-    terms = SessionTerms(project=checked.project, cwd=checked.project, allow=body.allow)
+    terms = SessionTerms(project=checked.project, cwd=_cwd(body, checked.project), allow=body.allow)
     return preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
 
 
@@ -258,7 +265,7 @@ def _terms(
 ) -> SessionTerms:
     return SessionTerms(
         project=project,
-        cwd=project,
+        cwd=_cwd(body, project),
         approval_mode=ApprovalMode(body.approval_mode),
         model=body.model or settings.model,
         allow=body.allow,
@@ -267,7 +274,12 @@ def _terms(
         policy=_policy(catalogue, settings),
         budget=(body.budget,),
         settings=read_settings(body.settings),
+        max_concurrent=body.max_concurrent,
     )
+
+
+def _cwd(body: PreviewBody | AskBody, project: Path) -> Path:
+    return Path(body.cwd) if body.cwd else project
 
 
 async def check_follow_up(

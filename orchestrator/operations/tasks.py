@@ -10,9 +10,18 @@ from pydantic import Field
 from starlette.responses import Response
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client, counts_of, in_plan_order, snapshot_of, steps_of, tasks_planned_by
+from soong.orchestrator.client.client import (
+    Client,
+    Submission,
+    brief_view,
+    counts_of,
+    in_plan_order,
+    snapshot_of,
+    steps_of,
+    tasks_planned_by,
+)
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, NextAsk, Submission, follow_up, new_ids, title_of
+from soong.orchestrator.client.submission import Ids, NextAsk, follow_up, new_ids, title_of
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
@@ -123,6 +132,7 @@ class DispatchBody(Body):
         return any(getattr(self, name) not in ("", None) for name in SAYS_WHAT_TO_DO)
 
 
+Brief = Annotated[bool, Query(description="With more than 1,000 steps the first and some that failed, not all.")]
 NO_REASON = CommandBody()
 _Work = TypeVar("_Work", SubmissionBody, AskBody)
 Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Client], Submission]
@@ -246,7 +256,7 @@ async def _written(service: Service, ready: Submission, traceparent: str, *, is_
     # The caller's span, and never the one that this process was started by.
     task = replace(ready.task, trace_parent=well_formed(traceparent))
     try:
-        await service.client.submit(ready.session, task, budget=ready.budget)
+        await service.client.submit(replace(ready, task=task))
     except ConflictError as error:
         if not is_named:
             raise
@@ -267,7 +277,7 @@ async def preview_plan(service: Service, _caller: Runner, body: PreviewBody) -> 
 @router.post("/v1/tasks/validate")
 async def validate_plan(service: Service, _caller: Reader, body: PlanBody) -> PlanSchema:
     """Check a plan and write nothing. Every problem is listed with its place and a fix."""
-    plan = await asyncio.to_thread(read_plan, body.plan, await service.catalogue())
+    plan = await asyncio.to_thread(read_plan, body.plan, await service.catalogue(), body.source)
     inputs: list[Any] = [
         {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
         for one in plan.inputs
@@ -308,10 +318,10 @@ async def show_task(
 
 
 @router.get("/v1/tasks/{task_id}/result")
-async def task_result(service: Service, _caller: Reader, task_id: TaskId) -> TaskResult:
+async def task_result(service: Service, _caller: Reader, task_id: TaskId, brief: Brief = False) -> TaskResult:
     """Show the result of a task: outputs, what was written, denied and unknown, as `soong tasks show --json` does."""
-    client = service.client
-    outcome = await outcome_of(client.store, await snapshot_of(client.store, task_id), client.settings.runs)
+    view = await (brief_view if brief else snapshot_of)(service.store, task_id)
+    outcome = await outcome_of(service.store, view, service.client.settings.runs)
     return TaskResult.of_outcome(outcome)
 
 

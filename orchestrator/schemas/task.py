@@ -11,7 +11,7 @@ from soong.orchestrator.client.outcome import ExitCode, TaskOutcome
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
+from soong.shared.engine.tasks.kinds import ClaimMode, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.storage.store import Store
@@ -22,6 +22,7 @@ MOST_SHOWN: Final = 20
 class TaskSchema(Schema):
     id: str
     session: Annotated[str, From("session_id")]
+    kind: TaskKind = Field(description="`plan`: a DAG of steps; `ask`: a goal of an agent.")
     title: str
     status: TaskStatus
     reason: str = Field(description="Why it failed, was paused or cancelled.")

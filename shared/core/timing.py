@@ -61,7 +61,7 @@ PATIENCE_S: Final = 30.0
 """For another process's turn: a lock, a command's owner, a renewal, a removal, a successor."""
 SHORT_LIMIT_S: Final = 1.0
 """For what nothing should wait for: a commit, the last output of a pipe, a pause in Redis."""
-SETTLE_S: Final = 0.25
+SETTLE_S: Final = 1.0
 """For what is under way to end or to appear by itself, before it is reported, counted or shown."""
 SILENCE_S: Final = 15.0
 """How long a connection, a client or a problem is silent before it is tested, given up or reported again."""

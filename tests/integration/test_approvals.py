@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
-from soong.orchestrator.cli.approvals import AnswerCommand, AnswerExitCode, find_question
+from soong.orchestrator.cli.approvals import AnswerCommand, AnswerExitCode
 from soong.orchestrator.cli.approvals_watch import Stream
 from soong.orchestrator.cli.question_text import list_text, show_text
+from soong.orchestrator.operations.ids import find_question
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.engine.sessions.session import ApprovalMode

@@ -3,60 +3,55 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from soong.orchestrator.cli.plan_intake import PlanIntake
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.embedded.control import ControlServer
-from soong.orchestrator.embedded.plan_request import PlanRequest, environment_digest
+from soong.orchestrator.client.home_api import ENVIRONMENT_HEADER, environment_digest
+from soong.orchestrator.http.home import serve_home
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.ids import new_id
 from soong.shared.core.settings import load_settings
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 COMMAND = """
 import os, socket, sys
-def ask(line):
-    peer.sendall(line)
-    print(peer.recv(65536).decode().strip(), flush=True)
+def ask(request):
+    peer.sendall(request)
+    status, size = replies.readline().split()[1].decode(), 0
+    while line := replies.readline().strip():
+        name, _, value = line.partition(b": ")
+        size = int(value) if name == b"content-length" else size
+    replies.read(size)
+    print(status, flush=True)
 peer = socket.socket(socket.AF_UNIX)
 peer.connect(sys.argv[1])
-ask(b'{"op": "hello"}\\n')
+replies = peer.makefile("rb")
+ask(b'GET /v1/health HTTP/1.1\\r\\nhost: localhost\\r\\nsoong-environment: %s\\r\\n\\r\\n' % sys.argv[3].encode())
 if sys.argv[2] == "passes" and os.fork():
     os._exit(0)
-ask(sys.stdin.readline().encode())
+ask(sys.stdin.buffer.read())
 """
+PLAN = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 
 
-def request(folder: Path) -> bytes:
+def request(folder: Path, environment: Mapping[str, str] = os.environ) -> bytes:
+    """Return a submission as it is sent to the socket of the home."""
     place = str(folder)
-    return PlanRequest(
-        plan="title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n",
-        source="plan.yaml",
-        inputs={},
-        project=place,
-        cwd=place,
-        approval_mode="deny",
-        model=None,
-        allow=(f"code.write_file:{place}",),
-        budget=(),
-        settings=(),
-        max_concurrent=0,
-        session_id=new_id("sess"),
-        task_id=new_id("task"),
-        is_json=True,
-        is_detached=True,
-        program="soong",
-        home=place,
-        environment=environment_digest(os.environ),
-    ).line()
+    body = {"plan": PLAN, "project": place, "approval_mode": "deny", "allow": [f"code.write_file:{place}"]}
+    text = json.dumps(body).encode()
+    head = (
+        "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"{ENVIRONMENT_HEADER}: {environment_digest(environment)}\r\ncontent-length: {len(text)}\r\n\r\n"
+    )
+    return head.encode() + text
 
 
 def started(path: Path, way: str) -> subprocess.Popen[bytes]:
-    arguments = (sys.executable, "-c", COMMAND, str(path), way)
+    arguments = (sys.executable, "-c", COMMAND, str(path), way, environment_digest(os.environ))
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -74,8 +69,8 @@ async def answer_to(process: subprocess.Popen[bytes], line: bytes) -> bool:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line)
-    process.stdin.flush()
-    return bool(json.loads(await asyncio.to_thread(process.stdout.readline))["ok"])
+    process.stdin.close()
+    return (await asyncio.to_thread(process.stdout.readline)).strip() == b"201"
 
 
 def innocent_with(pid: int) -> subprocess.Popen[bytes]:
@@ -90,18 +85,22 @@ def innocent_with(pid: int) -> subprocess.Popen[bytes]:
 
 async def main(folder: Path) -> None:
     board, store = MemoryBus(), MemoryStore()
-    intake = PlanIntake(Client(store, board, board, SystemClock(), load_settings(agent_home=folder)))
-    server = ControlServer(folder / "s", dict, lambda: None, lambda: False, plans=intake)
-    await server.start()
-    is_served = await answer_to(await command(server.path, "stays"), request(folder))
-    passing = await command(server.path, "passes")
+    client = Client(store, board, board, SystemClock(), load_settings(agent_home=folder))
+    path, stop = folder / "s", asyncio.Event()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    serving = asyncio.create_task(serve_home(client, listener, stop.wait))
+    is_served = await answer_to(await command(path, "stays"), request(folder))
+    passing = await command(path, "passes")
     is_gone_served = await answer_to(passing, request(folder))
-    passing = await command(server.path, "passes")
+    passing = await command(path, "passes")
     innocent = innocent_with(passing.pid)
     is_reused_served = await answer_to(passing, request(folder))
     innocent.kill()
     innocent.wait()
-    await server.close()
+    stop.set()
+    await serving
     sys.stdout.write(json.dumps({"stays": is_served, "gone": is_gone_served, "reused": is_reused_served}) + "\n")
 
 

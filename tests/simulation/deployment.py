@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.client import Client, Submission
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
@@ -138,7 +138,7 @@ class VisitorActor(Actor):
                 now_us=self.clock.now_us(),
             )
             try:
-                await self._client.submit(session, task)
+                await self._client.submit(Submission(session, task))
             except UnavailableError as error:
                 self.ground.note(self.name, "refused", str(error))
 

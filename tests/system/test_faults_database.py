@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import RootTransaction
 
 from soong.orchestrator.client.bootstrap import open_client
-from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.client import Client, Submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.tasks.new_tasks import new_task
@@ -134,7 +134,7 @@ async def test_a_submission_that_was_reported_as_an_error_is_made_once(no_owner:
         lost = lose_answers(client, 0, 2)  # each submission is written by one commit, and again
 
         for _ in range(2):
-            await client.submit(session, task)
+            await client.submit(Submission(session, task))
         await client.close()
         await service.start_owners(1)
         await start_workers(service, 1)

@@ -65,6 +65,27 @@ class NullSubscription:
         """Nothing to close."""
 
 
+class NullNotifier:
+    """Tells nobody: no service runs that could hear it. Implements :class:`Notifier`."""
+
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None: ...
+
+    async def notify_worker(self, worker_id: str) -> None: ...
+
+    async def call_worker(self, worker_id: str) -> None: ...
+
+    async def notify_session(self, session_id: str) -> None: ...
+
+    async def notify_runs(self, run_ids: Sequence[str]) -> None: ...
+
+    async def publish_answer(self, run_id: str, payload: str) -> int:  # noqa: ARG002  # as its port
+        return 0
+
+    async def permission_raised(self, request_id: str, session_id: str) -> None: ...
+
+    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None: ...
+
+
 class Subscriber(Protocol):
     """Makes subscriptions. One that was away (its server restarted) says so when it is back: look at all rows.
 
@@ -102,3 +123,18 @@ class Subscriber(Protocol):
         outage.
         """
         ...
+
+
+class NullSubscriber:
+    """Makes subscriptions that hear nothing. Implements :class:`Subscriber`."""
+
+    async def subscribe_owner(self) -> Subscription:
+        return NullSubscription()
+
+    async def subscribe_permissions(self) -> Subscription:
+        return NullSubscription()
+
+    async def subscribe_worker(self, worker_id: str) -> Subscription:  # noqa: ARG002  # as its port
+        return NullSubscription()
+
+    subscribe_decisions = subscribe_session = subscribe_run = subscribe_answer = subscribe_worker

@@ -6,12 +6,13 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from soong.orchestrator.cli.display import LineDisplay, status_text
+from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.live import Live
-from soong.orchestrator.cli.step_words import counted
+from soong.orchestrator.cli.step_words import counted, status_text
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.workers import WorkersView
+from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, held, open_scene
@@ -43,7 +44,7 @@ async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_conse
     assert "? asks blocked: waits for consent, without a slot" in capsys.readouterr().err
     assert "waits for consent, without a slot" in output.getvalue()
     assert "1 waiting for consent" in output.getvalue()
-    assert status_text(view.steps[0]) == "blocked (waits for consent)"
+    assert status_text(StepSchema.of(view.steps[0]).model_dump()) == "blocked (waits for consent)"
 
 
 def test_parked_steps_are_counted_in_words() -> None:

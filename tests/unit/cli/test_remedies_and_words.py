@@ -10,6 +10,7 @@ from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome
+from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.engine.tasks.step import StepError
 from tests.contract.scene import failed, open_scene
 from tests.model.memory import MemoryStore
@@ -29,7 +30,7 @@ async def test_a_failed_step_shows_its_message_to_the_end() -> None:
 
     LineDisplay(lines.append).show(view)
 
-    assert REMEDY in text_of(TaskOutcome(view, (), ()))
+    assert REMEDY in text_of(TaskResult.of_outcome(TaskOutcome(view, (), ())).model_dump())
     assert REMEDY in "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.client.client import brief_view, snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
+from soong.orchestrator.schemas.task import TaskResult
 from tests.contract.scene import cancelled, open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
@@ -17,7 +18,7 @@ async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is
     await scene.fail(claim)
 
     view = await brief_view(scene.store, task_id)
-    text = text_of(await outcome_of(scene.store, view, Path("/runs")))
+    text = text_of(TaskResult.of_outcome(await outcome_of(scene.store, view, Path("/runs"))).model_dump())
 
     assert len(view.steps) == 60
     assert "… and 1140 steps more" in text
@@ -34,7 +35,7 @@ async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> Non
     view = await snapshot_of(scene.store, task_id)
     begun, _, never = view.steps
 
-    text = text_of(TaskOutcome(view, (), ()))
+    text = text_of(TaskResult.of_outcome(TaskOutcome(view, (), ())).model_dump())
 
     assert never.run_id
     assert f"soong runs tail {begun.run_id}" in text

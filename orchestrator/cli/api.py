@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.step_words import ENDED
 from soong.orchestrator.client.home_api import Document, HomeApi, HomeUnreachableError, Query
-from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.errors import ConflictError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class Api:
         query: Query | None = None,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
+        is_reading: bool = False,
     ) -> Document:
-        """Return the document that an operation returns.
+        """Return the document that an operation returns. One that ``is_reading`` starts no service.
 
         Raises:
             UsageError: nothing has run in this home yet.
@@ -76,7 +78,8 @@ class Api:
                 return self._home.call(method, path, query=query, body=body, headers=headers)
             except HomeUnreachableError as error:
                 self._leave_home(error, is_reading=method == "GET")
-        return self._here(may_start=method != "GET").call(method, path, query=query, body=body, headers=headers)
+        may_start = method != "GET" and not is_reading
+        return self._here(may_start=may_start).call(method, path, query=query, body=body, headers=headers)
 
     def text(self, path: str, **query: str | int | bool) -> str:
         """Return what an operation answers with that sends text. Raises: SoongError."""
@@ -142,3 +145,12 @@ async def _attached(*, may_start: bool) -> "Attachment":
 
     settings = load_settings()
     return await attach(settings, tell=say) if may_start else Attachment(await deployment(settings))
+
+
+def open_task(api: Api, text: str) -> str:
+    """Return the id of a task that is not over. Raises: NotFoundError, UsageError, ConflictError."""
+    # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
+    task = api.get(f"/v1/tasks/{api.find('task', text)}", limit=1)
+    if task["status"] in ENDED:
+        raise ConflictError(f"task {task['id']} is {task['status']}: it is over; `soong tasks retry` runs it again")
+    return str(task["id"])

@@ -43,8 +43,7 @@ async def _answer(settings: Settings, session_id: str) -> None:
     if nobody := why_nobody_is_asked():
         raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
     known = await _living(settings)
-    from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console
-    from soong.orchestrator.cli.question_text import full_input_reader
+    from soong.orchestrator.cli.prompt import TerminalPrompt, full_input_reader, terminal_console
     from soong.orchestrator.client.bootstrap import open_client
 
     async with await open_client(known) as client:

@@ -20,7 +20,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from soong.orchestrator.approvals.full_input import FullInput
+from soong.orchestrator.approvals.full_input import FullInput, read_full_input
 from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.console import cut, folded, visible
 from soong.orchestrator.cli.question_text import (
@@ -33,13 +33,23 @@ from soong.orchestrator.cli.question_text import (
     quoted,
     short_id,
 )
+from soong.orchestrator.cli.step_words import Document
 from soong.orchestrator.client.program import program
+from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
 from soong.shared.core.terminal import drawing_stream
 from soong.shared.core.value import Value
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, offered_choices
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.permissions.request import (
+    Choice,
+    PermissionDecision,
+    PermissionRequest,
+    Question,
+    RequestState,
+    offered_choices,
+)
 
 LEAST_PREVIEW_ROWS: Final = 6
 OTHER_ROWS: Final = 20
@@ -168,7 +178,8 @@ class TerminalPrompt:
         lines = quoted(request.preview, columns=columns) if request.preview else []
         if self.whole is not None:
             try:
-                lines += input_lines(await self.whole(request), columns=columns)
+                whole = await self.whole(request)
+                lines += input_lines(whole.input, whole.note, columns=columns)
             except SoongError as error:
                 lines.append(f"  the full input cannot be read now: {visible(str(error))}")
         for line in lines[:MAX_FULL_LINES]:
@@ -230,6 +241,20 @@ class Keyboard:
             os.close(descriptor)
 
 
+def document_of(request: PermissionRequest) -> Document:
+    """Return a question that waits as its document."""
+    return ApprovalSchema.of_question(Question(request, RequestState.PENDING)).model_dump()
+
+
+def full_input_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
+    """Return what reads a call's full input from the rows, for a prompt."""
+
+    async def read(request: PermissionRequest) -> FullInput:
+        return await read_full_input(store, request)
+
+    return read
+
+
 def read_decision(line: str, request: PermissionRequest) -> PermissionDecision | None:
     """Read an answer: a choice by number, letter or name, and after it a reason; None when it is none of those."""
     word, _, reason = line.strip().partition(" ")
@@ -256,7 +281,7 @@ def head(waiting: Sequence[PermissionRequest], shown: PermissionRequest, now_us:
 
 def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableType:
     """Return the question as it is shown, with as much of the preview as is given."""
-    parts: list[RenderableType] = [_Facts(tuple(facts_of(request)))]
+    parts: list[RenderableType] = [_Facts(tuple(facts_of(document_of(request))))]
     if preview:
         parts += [Text(), *preview]
     style = "red" if request.is_dangerous or request.risk in ("execute", "critical") else "yellow"

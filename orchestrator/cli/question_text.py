@@ -7,22 +7,19 @@ own. Nothing in it can look like a line of ours.
 import hashlib
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Final
 
-from soong.orchestrator.approvals.approval import WAITS, Approval, status_of_question
-from soong.orchestrator.approvals.full_input import FullInput, read_full_input
 from soong.orchestrator.cli.console import compact, folded, is_terminal, visible
+from soong.orchestrator.cli.step_words import Document
 from soong.orchestrator.client.program import program
-from soong.shared.core.clock import to_the_second
-from soong.shared.core.identity import RunIdentity
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.store import RunStore
-from soong.shared.permissions.request import PermissionRequest, Question
 
 VALUE_CHARS: Final = 300
 SHORT_ID_CHARS: Final = 8
+WAITS: Final = "waits"
 MARGIN: Final = "  | "
 GOES_ON: Final = "  : "
 
@@ -43,38 +40,39 @@ def age_text(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-def step_text(who: RunIdentity) -> str:
+def step_text(who: Document) -> str:
     """Return the step that an asker works at: its id in the plan and its title."""
-    step, title = who.step_key.partition("/")[2], who.step_title
+    step, title = who["step_key"].partition("/")[2], who["step_title"]
     return f"{step}  {title}".strip() if title != step else step
 
 
-def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
+def facts_of(question: Document) -> Iterator[tuple[str, str]]:
     """Yield the facts of a question without its preview, by name; callers leave out empty values."""
-    who = request.identity
+    who, target = question["identity"], question["target"]
+    model = who["model"] or "default"
     yield "step", step_text(who)
-    yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
-    foreign = f"{who.origin.principal}, another side than the session's: none of its rules and grants answers"
-    yield "dispatched", foreign if who.origin.is_foreign else ""
-    yield "parent", f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none"
-    words = dict.fromkeys((request.permission, *request.tags))
-    yield "tool", f"{request.tool} ({', '.join(words)})"
-    yield request.target_kind or "target", request.shown
-    yield "host", request.host
-    summary = f": {request.risk_summary}" if request.risk_summary else ""
-    yield "risk", f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}{summary}"
-    yield "hook", request.hook_result if request.hook_result != "none" else ""
-    yield "in", request.cwd
-    yield "with env", ", ".join(request.env)
-    yield "arguments", "" if request.preview else compact(request.arguments, VALUE_CHARS)
-    for effect in request.unknown_effects:
+    yield "who", f"{who['role']} agent {who['agent_id']}, run {who['run_id']} ({who['definition']}, model {model})"
+    foreign = f"{who['dispatched_by']}, another side than the session's: none of its rules and grants answers"
+    yield "dispatched", foreign if who["is_foreign"] else ""
+    yield "parent", f"agent {who['parent_agent_id']}, run {who['parent_run_id']}" if who["parent_run_id"] else "none"
+    words = dict.fromkeys((question["permission"], *question["tags"]))
+    yield "tool", f"{question['tool']} ({', '.join(words)})"
+    yield target["kind"] or "target", target["shown"]
+    yield "host", target["host"]
+    summary = f": {question['risk_summary']}" if question["risk_summary"] else ""
+    yield "risk", f"{question['risk']}{' - DANGEROUS' if question['is_dangerous'] else ''}{summary}"
+    yield "hook", question["hook_result"] if question["hook_result"] != "none" else ""
+    yield "in", question["cwd"]
+    yield "with env", ", ".join(question["env"])
+    yield "arguments", "" if question["preview"] else compact(question["arguments"], VALUE_CHARS)
+    for effect in question["unknown_effects"]:
         yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
-    yield "advice", f"{request.suggested.value.replace('_', ' ')} (policy)"
+    yield "advice", f"{question['suggested'].replace('_', ' ')} (policy)"
 
 
-def grant_text(request: PermissionRequest) -> str:
+def grant_text(question: Document) -> str:
     """Return what a session grant would cover."""
-    return request.scope or "none is offered: it is asked each time"
+    return question["session_grant"] or "none is offered: it is asked each time"
 
 
 def quoted(text: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
@@ -99,21 +97,12 @@ def cut_mark(text: str, missing: int) -> str:
     return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
 
 
-def input_lines(whole: FullInput, *, max_chars: int = 0, columns: int = 0) -> list[str]:
+def input_lines(given: Document, note: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
     """Return a call's input field by field: an argv a word a line, a text behind a margin, anything else as JSON."""
-    lines = [f"input: {len(_json(whole.input))} characters of JSON; {whole.note}"]
-    for name, value in whole.input.items():
+    lines = [f"input: {len(_json(given))} characters of JSON; {note}"]
+    for name, value in given.items():
         lines += _field(visible(name, limit=VALUE_CHARS), value, max_chars, columns)
     return lines
-
-
-def full_input_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
-    """Return what reads a call's full input from the rows, for a prompt."""
-
-    async def read(request: PermissionRequest) -> FullInput:
-        return await read_full_input(store, request)
-
-    return read
 
 
 def _field(name: str, value: Json, max_chars: int, columns: int) -> list[str]:
@@ -135,47 +124,51 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def list_text(questions: Sequence[Question], now_us: int) -> str:
+def list_text(questions: Sequence[Document], now_us: int) -> str:
     """Return questions, a paragraph each; what waits is answered by the id at its head."""
     if not questions:
         return "no question waits"
     paragraphs = ["\n".join(_paragraph(question, now_us)) for question in questions]
-    waiting = sum(status_of_question(question).word == WAITS for question in questions)
+    waiting = sum(question["ending"] == WAITS for question in questions)
     count = f"{waiting} questions wait" if waiting > 1 else "1 question waits" if waiting else "no question waits"
     return "\n\n".join([*paragraphs, count])
 
 
-def _paragraph(question: Question, now_us: int) -> Iterator[str]:
-    request, ending = question.request, status_of_question(question)
-    who = request.identity
-    age = age_text((now_us - request.created_us) / 1_000_000)
-    danger = "  DANGEROUS" if request.is_dangerous else ""
-    yield f"{short_id(request.id)}  {age}  {visible(request.tool, limit=80)}  {visible(request.risk)}{danger}"
+def _paragraph(question: Document, now_us: int) -> Iterator[str]:
+    who, target = question["identity"], question["target"]
+    danger = "  DANGEROUS" if question["is_dangerous"] else ""
+    age, risk = _age(question, now_us), visible(question["risk"])
+    yield f"{short_id(question['id'])}  {age}  {visible(question['tool'], limit=80)}  {risk}{danger}"
     rows = [
-        (request.target_kind or "target", request.shown or "-"),
-        ("step", f"{step_text(who)}  in {who.task_id or who.session_id}"),
-        ("who", f"{who.agent_id} ({who.definition}, model {who.model or 'default'})"),
-        ("grant", grant_text(request)),
+        (target["kind"] or "target", target["shown"] or "-"),
+        ("step", f"{step_text(who)}  in {who['task_id'] or who['session_id']}"),
+        ("who", f"{who['agent_id']} ({who['definition']}, model {who['model'] or 'default'})"),
+        ("grant", grant_text(question)),
     ]
-    if ending.word != WAITS:
-        rows.append((ending.word, _ended(question, ending.sentence)))
+    if question["ending"] != WAITS:
+        rows.append((question["ending"], _ended(question)))
     yield from aligned(rows, indent="  ")
 
 
-def _ended(question: Question, sentence: str) -> str:
-    when = question.decision.decided_us if question.decision is not None else None
-    return f"{sentence} ({to_the_second(when)})" if when is not None else sentence
+def _age(question: Document, now_us: int) -> str:
+    return age_text(now_us / 1_000_000 - datetime.fromisoformat(question["asked"]).timestamp())
 
 
-def show_text(approval: Approval, now_us: int, *, is_full: bool) -> str:
+def _ended(question: Document) -> str:
+    decision = question["decision"]
+    return f"{question['sentence']} ({decision['decided'][:19]}Z)" if decision else str(question["sentence"])
+
+
+def show_text(question: Document, now_us: int, *, is_full: bool) -> str:
     """Return all about one question: what PER-06 lists, its full input with ``is_full``, the target as it is now."""
+    whole, most = question["full_input"], 0 if is_full else BLOCK_CHARS
     parts = [
-        _head(approval, now_us),
-        "\n".join(aligned(_rows(approval), indent="  ")),
-        *_preview(approval, is_full=is_full),
-        *_now(approval),
-        "\n".join(input_lines(approval.full_input, max_chars=0 if is_full else BLOCK_CHARS, columns=columns())),
-        *_answering(approval),
+        _head(question, now_us),
+        "\n".join(aligned(_rows(question), indent="  ")),
+        *_preview(question, is_full=is_full),
+        *_now(question["now"]),
+        "\n".join(input_lines(whole["input"], whole["note"], max_chars=most, columns=columns())),
+        *_answering(question),
     ]
     return "\n\n".join(parts)
 
@@ -195,54 +188,47 @@ def columns() -> int:
     return shutil.get_terminal_size().columns if is_terminal() else 0
 
 
-def _head(approval: Approval, now_us: int) -> str:
-    request = approval.request
-    age = age_text((now_us - request.created_us) / 1_000_000)
-    said = _ended(approval.question, approval.ending.sentence)
-    why = f" ({visible(approval.withdrawn)})" if approval.withdrawn else ""
-    return f"{request.id}\n{visible(request.tool, limit=80)}: {visible(said)}{why}; asked {age} ago"
+def _head(question: Document, now_us: int) -> str:
+    why = f" ({visible(question['withdrawn'])})" if question["withdrawn"] else ""
+    said = f"{visible(question['tool'], limit=80)}: {visible(_ended(question))}{why}"
+    return f"{question['id']}\n{said}; asked {_age(question, now_us)} ago"
 
 
-def _rows(approval: Approval) -> Iterator[tuple[str, str]]:
-    request, session = approval.request, approval.session
-    for name, value in facts_of(request):
+def _rows(question: Document) -> Iterator[tuple[str, str]]:
+    session = question["session"]
+    for name, value in facts_of(question):
         if name not in ("parent", "unknown"):  # told below, from rows
             yield name, value
-    for parent in approval.parents:
-        yield "under", _lineage(parent)
-    yield "task", f"{request.identity.task_id}  {approval.task_title}".strip()
-    mode = f"{session.approval_mode}, answered by {session.principal}"
-    yield "session", f"{session.id} ({mode}) on {session.project}"
-    yield "grant", grant_text(request)
-    yield "tainted", "this run has read what strangers wrote" if approval.is_tainted else ""
-    yield "digest", f"{request.input_digest} (SHA-256 of the input that an answer is bound to)"
-    yield "before", request.precondition
+    for parent in question["parents"]:
+        definition = parent["definition"] or "no definition"
+        yield "under", f"{parent['role']} agent {parent['agent_id']}, run {parent['run_id']} ({definition})"
+    yield "task", f"{question['identity']['task_id']}  {question['task_title']}".strip()
+    mode = f"{session['approval_mode']}, answered by {session['principal']}"
+    yield "session", f"{session['id']} ({mode}) on {session['project']}"
+    yield "grant", grant_text(question)
+    yield "tainted", "this run has read what strangers wrote" if question["is_tainted"] else ""
+    yield "digest", f"{question['input_digest']} (SHA-256 of the input that an answer is bound to)"
+    yield "before", question["precondition"]
 
 
-def _lineage(parent: RunIdentity) -> str:
-    return f"{parent.role} agent {parent.agent_id}, run {parent.run_id} ({parent.definition or 'no definition'})"
+def _preview(question: Document, *, is_full: bool) -> Iterator[str]:
+    preview, now = question["preview"], question["now"]
+    if preview and (now is None or preview != now["preview"]):
+        yield "\n".join(["shown when it was asked:", *_block(preview, is_full=is_full)])
 
 
-def _preview(approval: Approval, *, is_full: bool) -> Iterator[str]:
-    request = approval.request
-    if request.preview and request.preview != approval.now.preview:
-        yield "\n".join(["shown when it was asked:", *_block(request.preview, is_full=is_full)])
-
-
-def _now(approval: Approval) -> Iterator[str]:
-    now = approval.now
-    if now.note:
-        note = f"{'CHANGED: ' if now.is_changed else ''}{visible(now.note)}{':' if now.preview else ''}"
+def _now(now: Document | None) -> Iterator[str]:
+    if now is not None and now["note"]:
+        note = f"{'CHANGED: ' if now['is_changed'] else ''}{visible(now['note'])}{':' if now['preview'] else ''}"
         lines = folded(note, columns()) if columns() else [note]
-        yield "\n".join([*lines, *(_block(now.preview, is_full=True) if now.preview else [])])
+        yield "\n".join([*lines, *(_block(now["preview"], is_full=True) if now["preview"] else [])])
 
 
-def _answering(approval: Approval) -> Iterator[str]:
-    if approval.ending.word != WAITS:
-        return
-    request, key = approval.request, short_id(approval.request.id)
-    once = f"{program()} approvals allow {key}{' [--session]' if request.offers_session else ''}"
-    yield f"answer it: {once}\n           {program()} approvals deny {key} [--reason WORDS]"
+def _answering(question: Document) -> Iterator[str]:
+    if question["ending"] == WAITS:
+        key = short_id(question["id"])
+        once = f"{program()} approvals allow {key}{' [--session]' if question['session_grant'] else ''}"
+        yield f"answer it: {once}\n           {program()} approvals deny {key} [--reason WORDS]"
 
 
 def _block(text: str, *, is_full: bool) -> list[str]:

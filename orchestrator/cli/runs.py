@@ -1,26 +1,17 @@
 """``soong runs`` and ``soong replay``: runs and their logs, and a task replayed offline from its record."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import typer
 
+from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, open_task
 from soong.orchestrator.cli.console import compact, emit, number_of, one_line, output, say, table, visible
-from soong.orchestrator.cli.ids import asked_of_task, deployment, opened_store
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.step_words import time_text
-from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
-from soong.orchestrator.operations.ids import find_run, find_task
-from soong.orchestrator.schemas.run import RunDetail, RunSchema, settings_of
-from soong.shared.core.clock import rfc3339
+from soong.orchestrator.cli.step_words import Document, seconds_between, time_text
 from soong.shared.core.errors import NotFoundError, UsageError
-from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.runs.record import Run
+from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:
     from soong.orchestrator.replay.task import RunVerdict, TaskReplay
@@ -33,6 +24,10 @@ TASK_SHOWN = 8
 """Characters of a task's id in the list: its end is enough to name it."""
 _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
 
+SOONG: Final = "soong."
+FAILED: Final = "soong.step_failed"
+_APART: Final = frozenset({"tools", "surface", "settings"})
+"""What a run's document has and the first table does not show."""
 EXIT_DIFFERENT: Final = 1
 _SYMBOLS: Final = {"same": "✓", "different": "✗", "given": "·"}
 
@@ -45,13 +40,51 @@ def list_runs(
     is_json: bool = JSON,
 ) -> None:
     """List runs, newest first."""
-    asyncio.run(_list(task, limit, is_json=is_json))
+    with Api() as api:
+        query = {"task": api.find("task", task)} if task else {}
+        runs = api.pages("/v1/runs", limit=limit, **query)
+    if is_json:
+        emit(runs)
+        return
+    rows = [
+        (
+            run["id"],
+            run["task"][-TASK_SHOWN:],
+            run["step"] or run["role"],
+            f"{run['status']}, malformed row" if run["malformed"] else run["status"],
+            run["definition"],
+            time_text(seconds_between(run["started"], run["ended"]) if run["ended"] else None),
+            str(run["attempt"]),
+        )
+        for run in runs
+    ]
+    output(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
 
 
 @app.command()
 def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
     """Show a run: lineage, tools with the reason for each, usage, times."""
-    asyncio.run(_show(run, is_json=is_json))
+    with Api() as api:
+        found = api.get(f"/v1/runs/{api.find('run', run)}")
+        error = "" if is_json else _error(api, found)
+    if is_json:
+        emit(found)
+        return
+    shown = {name: value for name, value in found.items() if name not in _APART and value not in ("", None)}
+    shown |= {"error": error} if error else {}
+    shown |= {"settings": found["settings"]} if found["settings"] else {}
+    facts = [(name, compact(value) if isinstance(value, dict) else str(value)) for name, value in shown.items()]
+    output(table(("run", found["id"]), facts))
+    rows = [(one["tool"], "yes" if one["is_in"] else "no", one["rule"]) for one in found["surface"]]
+    if rows:
+        output("\n" + table(("tool", "has it", "because"), rows, uncut=("because",)))
+
+
+def _error(api: Api, run: Document) -> str:
+    """Return why a run failed, also one that was followed by another attempt; empty for any other."""
+    last = api.get(f"/v1/runs/{run['id']}/events", after=max(0, run["events"] - LAST_EVENTS))["items"]
+    failed: Document = next((event["data"] for event in reversed(last) if event["type"] == FAILED), {})
+    return f"{failed['type']}: {failed.get('message', '')}" if failed.get("type") else ""
 
 
 @app.command()
@@ -65,7 +98,30 @@ def tail(
     ),
 ) -> None:
     """Show what happened in a run, event by event."""
-    asyncio.run(_tail(run, start, is_followed=follow, is_json=is_json))
+    with Api() as api:
+        path = f"/v1/runs/{api.find('run', run)}"
+        if follow:
+            for name, event in api.stream(f"{path}/stream", after=start - 1):
+                if not name:
+                    _print_event(event, is_json=is_json)
+            return
+        events, after = [], start - 1
+        while page := api.get(f"{path}/events", after=after, limit=MOST_OF_A_PAGE)["items"]:
+            events += page
+            after = int(page[-1]["id"])
+    if is_json:
+        emit(events)
+        return
+    for event in events:
+        _print_event(event, is_json=False)
+
+
+def _print_event(event: Document, *, is_json: bool) -> None:
+    if is_json:
+        emit(event, is_line=True)
+    else:
+        data = compact(event["data"], 300) if event["data"] else ""
+        output(f"{event['id']:>4}  {event['time'][11:23]}  {one_line(event['type'].removeprefix(SOONG)):<22} {data}")
 
 
 @app.command()
@@ -77,115 +133,11 @@ def abort(
     goes_on: bool = typer.Option(False, "--continue", help="End the call alone: its agent continues."),
 ) -> None:
     """End a run with its tool calls; with --continue one call alone, whose result the agent reads."""
-    asyncio.run(_abort(run, call, reason, goes_on=goes_on))
-
-
-async def _abort(text: str, call: str, reason: str, *, goes_on: bool) -> None:
-    async with opened_store(load_settings()) as store:
-        run = await find_run(store, text)
-    await asked_of_task(
-        run.identity.task_id,
-        lambda tasks, task: tasks.abort(task, run.id, call, reason=reason, goes_on=goes_on),
-        f"aborts {'a call of ' if goes_on else ''}run {run.id}",
-    )
-
-
-async def _list(task: str, limit: int, *, is_json: bool) -> None:
-    async with opened_store(load_settings()) as store:
-        task_id = (await find_task(store, task)).id if task else ""
-        runs = (await store.runs.list_runs(task_id=task_id, limit=100_000))[-limit:][::-1]
-    if is_json:
-        emit([RunSchema.of(run).model_dump() for run in runs])
-        return
-    rows = [
-        (
-            run.id,
-            run.identity.task_id[-TASK_SHOWN:],
-            run.identity.step_key.partition("/")[2] or run.identity.role,
-            f"{run.status}, malformed row" if run.malformed else str(run.status),
-            run.identity.definition,
-            time_text(_seconds(run)),
-            str(run.attempt),
-        )
-        for run in runs
-    ]
-    output(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
-
-
-async def _show(text: str, *, is_json: bool) -> None:
-    async with opened_store(load_settings()) as store:
-        run = await find_run(store, text)
-        error = await _error(store, run)
-    if is_json:
-        emit(RunDetail.of(run).model_dump())
-        return
-    shown = {name: value for name, value in RunSchema.of(run).model_dump().items() if value not in ("", None)}
-    shown |= {"error": error} if error else {}
-    shown |= {"settings": settings} if (settings := settings_of(run.surface)) else {}
-    output(
-        table(
-            ("run", run.id),
-            [(name, compact(value) if isinstance(value, dict) else str(value)) for name, value in shown.items()],
-        )
-    )
-    decisions = run.surface.get("decisions")
-    rows = (
-        [(str(row[0]), "yes" if row[1] else "no", str(row[2])) for row in decisions]
-        if isinstance(decisions, list)
-        else []
-    )
-    if rows:
-        output("\n" + table(("tool", "has it", "because"), rows, uncut=("because",)))
-
-
-async def _error(store: Store, run: Run) -> str:
-    """Return why a run failed, also one that was followed by another attempt; empty for any other."""
-    last = await store.runs.events(run.id, after_seq=max(0, run.last_seq - LAST_EVENTS))
-    failed = next((event.data for event in reversed(last) if event.type == EventType.STEP_FAILED), {})
-    return f"{failed['type']}: {failed.get('message', '')}" if failed.get("type") else ""
-
-
-async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> None:
-    settings = await deployment(load_settings())
-    async with opened_store(settings) as store:
-        run = await find_run(store, text)
-        if is_followed:
-            async with _listening(settings) as listen:
-                async for event in RunTail(store.runs, listen).follow(run.id, from_seq=start):
-                    _print_event(event, is_json=is_json)
-            return
-        events = [event async for event in RunTail(store.runs).replay(run.id, from_seq=start)]
-    if is_json:
-        emit([event.envelope() for event in events])
-        return
-    for event in events:
-        _print_event(event, is_json=False)
-
-
-@asynccontextmanager
-async def _listening(settings: Settings) -> AsyncIterator[Listen]:
-    """Give what subscribes to a run: over the service's Redis; where none is known, one that never reports."""
-    if not settings.redis_url:
-        yield no_subscription
-        return
-    from soong.orchestrator.client.bootstrap import opened_subscriber  # Redis, only for those who follow
-
-    async with opened_subscriber(settings) as subscriber:
-        yield subscriber.subscribe_run
-
-
-def _print_event(event: Event, *, is_json: bool) -> None:
-    if is_json:
-        emit(event.envelope(), is_line=True)
-    else:
-        data = compact(dict(event.data), 300) if event.data else ""
-        output(f"{event.seq:>4}  {rfc3339(event.time_us)[11:23]}  {one_line(event.type):<22} {data}")
-
-
-def _seconds(run: Run) -> float | None:
-    if run.started_us is None or run.ended_us is None:
-        return None
-    return (run.ended_us - run.started_us) / 1_000_000
+    with Api() as api:
+        run_id = api.find("run", run)
+        open_task(api, api.get(f"/v1/runs/{run_id}")["task"])
+        api.post(f"/v1/runs/{run_id}/abort", {"call": call, "reason": reason, "continue": goes_on})
+    say(f"aborts {'a call of ' if goes_on else ''}run {run_id}")
 
 
 def replay(
@@ -202,7 +154,9 @@ def replay(
 
 
 async def _replay(text: str, step_id: str, *, is_json: bool) -> int:
+    from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.operations.ids import find_task
     from soong.orchestrator.replay.task import Replayer, read_task
 
     settings = load_settings()

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.api import Api, open_task
 from soong.orchestrator.cli.console import emit, emit_text, number_of, output, say, table, visible
 from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON
-from soong.orchestrator.cli.step_words import ENDED, counted, still_running
+from soong.orchestrator.cli.step_words import counted, still_running
 from soong.orchestrator.cli.summary import results_text, text_of
-from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import LEAST_PAUSE_S
@@ -146,7 +145,7 @@ def graph(
 def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
     with Api() as api:
-        task_id = _open_task(api, task)
+        task_id = open_task(api, task)
         api.post(f"/v1/tasks/{task_id}/cancel", {"reason": reason})
         _told(api, task_id, "is cancelled")
 
@@ -155,7 +154,7 @@ def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
 def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
     with Api() as api:
-        task_id = _open_task(api, task)
+        task_id = open_task(api, task)
         api.post(f"/v1/tasks/{task_id}/pause", {"reason": reason})
         _told(api, task_id, "is paused")
 
@@ -179,7 +178,7 @@ def add_workers(
     body: dict[str, Json] = {"count": count, "max_steps": max_steps or None, "agent": agent, "model": model}
     body |= {"instructions": instructions, "allowed_tools": [*tools] or None, "script": script, "pool": pool}
     with Api() as api:
-        task_id = _open_task(api, task)
+        task_id = open_task(api, task)
         api.post(f"/v1/tasks/{task_id}/dispatch", body)
         say(f"task {task_id} has {number_of(count, 'more pull worker')}")
 
@@ -225,12 +224,3 @@ def _told(api: Api, task_id: str, done: str) -> None:
             break
         time.sleep(LEAST_PAUSE_S)
     say(", ".join(one for one in (f"task {task_id} {done}", words) if one))
-
-
-def _open_task(api: Api, text: str) -> str:
-    """Return the id of a task that is not over. Raises: NotFoundError, UsageError, ConflictError."""
-    # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
-    task = api.get(f"/v1/tasks/{api.find('task', text)}", limit=1)
-    if task["status"] in ENDED:
-        raise ConflictError(f"task {task['id']} is {task['status']}: it is over; `soong tasks retry` runs it again")
-    return str(task["id"])

@@ -163,8 +163,11 @@ class Watch:
 
     def _answer(self, session: Session) -> None:
         from soong.orchestrator.approvals.remote_responder import refusal_reason
-        from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
-        from soong.orchestrator.cli.question_text import full_input_reader
+        from soong.orchestrator.cli.prompt import (  # rich, only where somebody is asked
+            TerminalPrompt,
+            full_input_reader,
+            terminal_console,
+        )
 
         assert self._display is not None
         refusal = refusal_reason(session, self.client.settings.principal)

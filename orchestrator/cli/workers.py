@@ -12,18 +12,18 @@ from pathlib import Path
 
 import typer
 
+from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import emit, one_line, output, say, table
 from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.client.workers import WorkersView, WorkerView, list_workers
+from soong.orchestrator.cli.step_words import Document
 from soong.orchestrator.embedded.folders import child_environment, kept_command, module_command
 from soong.orchestrator.embedded.starter import living_service
-from soong.orchestrator.schemas.worker import LimitSchema, WorkersSchema
+from soong.orchestrator.schemas.worker import LimitSchema
 from soong.shared.agents.pacing import Pauses
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.metrics import LimitUsage
 from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
@@ -36,11 +36,8 @@ SCOPE_HELP = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a pyth
 @app.command("list")
 def list_command(*, is_json: bool = JSON) -> None:
     """List the workers that are not gone, with what each holds, and the queues that they serve."""
-    view = asyncio.run(_view(load_settings()))
-    if is_json:
-        emit(WorkersSchema.of_view(view).model_dump())
-    else:
-        output(text_of(view))
+    view = _view()
+    emit(view) if is_json else output(text_of(view))
 
 
 @app.command()
@@ -50,33 +47,33 @@ def check(*, host: str = typer.Option("", "--host", help="Another host than this
     A worker that stalls is declared gone by the orchestrators within the lease, and is then no longer found here.
     """
     wanted = host or socket.gethostname()
-    view = asyncio.run(_view(load_settings()))
-    found = [one.worker for one in view.workers if one.worker.host == wanted]
-    if not any(worker.state in {ProcessState.LIVE, ProcessState.DRAINING} for worker in found):
+    found = [worker for worker in _view()["workers"] if worker["host"] == wanted]
+    if not any(worker["state"] in {"live", "draining"} for worker in found):
         raise UnavailableError(f"no live worker on host {wanted!r}")
     say(f"{len(found)} workers of {wanted} live")
 
 
-def text_of(view: WorkersView) -> str:
+def text_of(view: Document) -> str:
     """Return the list as people read it."""
-    if not view.workers:
+    if not view["workers"]:
         workers = "no worker lives; start one with `soong worker`, or the service with `soong up`"
     else:
         heads = ("worker", "host", "state", "used", "pools", "labels", "version", "beats")
-        workers = table(heads, [_row(one) for one in view.workers])
-    pools = table(
-        ("queue", "waiting", "free slots"), [(one.pool, str(one.waiting), str(one.free_slots)) for one in view.pools]
-    )
-    held = [
-        (held.run_id, held.step_key.partition("/")[2], held.title, one.worker.node_name)
-        for one in view.workers
-        for held in one.holds
+        workers = table(heads, [_row(one) for one in view["workers"]])
+    waiting = [(one["pool"], str(one["waiting"]), str(one["free_slots"])) for one in view["pools"]]
+    held = [(run, worker["name"]) for worker in view["workers"] for run in worker["runs"]]
+    rows = [(run["run"], run["step"].partition("/")[2], run["title"], name) for run, name in held]
+    unended = [one_line(run["unended"], 0) for run, _ in held if run["unended"]]
+    used = [(bound["scope"], f"{bound['used']}/{bound['limit']}") for bound in view["limits"]]
+    parts = [
+        workers,
+        table(("queue", "waiting", "free slots"), waiting) if waiting else "",
+        table(("limit", "used"), used) if used else "",
+        table(("run", "step", "title", "worker"), rows) if rows else "",
+        "\n".join(unended),
+        *_parked(view["parked"]),
     ]
-    runs = [table(("run", "step", "title", "worker"), held)] if held else []
-    unended = [one_line(held.words, 0) for one in view.workers for held in one.holds if held.asked_to_end]
-    runs += ["\n".join(unended)] if unended else []
-    concurrency_limits = [limits_text(view.concurrency_limits)] if view.concurrency_limits else []
-    return "\n\n".join([workers, *([pools] if view.pools else []), *concurrency_limits, *runs, *_parked(view.parked)])
+    return "\n\n".join(part for part in parts if part)
 
 
 def _parked(number: int) -> list[str]:
@@ -91,25 +88,22 @@ def limits_text(concurrency_limits: Sequence[LimitUsage]) -> str:
     return table(("limit", "used"), [(bound.scope, f"{bound.used}/{bound.limit}") for bound in concurrency_limits])
 
 
-def _row(one: WorkerView) -> tuple[str, ...]:
-    worker = one.worker
+def _row(worker: Document) -> tuple[str, ...]:
     return (
-        worker.node_name,
-        worker.host,
-        worker.state.value,
-        f"{len(one.holds)}/{worker.slots}",
-        ",".join(worker.pools),
-        ",".join(one.labels) or "-",
-        f"{one.version or '?'} (protocol {worker.protocol})",
-        str(worker.beat),
+        worker["name"],
+        worker["host"],
+        worker["state"],
+        f"{worker['used']}/{worker['slots']}",
+        ",".join(worker["pools"]),
+        ",".join(worker["labels"]) or "-",
+        f"{worker['version'] or '?'} (protocol {worker['protocol']})",
+        str(worker["beats"]),
     )
 
 
-async def _view(settings: Settings) -> WorkersView:
-    from soong.orchestrator.client.bootstrap import opened_metrics
-
-    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
-        return await list_workers(store.claims, store.sessions, metrics)
+def _view() -> Document:
+    with Api() as api:
+        return api.get("/v1/workers")
 
 
 limits = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

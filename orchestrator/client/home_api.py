@@ -56,6 +56,7 @@ class ApiProblemError(Exception):
         kinds = {404: NotFoundError, 409: ConflictError, 410: ConflictError, 422: UsageError, 503: UnavailableError}
         kind: type[SoongError] = kinds.get(self.status, ConflictError)
         error = kind.__new__(kind)
+        error.__cause__ = self
         error.args = ("\n".join([str(self), *map(_line_of, self.document.get("errors") or ())]),)
         return error
 

@@ -23,7 +23,7 @@ from soong.orchestrator.operations.context import Approver, HasLeft, Left, Reade
 from soong.orchestrator.operations.documents import Page, Reply
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, Cursor, InSession, Limit, RequestId, StrictRoute, Wait
-from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema
+from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema, TargetStatusSchema
 from soong.orchestrator.schemas.base import Schema
 from soong.shared.core import timing
 from soong.shared.core.clock import rfc3339
@@ -93,6 +93,14 @@ class ApprovalView(Value):
         return offered_choices(may_grant=is_granted)
 
     @property
+    def no_grant(self) -> str:
+        """Say why no session grant is offered (PER-08, PER-20)."""
+        if not self.question.request.offers_session:
+            return "no session grant is offered for this call, it is asked each time; allow it once"
+        scope = self.question.request.scope
+        return f"{scope} is too wide for a session grant, or its policy asks each time; allow it once"
+
+    @property
     def refusal(self) -> str:
         """Return why the caller may not answer, whatever the state; empty when it may (PER-13)."""
         if not self.caller.may(Right.APPROVE):
@@ -102,15 +110,16 @@ class ApprovalView(Value):
         if session.approval_mode is ApprovalMode.DENY:
             return "the session is answered by its policy alone"
         if session.approval_mode is ApprovalMode.PROMPT and session.principal != self.caller.principal:
-            return f"the session is attached: only {session.principal!r} answers in it"
+            return f"its session is answered by {session.principal!r}, and you are {self.caller.principal!r}"
         return ""
 
     def shape(self) -> AnswerableApproval:
         return AnswerableApproval.of_question(self.question, **self._offer())
 
     def detail(self, approval: Approval) -> AnswerableApprovalDetail:
-        # How the target is now can be determined where the person is, which need not be this server.
-        return AnswerableApprovalDetail.of_question(self.question, approval, now=None, **self._offer())
+        # The target is looked at for the user of this machine; for others it need not be where this server is.
+        now = TargetStatusSchema.of(approval.now) if self.caller.is_local else None
+        return AnswerableApprovalDetail.of_question(self.question, approval, now=now, **self._offer())
 
     def _offer(self) -> dict[str, Any]:
         refusal = self.refusal or ("" if self.is_open else f"it is {status_of_question(self.question).word}")
@@ -275,7 +284,8 @@ async def show_approval(
     """
     question = await _settled(service, caller, has_left, request_id, wait)
     shown = await _shown(service, question, caller)
-    approval = await approval_of(service.store, question, TargetChecker((), Path()))
+    checker = await service.target_checker() if caller.is_local else TargetChecker((), Path())
+    approval = await approval_of(service.store, question, checker)
     return shown.detail(approval)
 
 
@@ -320,7 +330,8 @@ def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
         raise ProblemError(ProblemCode.INPUT_CHANGED, "that is not the input which waits; look at the question again")
     if Choice(body.choice) not in shown.choices:
         offered: list[Any] = [str(choice) for choice in shown.choices]
-        raise ProblemError(ProblemCode.CHOICE_NOT_OFFERED, f"offered are {', '.join(offered)}", {"choices": offered})
+        detail = f"offered are {', '.join(offered)}: {shown.no_grant}"
+        raise ProblemError(ProblemCode.CHOICE_NOT_OFFERED, detail, {"choices": offered})
 
 
 def _row(service: Service, caller: Caller, question: Question, body: AnswerBody) -> Answer:

@@ -45,6 +45,11 @@ class Caller(Value):
     def principal(self) -> str:
         return self.token.principal
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the user of this machine, who needs no token."""
+        return not self.token.digest
+
     def may(self, right: Right) -> bool:
         return self.token.allows(right) and not (right is Right.APPROVE and self.refusal)
 
@@ -131,8 +136,8 @@ class Authenticator:
 
     async def still(self, caller: Caller) -> bool:
         """Say whether a caller whose stream is open may continue: its token neither revoked nor expired since."""
-        if not caller.token.digest:
-            return True  # the user of this process, who has no token
+        if caller.is_local:
+            return True
         token = await self.tokens.token(caller.token.id)
         return token is not None and not token.problem(self.clock.now_us())
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Protocol, TypeAlias
 
 from fastapi import Depends, Request
 
+from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
@@ -24,6 +25,7 @@ from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.configured import configured_write_roots
 from soong.shared.storage.store import Store
 
 CHANNEL: Final = "http"
@@ -151,6 +153,11 @@ class ServiceParts:
         if self._catalogue is None or (self._catalogue.done() and self._catalogue.exception() is not None):
             self._catalogue = asyncio.create_task(asyncio.to_thread(Catalogue.of, self.client.settings))
         return await asyncio.shield(self._catalogue)
+
+    async def target_checker(self) -> TargetChecker:
+        """Return what looks at the targets of questions on this machine."""
+        catalogue, settings = await self.catalogue(), self.client.settings
+        return TargetChecker(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
 
     async def look_at_rows(self) -> None:
         """Return if the database answers, looking at most once a second. Raises: UnavailableError."""

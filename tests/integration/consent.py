@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.remote_responder import RemoteResponder
+from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import RunGate
 from soong.shared.core.jsontext import JsonObject, digest
@@ -30,6 +31,7 @@ from soong.shared.permissions.request import (
     PermissionCallback,
     PermissionDecision,
     PermissionRequest,
+    Question,
 )
 from soong.shared.permissions.signing import Signer
 from soong.shared.sandbox.redact import redactor
@@ -322,3 +324,8 @@ async def _hear_owners(bench: ConsentHarness) -> None:
         for session_id in await subscription.wait(1.0):
             if session_id:
                 await bench.broker.review([session_id])
+
+
+def documents_of(questions: Sequence[Question]) -> list[dict[str, object]]:
+    """Return questions as commands show them."""
+    return [ApprovalSchema.of_question(one).model_dump() for one in questions]

@@ -12,20 +12,31 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.decide import TargetChecker
+from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
-from soong.orchestrator.cli.approvals import AnswerCommand, AnswerExitCode
+from soong.orchestrator.cli.approvals import AnswerExitCode, outcome_of, refused
 from soong.orchestrator.cli.approvals_watch import Stream
 from soong.orchestrator.cli.question_text import list_text, show_text
+from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.home_api import ApiProblemError
+from soong.orchestrator.http.app import make_routes
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.calls import DirectCalls
+from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.ids import find_question
+from soong.orchestrator.operations.peers import Peer
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.permissions.access.token import ApiToken, Right
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Provenance, Question
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import HOME, Callback, ConsentHarness, make_call, until, verdicts
+from tests.integration.consent import HOME, Callback, ConsentHarness, documents_of, make_call, until, verdicts
 from tests.model.builders import make_worker
 
 
@@ -48,16 +59,27 @@ async def call(bench: ConsentHarness, folder: str = "/work/out") -> "asyncio.Tas
     return asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
 
 
-def answering(bench: ConsentHarness, principal: str = "local") -> AnswerCommand:
+def calls_of(bench: ConsentHarness, principal: str, provenance: Provenance) -> DirectCalls:
+    """Return the operations as a command of this machine has them."""
     settings = bench.settings.model_copy(update={"principal": principal})
-    return AnswerCommand(bench.store, bench.notifier, settings, bench.clock)
+    client = Client(bench.store, bench.notifier, bench.subscriber, bench.clock, settings)
+    service = ServiceParts(client, open_metrics(settings), open_artifacts(settings), home=HOME)
+    token = ApiToken("own", principal, frozenset(Right), "", 0)
+    return DirectCalls(make_routes(service), Caller(token, Peer(provenance, provenance.problem), "cli"))
 
 
 async def answer(
-    bench: ConsentHarness, question: Question, choice: Choice, reason: str = "", **how: float
+    bench: ConsentHarness, question: Question, choice: Choice, reason: str = "", *, wait_s: int = 10, who: str = "local"
 ) -> tuple[int, str]:
-    said = await answering(bench).answer(question, choice, reason, wait_s=how.get("wait_s", 10.0), home=HOME)
-    return said.exit_code, said.sentence
+    """Answer as `soong approvals` does; return its exit code and its sentence."""
+    calls = calls_of(bench, who, await provenance_here(bench.store.sessions))
+    path = f"/v1/approvals/{question.request.id}"
+    body: dict[str, Json] = {"choice": str(choice), "reason": reason, "input_digest": question.request.input_digest}
+    try:
+        answered = await calls.call("POST", f"{path}/answer", query={"wait": wait_s}, body=body)
+    except ApiProblemError as problem:
+        return refused({"id": question.request.id}, problem.error())
+    return outcome_of(answered, str(choice))
 
 
 # -- answering
@@ -119,7 +141,8 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
             bench.store, await find_question(bench.store, question.request.id), TargetChecker((), bench.settings.home)
         )
         assert approval.withdrawn == "its call was cancelled"
-        assert "its call was cancelled" in show_text(approval, 0, is_full=False)
+        shown = ApprovalDetail.of_question(approval.question, approval).model_dump()
+        assert "its call was cancelled" in show_text(shown, 0, is_full=False)
 
 
 @pytest.mark.spec("PER-15")
@@ -160,12 +183,10 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
     async with open_bench() as bench:
         asking, question = await asked(bench)
 
-        said = await answering(bench, "mallory").answer(question, Choice.ALLOW_ONCE, "", wait_s=0, home=HOME)
+        code, said = await answer(bench, question, Choice.ALLOW_ONCE, wait_s=0, who="mallory")
 
-        assert said.exit_code == AnswerExitCode.NOT_ALLOWED
-        assert (
-            said.sentence == "not answered: its session is answered by 'local', and you are 'mallory' (SOONG_PRINCIPAL)"
-        )
+        assert code == AnswerExitCode.NOT_ALLOWED
+        assert said == "not answered: its session is answered by 'local', and you are 'mallory'"
         assert await bench.store.consent.answer_of(question.request.id) is None
         await answer(bench, question, Choice.ALLOW_ONCE)
         assert (await verdicts(asking))[0].is_allowed
@@ -176,9 +197,9 @@ async def test_a_session_with_an_inbox_is_answered_by_anybody_who_may(open_bench
     async with open_bench(mode=ApprovalMode.INBOX) as bench:
         asking, question = await asked(bench)
 
-        said = await answering(bench, "grace").answer(question, Choice.DENY, "no", wait_s=10, home=HOME)
+        _, said = await answer(bench, question, Choice.DENY, "no", who="grace")
 
-        assert said.sentence.endswith("denied by grace through soong approvals: no")
+        assert said.endswith("denied by grace through soong approvals: no")
         assert (await verdicts(asking))[0].error is ErrorType.PERMISSION_DENIED
 
 
@@ -194,7 +215,7 @@ async def test_what_a_run_has_started_cannot_answer(open_bench: OpenBench) -> No
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
         assert code == AnswerExitCode.NOT_ALLOWED
-        assert said.startswith(f"not answered: process {os.getppid()} (")
+        assert said.startswith(f"not answered: the right 'approve' needs a person: process {os.getppid()} (")
         assert said.endswith(") belongs to a run, and runs do not answer for people")
         assert await bench.store.consent.answer_of(question.request.id) is None
         asking.cancel()
@@ -231,7 +252,10 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
         asking, question = await asked(bench)
         who = question.request.identity
 
-        text = list_text(await bench.store.consent.questions(), bench.clock.now_us())
+        text = list_text(
+            documents_of(await bench.store.consent.questions()),
+            bench.clock.now_us(),
+        )
 
         for word in (
             question.request.id[-8:],
@@ -270,7 +294,7 @@ async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_benc
             "cwd": "/project",
             "session_grant": "/work/out",
         }
-        text = show_text(approval, bench.clock.now_us(), is_full=True)
+        text = show_text(said, bench.clock.now_us(), is_full=True)
         assert all(word in text for word in (request.id, request.input_digest, request.identity.parent_agent_id))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

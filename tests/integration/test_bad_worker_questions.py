@@ -18,7 +18,7 @@ from soong.shared.permissions.signing import prove
 from soong.shared.storage.sql.engine.rows import request_body
 from soong.shared.tools.result import ErrorType
 from tests.integration.bad_deployment import INSERT_REQUEST, Deployment
-from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.integration.consent import Callback, documents_of, make_call, until, verdicts
 from tests.integration.roles import ORCHESTRATOR, plain
 
 AT_ONCE = 50
@@ -90,13 +90,14 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     for question in listed:
         if question.request.identity == deployment.own.identity:
             approval = await approval_of(bench.store, question, TargetChecker((), tmp_path))
-            json.dumps(ApprovalDetail.of_question(approval.question, approval).model_dump())
-            assert "\x1b" not in show_text(approval, bench.clock.now_us(), is_full=True)
+            document = ApprovalDetail.of_question(approval.question, approval).model_dump()
+            json.dumps(document)
+            assert "\x1b" not in show_text(document, bench.clock.now_us(), is_full=True)
             shown += 1
 
     assert verdict.is_allowed
     assert shown > len(questions) // 2
-    assert "\x1b" not in list_text(listed, bench.clock.now_us())
+    assert "\x1b" not in list_text(documents_of(listed), bench.clock.now_us())
 
 
 @pytest.mark.spec("PER-14", "OPS-12.d")

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from soong.orchestrator.cli.workers import text_of
-from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.client.workers import WorkersView, list_workers
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.telemetry.metrics import collect
 from soong.orchestrator.telemetry.metrics import text as metrics_text
@@ -164,7 +164,7 @@ async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, 
 
     shown = await source.concurrency_limits()
     metrics = await watched(scene, source)
-    listed = text_of(await list_workers(scene.store.claims, scene.store.sessions, source))
+    listed = text_of(document_of(await list_workers(scene.store.claims, scene.store.sessions, source)))
 
     assert [(bound.scope, bound.used, bound.limit) for bound in shown] == [
         ("model:x", 1, 5),
@@ -346,7 +346,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
         ("big", 1, 2),
         ("default", 1, view.workers[0].worker.slots - 1),
     ]
-    shown = text_of(view)
+    shown = text_of(document_of(view))
     assert "big@far" in shown
     assert claim.identity.run_id in shown
 
@@ -365,7 +365,7 @@ async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlMe
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlMetrics) -> None:
     await store.sessions.register_owner(make_owner())
 
-    assert "soong worker" in text_of(await list_workers(store.claims, store.sessions, source))
+    assert "soong worker" in text_of(document_of(await list_workers(store.claims, store.sessions, source)))
 
 
 # -- over HTTP
@@ -450,3 +450,7 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def document_of(view: WorkersView) -> dict[str, object]:
+    return WorkersSchema.of_view(view).model_dump()

@@ -14,10 +14,11 @@ from soong.orchestrator.approvals.full_input import EXACT, FullInput
 from soong.orchestrator.cli.console import folded, visible
 from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.live import Live
-from soong.orchestrator.cli.prompt import TerminalPrompt
+from soong.orchestrator.cli.prompt import TerminalPrompt, document_of
 from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, list_text, quoted, show_text
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import called_as
+from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.inert import inert
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -83,6 +84,11 @@ def approval_of(request: PermissionRequest) -> Approval:
     )
 
 
+def detail_of(request: PermissionRequest) -> dict[str, object]:
+    approval = approval_of(request)
+    return ApprovalDetail.of_question(approval.question, approval).model_dump()
+
+
 async def prompted(request: PermissionRequest, width: int = 80) -> str:
     """Return all that a terminal is sent: the question, its full text, the list of what waits."""
     keys = iter(["f", "l", "?", "3"])
@@ -104,9 +110,9 @@ async def prompted(request: PermissionRequest, width: int = 80) -> str:
 
 
 SHOWN: dict[str, Callable[[PermissionRequest], str]] = {
-    "list": lambda request: list_text([Question(request, RequestState.PENDING)], 1_000_000),
-    "show": lambda request: show_text(approval_of(request), 1_000_000, is_full=False),
-    "show --full": lambda request: show_text(approval_of(request), 1_000_000, is_full=True),
+    "list": lambda request: list_text([document_of(request)], 1_000_000),
+    "show": lambda request: show_text(detail_of(request), 1_000_000, is_full=False),
+    "show --full": lambda request: show_text(detail_of(request), 1_000_000, is_full=True),
 }
 
 
@@ -162,9 +168,9 @@ def test_a_second_prompt_is_spelled_out_or_is_behind_a_margin(way: str) -> None:
 def test_what_is_cut_says_how_much_and_what_it_is_the_whole_has_all() -> None:
     """A person must be able to see every byte before a yes (threat: the approval shows something else)."""
     text = "A" * 1_000_000 + "the end"
-    whole = FullInput({"content": text}, EXACT)
+    whole = {"content": text}
 
-    cut, full = input_lines(whole, max_chars=4_000), input_lines(whole)
+    cut, full = input_lines(whole, EXACT, max_chars=4_000), input_lines(whole, EXACT)
 
     assert any("996007 of 1000007 characters more (SHA-256 of all begins" in line for line in cut)
     assert sum(map(len, cut)) < 10_000
@@ -172,7 +178,7 @@ def test_what_is_cut_says_how_much_and_what_it_is_the_whole_has_all() -> None:
 
 
 def test_an_argv_is_a_word_a_line_with_what_looks_like_two_words_as_one() -> None:
-    lines = input_lines(FullInput({"argv": ["rm", "-rf", "a b\nc", ""]}, EXACT))
+    lines = input_lines({"argv": ["rm", "-rf", "a b\nc", ""]}, EXACT)
 
     assert lines[1:] == ["  argv: 4 words", "  | [0] rm", "  | [1] -rf", "  | [2] a b\\nc", "  | [3] "]
 

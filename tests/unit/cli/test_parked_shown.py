@@ -13,6 +13,7 @@ from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.workers import WorkersView
 from soong.orchestrator.schemas.task import StepSchema
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, held, open_scene
@@ -57,6 +58,10 @@ def test_parked_steps_are_counted_in_words() -> None:
 
 
 def test_the_list_of_workers_says_how_many_runs_are_parked() -> None:
-    assert "parked" not in text_of(WorkersView((), ()))
-    assert "1 run is parked and holds no slot" in text_of(WorkersView((), (), parked=1))
-    assert "3 runs are parked and hold no slot" in text_of(WorkersView((), (), parked=3))
+    assert "parked" not in text_of(document_of(WorkersView((), ())))
+    assert "1 run is parked and holds no slot" in text_of(document_of(WorkersView((), (), parked=1)))
+    assert "3 runs are parked and hold no slot" in text_of(document_of(WorkersView((), (), parked=3)))
+
+
+def document_of(view: WorkersView) -> dict[str, object]:
+    return WorkersSchema.of_view(view).model_dump()

@@ -1,22 +1,20 @@
 """The rows of a home or a deployment, for commands that open them, and requests to the owner of a task."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from soong.orchestrator.cli.console import say
-from soong.orchestrator.embedded.starter import attach, living_service
-from soong.orchestrator.operations.ids import find_task
-from soong.shared.core.errors import ConflictError, UnavailableError, UsageError
-from soong.shared.core.settings import Settings, load_settings
+from soong.orchestrator.embedded.starter import living_service
+from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:
-    from soong.shared.engine.tasks.service import TaskService
+    pass
 
 MANY = 1000
 
@@ -59,33 +57,6 @@ async def deployment(settings: Settings) -> Settings:
     except UnavailableError:
         record = None
     return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
-
-
-async def asked_of_task(
-    text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]", done: str, *, stops: bool = False
-) -> None:
-    """Ask a task's owner for something and report when it is done; a service is started for it if need be.
-
-    With ``stops`` the report names what still runs of the task.
-
-    Raises: NotFoundError, UsageError; ConflictError when the task is over, or its owner's refusal.
-    """
-    from soong.orchestrator.client.bootstrap import open_client
-
-    settings = load_settings()
-    async with opened_store(settings) as store:
-        # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
-        task = await find_task(store, text)
-    if task.status.is_terminal:
-        raise ConflictError(f"task {task.id} is {task.status}: it is over; `soong tasks retry` runs it again")
-    attachment = await attach(settings, tell=say)
-    try:
-        async with await open_client(attachment.settings) as client:
-            await ask(client.tasks, task)
-            left = await still_running_in(client.store, task.id) if stops else ""
-    finally:
-        await attachment.release()
-    say(", ".join(one for one in (f"task {task.id} {done}", left) if one))
 
 
 async def still_running_in(store: Store, task_id: str) -> str:

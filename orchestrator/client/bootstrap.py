@@ -14,7 +14,7 @@ from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import RUNS, Settings, secret_values
-from soong.shared.engine.wire.notifier import Notifier, NullNotifier, NullSubscriber, Subscriber
+from soong.shared.engine.wire.notifier import Notifier, NullNotifier, NullSubscriber
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -62,13 +62,6 @@ async def _redis(settings: Settings, name: str) -> AsyncIterator[RedisClients]:
         yield clients
     finally:
         await clients.close()
-
-
-@asynccontextmanager
-async def opened_subscriber(settings: Settings) -> AsyncIterator[Subscriber]:
-    """Open the subscriptions of a program that only listens."""
-    async with _redis(settings, "soong-tail") as clients:
-        yield RedisSubscriber(clients.blocking)
 
 
 @asynccontextmanager

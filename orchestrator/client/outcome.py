@@ -98,13 +98,6 @@ class TaskOutcome(Value):
         return self.reports.get(step.step_id, StepReport())
 
     @property
-    def last_steps(self) -> Sequence[Step]:
-        """The steps that nothing waits for: what the task was for."""
-        waited_for = {key for step in self.view.steps for key in step.depends_on}
-        own = [step for step in self.view.steps if not (step.map_key or step.is_pull_worker)]
-        return [step for step in own if step.key not in waited_for]
-
-    @property
     def cut(self) -> Sequence[Step]:
         """The steps that a budget or a limit of their task ended."""
         return [step for step in self.view.steps if step.error is not None and step.error.type in _CUT]

@@ -79,8 +79,3 @@ def step_key(task_id: str, step_id: str) -> str:
 def step_id_of(key: str) -> str:
     """Return a step's id in its task, given its key."""
     return key.partition("/")[2]
-
-
-def task_id_of(key: str) -> str:
-    """Return the id of a step's task, given its key."""
-    return key.partition("/")[0]

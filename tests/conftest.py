@@ -1,7 +1,4 @@
-"""What every test stands on: a clean environment, a home of its own, and real servers that are started once.
-
-Fixtures for one subject live beside its tests; only what several folders need stands here.
-"""
+"""What every test stands on: a clean environment, a home of its own, and real servers that are started once."""
 
 import gc
 import os

@@ -1,8 +1,4 @@
-"""TCP servers on the loopback that leave nothing behind: no connection outlives their block.
-
-A connection that is being accepted while its server closes would otherwise be an unclosed transport, which Python tells
-of whenever it likes, in whatever test runs then.
-"""
+"""TCP servers on the loopback that leave nothing behind: no connection outlives their block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,4 @@
-"""Databases that have the schema already: made once in a run, then copied for each test.
-
-Tests of migration itself ask for ``postgres_url``, which is empty.
-"""
+"""Databases that have the schema already: made once in a run, then copied for each test."""
 
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""A whole deployment in one asyncio loop: an orchestrator and workers over any store, with a broker that is a call.
-
-Everything is the product's own but Celery, Redis and the processes, whose ports have their in-memory adapters here.
-"""
+"""A whole deployment in one asyncio loop: an orchestrator and workers over any store, with a broker that is a call."""
 
 import asyncio
 from collections.abc import Collection, Sequence

@@ -1,8 +1,4 @@
-"""A connection pooler in front of PostgreSQL, as small as can be: it speaks the wire and shares server connections.
-
-Startup ``options`` are dropped, as most poolers do. Passwords, TLS and the cancelling of statements are missing: the
-server trusts who comes by its unix socket.
-"""
+"""A connection pooler in front of PostgreSQL, as small as can be: it speaks the wire and shares server connections."""
 
 import asyncio
 import struct

@@ -75,10 +75,7 @@ class PostgresServer:
 
     @contextmanager
     def fresh_database(self, name: str, template: str = "template1") -> Iterator[str]:
-        """Create a database as a copy of another and yield its URL; drop it afterwards, with its connections.
-
-        ``template1`` is PostgreSQL's own empty one. A template has no connections while it is copied.
-        """
+        """Create a database as a copy of another and yield its URL; drop it afterwards, with its connections."""
         self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         try:
             yield self.url(name)
@@ -136,10 +133,7 @@ def postgres_server(*, durable: bool = False, settings: Sequence[str] = ()) -> I
 
 @contextmanager
 def pgbouncer_server(program: str, url: str, *settings: str) -> Iterator[str]:
-    """Run PgBouncer before the database of ``url``, with ``settings`` such as ``pool_mode = session``.
-
-    Yields the URL of the same database by it. It refuses to run as root, which starts it as ``nobody``.
-    """
+    """Run PgBouncer before the database of ``url``, with ``settings`` such as ``pool_mode = session``."""
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     server, port = make_url(url), free_port()
     with short_folder("soong-bouncer-") as folder:

@@ -1,9 +1,4 @@
-"""What docs/spec.md lists: clauses, each with its obligations.
-
-A clause line is ``- **PER-05** (S0) …``; its obligations are the indented lines ``  - **PER-05.a** …`` below it. A
-clause without such lines is its own single obligation. Ids are what marks and proof records name. An obligation with
-``(cases: one, other-one)`` is one for each case, ``PER-05.a/one``: a test that is removed is missed by its name.
-"""
+"""What docs/spec.md lists: clauses, each with its obligations."""
 
 import re
 from dataclasses import dataclass
@@ -46,11 +41,7 @@ class Clause:
 
 
 def read_clauses(text: str | None = None) -> tuple[Clause, ...]:
-    """Return the clauses of a specification in its order, by default those of docs/spec.md.
-
-    Raises:
-        SpecFormatError: an id stands twice, or an obligation is not below its clause.
-    """
+    """Return the clauses of a specification in its order, by default those of docs/spec.md."""
     found: list[tuple[str, str, list[tuple[str, str]]]] = []
     for line in (SPEC.read_text(encoding="utf-8") if text is None else text).splitlines():
         if clause := _CLAUSE.fullmatch(line):

@@ -23,10 +23,7 @@ _SELECTING = ("keyword", "deselect", "collectonly", "lf", "failedfirst", "stepwi
 
 
 def tree_hash() -> str:
-    """Return a digest over every file of the working tree that git would keep, tracked or new.
-
-    Returns the empty text where git cannot list them: such a tree has no results.
-    """
+    """Return a digest over every file of the working tree that git would keep, tracked or new."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)

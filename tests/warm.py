@@ -1,12 +1,4 @@
-"""Processes of ours that begin with everything imported.
-
-The start of a worker or an orchestrator is a second of importing, and a test run starts some hundreds of them. A **warm
-parent** imports once and forks. What it forks is a process like any other, in a session, a folder and an environment of
-its own, that runs a module as ``python -P -m`` would; only its command line in the process table is the parent's. The
-tests of the command line start real commands, so that the start itself stays tested.
-
-``python -P -m tests.warm CHANNEL`` is the parent; CHANNEL is an inherited socket, whose end ends it.
-"""
+"""Processes of ours that begin with everything imported."""
 
 import atexit
 import fcntl

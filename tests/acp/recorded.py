@@ -1,8 +1,4 @@
-"""Start the agent that the arguments name, pass its protocol on, and keep a copy: ``recorded.py FILE COMMAND …``.
-
-With ``NO_RESUME`` in the environment, the agent announces no ``session/resume``: acpx loads a session only where it
-cannot resume one.
-"""
+"""Start the agent that the arguments name, pass its protocol on, and keep a copy: ``recorded.py FILE COMMAND …``."""
 
 import asyncio
 import json

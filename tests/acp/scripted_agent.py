@@ -1,9 +1,4 @@
-"""An agent that speaks the Agent Client Protocol by the official SDK and does what its prompt scripts, as a process.
-
-The prompt holds a JSON document ``{"script": [[action, …], …]}`` among its inputs, or ``AGENT_SCRIPT`` does; each
-action is done in order. What it has done is kept in a session file below ``AGENT_STATE``, so that another process can
-load the session.
-"""
+"""An agent that speaks the Agent Client Protocol by the official SDK and does what its prompt scripts, as a process."""
 
 import asyncio
 import errno

@@ -1,9 +1,4 @@
-"""``make chaos``: thousands of steps while everything that can be killed is killed, then an audit.
-
-PostgreSQL and Redis are killed or stopped every 5 to 40 s and started again within 2 s, a worker is killed every 10 to
-60 s, an orchestrator now and then, and one commit in a hundred is applied but told as an error. Times are those of a
-deployment: lease 20 s, beat 5 s, sweep 2 s. The seed is printed; the same seed draws the same faults at the same times.
-"""
+"""``make chaos``: thousands of steps while everything that can be killed is killed, then an audit."""
 
 import argparse
 import asyncio

@@ -1,7 +1,4 @@
-"""One suite, three stores: no test here knows over which it runs.
-
-A deployment is one database; it is opened as often as a test needs processes.
-"""
+"""One suite, three stores: no test here knows over which it runs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack

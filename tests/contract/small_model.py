@@ -1,8 +1,4 @@
-"""What the engine promises of steps, in as few words as possible: the oracle of the state machine.
-
-No store, no events, no times: who waits for whom, who holds what under which fence, which questions are open, and what
-each act does to that.
-"""
+"""What the engine promises of steps, in as few words as possible: the oracle of the state machine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,8 +1,4 @@
-"""The model and an SQL store are given the same random story and must tell it alike.
-
-What the other modules show case by case is searched here: claims, ends, late ends, hand-backs, expiries, growth,
-retries and orders in whatever sequence, with every row compared after each.
-"""
+"""The model and an SQL store are given the same random story and must tell it alike."""
 
 import asyncio
 import shutil

@@ -1,7 +1,4 @@
-"""Questions that several hold at once on PostgreSQL: those who answer and those who decide take them in one order.
-
-The fixture of the database fails the test when PostgreSQL had to end one of two transactions for the other.
-"""
+"""Questions that several hold at once on PostgreSQL: those who answer and those who decide take them in one order."""
 
 import asyncio
 import threading
@@ -18,6 +15,7 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import ContractHarness, open_scene
 from tests.model.builders import make_answer, make_decision, make_request
+from tests.waiting import looks, others_run
 
 LIMIT_S = 30.0
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -42,7 +40,7 @@ async def written_together(store: SqlStore, *writes: Callable[[], Awaitable[Any]
 
     before = asyncio.ensure_future(store.consent._database.write(wait))
     writing = [asyncio.ensure_future(write()) for write in writes]
-    await asyncio.sleep(0)  # each is handed to the writer
+    await others_run()  # each is handed to the writer
     is_full.set()
     await before
     return await asyncio.gather(*writing, return_exceptions=True)
@@ -50,9 +48,9 @@ async def written_together(store: SqlStore, *writes: Callable[[], Awaitable[Any]
 
 async def waiting(connection: psycopg.AsyncConnection[Any], count: int) -> None:
     """Wait until so many transactions wait for a row that another holds."""
-    async with asyncio.timeout(LIMIT_S):
-        while (await (await connection.execute(WAITING)).fetchone() or (0,))[0] < count:  # noqa: ASYNC110  # rows
-            await asyncio.sleep(0.01)
+    async for _ in looks(LIMIT_S):
+        if (await (await connection.execute(WAITING)).fetchone() or (0,))[0] >= count:
+            break
 
 
 def deciding_of(scene: ContractHarness, request: PermissionRequest) -> Callable[[], Awaitable[Any]]:

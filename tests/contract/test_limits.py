@@ -11,6 +11,7 @@ from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, held
 from tests.model.builders import make_step, make_task, open_session
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DIS-03")
 
@@ -134,7 +135,7 @@ class Crowd:
             self.speaking -= 1
             self.holding += len(advance.claims)
             self.most_holding = max(self.most_holding, self.holding)
-            await asyncio.sleep(0)
+            await others_run()
             # Counted as free before the store can know it: what others hold is never overstated.
             self.holding -= len(advance.claims)
             await store.claims.release(

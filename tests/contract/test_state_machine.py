@@ -1,8 +1,4 @@
-"""Every store against one small model: whatever is done in whatever order, steps stand as the model says.
-
-The model (:mod:`tests.contract.small_model`) knows what the port promises and nothing of how a store keeps it. What two
-stores tell word for word alike is compared in :mod:`tests.contract.test_agreement`.
-"""
+"""Every store against one small model: whatever is done in whatever order, steps stand as the model says."""
 
 import asyncio
 import shutil

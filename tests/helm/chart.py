@@ -1,7 +1,4 @@
-"""The Helm chart and the manifests as objects, by Helm and kubectl where they are there.
-
-``PYTHONPATH=. HELM=… .venv/bin/python -P -m tests.helm.chart`` writes the expected objects of each set of values.
-"""
+"""The Helm chart and the manifests as objects, by Helm and kubectl where they are there."""
 
 import os
 import shutil

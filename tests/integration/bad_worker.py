@@ -1,8 +1,4 @@
-"""A worker's process that has turned bad: it does what it is told, with a worker's database role and Redis user.
-
-Started by tests as a process of its own. A line of JSON in is an act, a line out what came of it: ``{"rows": n}``,
-``{"refused": why}``, ``{"told": …}``.
-"""
+"""A worker's process that has turned bad: it does what it is told, with a worker's database role and Redis user."""
 
 import asyncio
 import json

@@ -5,7 +5,7 @@ still until a test moves it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,6 +42,7 @@ from tests.model.builders import make_owner, make_session, make_step, make_task,
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import others_run, until
 
 LIMIT_S = 60.0
 HOME = "/home/someone"
@@ -102,7 +103,7 @@ class Callback:
         try:
             if self.gate is not None:
                 await self.gate.wait()
-            await asyncio.sleep(0)
+            await others_run()
         finally:
             self.at_once -= 1
         return PermissionDecision(choice, reason=f"because {choice}")
@@ -237,16 +238,6 @@ class ConsentHarness:
 
     async def _has_pending(self, count: int) -> bool:
         return len(await self.store.consent.pending(self.session_id)) == count
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait until a condition holds; fail when it takes too long."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            outcome = condition()
-            if outcome if isinstance(outcome, bool) else await outcome:
-                return
-            await asyncio.sleep(0.005)
 
 
 async def verdicts(*asking: Awaitable[Verdict]) -> list[Verdict]:

@@ -35,10 +35,11 @@ from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner
-from tests.integration.consent import BothPorts, until
+from tests.integration.consent import BothPorts
 from tests.integration.waiting_tools import opened
 from tests.model.builders import make_answer, make_owner
 from tests.scripted import calls as made
+from tests.waiting import until
 
 SECRETS = ("a.pem", "b.pem")
 """Files that may be read by a person's leave only: neighbouring calls of one turn that ask at the same time."""
@@ -131,10 +132,7 @@ class Site:
         is_ready: Callable[[], bool] = lambda: True,
         **settings: object,
     ) -> WorkerProcess:
-        """Start a worker process; each of its slots takes a dispatch whenever there is something to claim.
-
-        One that is not dispatched gets none. ``is_ready`` stands for the start of Celery.
-        """
+        """Start a worker process; each of its slots takes a dispatch whenever there is something to claim."""
         own = self.settings.model_copy(update={"slots": slots, **settings})
         incarnation = Incarnation(
             self.store.sessions, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ()

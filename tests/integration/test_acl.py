@@ -1,7 +1,4 @@
-"""Redis users of a deployment (7 or newer): a worker does all its work under its own, and nothing else.
-
-The rules are those of deploy/redis-users.acl, with the passwords that deploy/make-secrets.sh puts in.
-"""
+"""Redis users of a deployment (7 or newer): a worker does all its work under its own, and nothing else."""
 
 import asyncio
 import re

@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice
 from tests.integration.acp_site import EDIT, RUN, AcpSite, acp_site, gone, step
-from tests.integration.consent import until
+from tests.waiting import until
 
 BUSY_S = float(os.environ.get("TEST_BUSY_S", "5"))
 """What a machine that does other things may take longer than what is promised."""

@@ -8,7 +8,7 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.owner.bootstrap import build
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core.settings import load_settings
-from tests.integration.consent import until
+from tests.waiting import until
 
 
 @pytest.mark.spec("EVT-03.d")

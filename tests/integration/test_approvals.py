@@ -36,8 +36,9 @@ from soong.shared.permissions.request import Choice, PermissionDecision, Permiss
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import HOME, Callback, ConsentHarness, documents_of, make_call, until, verdicts
+from tests.integration.consent import HOME, Callback, ConsentHarness, documents_of, make_call, verdicts
 from tests.model.builders import make_worker
+from tests.waiting import until
 
 
 async def asked(bench: ConsentHarness, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:

@@ -1,8 +1,4 @@
-"""A worker's process that has turned bad, within what its database role lets it try (threats 11-16, 20).
-
-Beside it another worker waits for a person's answer. The bad one knows all that it may read: the other's run, its
-token, its question. Each test says what the database forbids, and what the owner finds of what it does not.
-"""
+"""A worker's process that has turned bad, within what its database role lets it try (threats 11-16, 20)."""
 
 import asyncio
 import json
@@ -34,9 +30,10 @@ from tests.integration.bad_deployment import (
     Deployment,
     columns_of,
 )
-from tests.integration.consent import Callback, ConsentHarness, make_call, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.integration.roles import plain
 from tests.model.builders import make_decision, make_request
+from tests.waiting import until
 
 
 @asynccontextmanager

@@ -18,8 +18,9 @@ from soong.shared.permissions.signing import prove
 from soong.shared.storage.sql.engine.rows import request_body
 from soong.shared.tools.result import ErrorType
 from tests.integration.bad_deployment import INSERT_REQUEST, Deployment
-from tests.integration.consent import Callback, documents_of, make_call, until, verdicts
+from tests.integration.consent import Callback, documents_of, make_call, verdicts
 from tests.integration.roles import ORCHESTRATOR, plain
+from tests.waiting import until
 
 AT_ONCE = 50
 """Fewer than a run may have open: what is beyond that is closed unseen."""

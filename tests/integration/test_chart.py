@@ -1,8 +1,4 @@
-"""The Helm chart makes the objects of the manifests, and refuses values that it does not understand.
-
-`make test` compares without Helm: the chart reads the manifests themselves, and what Helm made of each set of values is
-in tests/helm/golden. `make test-extra` makes it again by Helm, builds the manifests by kustomize, and compares them.
-"""
+"""The Helm chart makes the objects of the manifests, and refuses values that it does not understand."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""docker-compose.yml keeps what docs/security.md says of it, as far as its text shows.
-
-`deploy/test-compose.sh` shows the same in real containers (`make test-extra`).
-"""
+"""docker-compose.yml keeps what docs/security.md says of it, as far as its text shows."""
 
 from pathlib import Path
 from typing import Any

@@ -21,9 +21,10 @@ from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.early import EarlyCall
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.integration.consent import Callback, make_call, verdicts
 from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
+from tests.waiting import until
 
 TEXT = "line\n" * 2_000
 

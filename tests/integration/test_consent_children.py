@@ -10,18 +10,16 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.request import Choice
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, documents_of, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, documents_of, make_call, next_owner, verdicts
 from tests.model.builders import make_step, make_task, open_worker
+from tests.waiting import until
 
 
 @pytest.mark.spec("PER-05", "PER-13", "PER-14")
 async def test_a_childs_question_that_nobody_sees_is_in_rows_and_log_and_its_end_is_reported(
     open_bench: OpenBench,
 ) -> None:
-    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw.
-
-    Without a surface it is a no, and a no of its own kind, as QwenLM/qwen-code#4928 has it for headless runs.
-    """
+    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw."""
     async with open_bench() as bench:
         ((claim, worker),) = await bench.claim()
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))

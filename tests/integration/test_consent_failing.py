@@ -17,9 +17,10 @@ from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import CONFIGURED_SECRET, Callback, ConsentHarness, make_call, until, verdicts
+from tests.integration.consent import CONFIGURED_SECRET, Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_answer, make_responder
 from tests.model.memory import MemoryStore
+from tests.waiting import until
 
 
 async def ask(bench: ConsentHarness) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":

@@ -16,8 +16,9 @@ from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, open_worker
+from tests.waiting import others_run, until
 
 
 async def resumed(bench: ConsentHarness, claim: Claim, worker: str) -> tuple[Claim, str]:
@@ -83,7 +84,7 @@ async def test_a_life_that_ends_does_not_end_the_waiting_of_the_next_one_in_the_
         bench.inboxes[successor] = bench.inboxes[worker]
         asking = start(bench, again, successor)
         await until(lambda: callback.at_once == 1)
-        await asyncio.sleep(0)
+        await others_run()
 
         stale.cancel()
         await asyncio.gather(stale, return_exceptions=True)

@@ -11,8 +11,9 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.request import Answer, Choice, Decision
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from tests.integration import consent
-from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.integration.consent import Callback, make_call, verdicts
 from tests.model.memory import MemoryStore
+from tests.waiting import until
 
 
 class AwayStore(MemoryStore):

@@ -10,8 +10,9 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.request import Choice, PermissionRequest
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, open_worker
+from tests.waiting import until
 
 
 async def parked(bench: ConsentHarness) -> tuple[Claim, PermissionRequest]:

@@ -10,8 +10,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, make_step, make_task, open_worker
+from tests.waiting import until
 
 
 async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
@@ -31,12 +32,7 @@ async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
 async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
     open_bench: OpenBench, role: Role, choice: Choice
 ) -> None:
-    """anthropics/claude-code#34095: asked at times, denied in silence at others; langchain-ai/deepagents#554.
-
-    Nor is a child's question, however deep, left unshown (google/adk-web#121).
-
-    The owner dies over the question, and the answer that stands is what its successor decides by.
-    """
+    """anthropics/claude-code#34095: asked at times, denied in silence at others; langchain-ai/deepagents#554."""
     silent, later = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
     async with open_bench(silent) as bench:
         claim, worker_id = await claim_as(bench, role)

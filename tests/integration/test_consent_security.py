@@ -30,8 +30,9 @@ from soong.shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, until, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_answer, make_provenance
+from tests.waiting import until
 
 
 async def security(bench: ConsentHarness, claim: Claim) -> tuple[list[str], list[str]]:

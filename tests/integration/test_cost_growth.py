@@ -1,9 +1,4 @@
-"""What a step costs does not grow: counted by the databases, not timed, so it holds on any machine.
-
-The acts of a day (submit, claim and end, record calls, look as owner and as worker) are done in a small and in a large
-database; both have to send as many statements and to read as many rows. ``make bench`` does the same with a million
-finished steps and DAGs of 20,000, and times it.
-"""
+"""What a step costs does not grow: counted by the databases, not timed, so it holds on any machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -22,6 +22,7 @@ from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.logs import note_run
 from tests.model.memory.store import MemoryStore
+from tests.waiting import others_run
 
 SWEEP_S = float(Settings.model_fields["sweep_s"].default)
 
@@ -120,7 +121,7 @@ async def test_a_log_that_was_read_before_the_end_of_its_task_replaces_no_newer_
     await store.has_read.wait()
     note_run(store.rows, run_id, EventType.PERMISSION_FAILED, START_US)
     await task.folders.write(task.task_id)
-    await asyncio.sleep(0)
+    await others_run()
     store.may_return.set()
     await task.folders.close()
 

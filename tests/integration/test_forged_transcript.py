@@ -1,9 +1,4 @@
-"""Runs that wait in the queue have no history but their own: what a bad worker writes beside them moves nobody.
-
-The attack: write the transcript of a run that nobody holds, with a call that is still open, count its step as started,
-and let an honest worker "go on" with it, in its session's name and under its rules. Tried with a worker's database role
-in a process of its own; and, past the database, as the owner of the tables, for what the reader holds by itself.
-"""
+"""Runs that wait in the queue have no history but their own: what a bad worker writes beside them moves nobody."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -88,7 +83,7 @@ class Attack:
         async def has_ended() -> bool:
             return (await self.site.steps())["a"].status in (StepStatus.COMPLETED, StepStatus.FAILED)
 
-        from tests.integration.consent import until
+        from tests.waiting import until
 
         await until(has_ended)
         step = (await self.site.steps())["a"]

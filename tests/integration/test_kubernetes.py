@@ -1,7 +1,4 @@
-"""The manifests in deploy/kubernetes keep what the rest of this project promises of a deployment.
-
-These are checks of structure. `make test-extra` also holds the files to Kubernetes' own schemas.
-"""
+"""The manifests in deploy/kubernetes keep what the rest of this project promises of a deployment."""
 
 import json
 import re

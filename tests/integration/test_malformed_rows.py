@@ -26,10 +26,10 @@ from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import DENIED, NODE, Deployment
-from tests.integration.consent import until
 from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain
 from tests.model.builders import make_step, make_task, make_worker, open_worker
 from tests.one_loop import OneLoop
+from tests.waiting import until
 from tests.warm import called
 
 NOT_JSON = {"refused": "InvalidTextRepresentation"}

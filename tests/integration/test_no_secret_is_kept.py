@@ -1,8 +1,4 @@
-"""A run that is given a secret works with it, and leaves it in no row, file, artifact or log line (EVT-05).
-
-Everything is real but Redis: a worker's runner over an SQLite file, the scripted model, the file tools, run folders.
-The one place that may hold it is the plan's own input, which its user wrote.
-"""
+"""A run that is given a secret works with it, and leaves it in no row, file, artifact or log line (EVT-05)."""
 
 import asyncio
 import io
@@ -40,10 +36,10 @@ from soong.worker.agent_step import AgentStepRunner
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.run import StepRunner
-from tests.integration.consent import until
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import until
 
 SECRET = "correct-horse-battery-staple"
 DENY = '[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"\nscope = "/elsewhere"\n'

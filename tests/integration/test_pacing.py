@@ -12,6 +12,7 @@ from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, pr
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.pacing import PREFIX, RedisPacer
 from soong.worker.additional_steps import LentSlots
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DIS-09", "DIS-12.d")
 
@@ -143,7 +144,7 @@ async def test_a_run_whose_pause_is_lifted_has_its_slot_again_and_one_that_is_ca
     waiting = asyncio.create_task(pacing.before(0))
     cancelled = asyncio.create_task(pacing.before(0))
     async with asyncio.timeout(5):
-        await asyncio.sleep(0)  # both have begun
+        await others_run()  # both have begun
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
@@ -160,7 +161,7 @@ async def test_many_that_wait_all_get_their_turn() -> None:
     async def sleep(seconds: float) -> None:
         nonlocal now
         until = now + seconds
-        await asyncio.sleep(0)
+        await others_run()
         now = max(now, until)
 
     pacer = LocalPacer(lambda: now)

@@ -18,11 +18,11 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
-from tests.integration.consent import until
 from tests.integration.parking import Site, ask, asking, echo, open_site, wait_for
 from tests.integration.waiting_tools import opened
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import until
 
 OpenSite: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
 
@@ -103,10 +103,7 @@ async def _time_has_passed(site: Site) -> bool:
 
 @pytest.mark.spec("PER-13")
 async def test_calls_that_ask_at_the_same_time_are_parked_together_and_taken_up_one_by_one(open_here: OpenSite) -> None:
-    """A child's calls that wait are taken up where it stands, and no caller keeps its history for it.
-
-    pydantic/pydantic-ai#4302, #3274, #3527.
-    """
+    """A child's calls that wait are taken up where it stands, and no caller keeps its history for it."""
     async with open_here() as site:
         await site.submit(asking("asks", ask("a.pem"), ask("b.pem")))
         await site.start_worker()

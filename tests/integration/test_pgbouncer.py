@@ -1,7 +1,4 @@
-"""A real PgBouncer before the database: refused where it shares server processes, used in session mode.
-
-tests/integration/test_pooler.py shows more of it, without PgBouncer.
-"""
+"""A real PgBouncer before the database: refused where it shares server processes, used in session mode."""
 
 import os
 import subprocess

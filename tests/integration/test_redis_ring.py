@@ -16,6 +16,7 @@ from soong.shared.storage.redis.client import DirectConnection, RedisClients
 from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.servers import RedisServer, redis_server
+from tests.waiting import others_run
 
 LIMIT_S = 15.0
 
@@ -323,8 +324,7 @@ async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(ask: 
 
     for steps in range(40):
         working = asyncio.create_task(ask_and_work())
-        for _ in range(steps):
-            await asyncio.sleep(0)
+        await others_run(steps)
         working.cancel()
         await asyncio.wait({working}, timeout=1.0)
         assert working.cancelled(), f"cancelled at step {steps}, it works on, or failed"

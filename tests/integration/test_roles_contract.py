@@ -1,7 +1,4 @@
-"""What a worker has to be able to do: the stores' contract, with every worker's method under the worker's role.
-
-The tests are those of tests/contract; only where the store comes from is another matter here.
-"""
+"""What a worker has to be able to do: the stores' contract, with every worker's method under the worker's role."""
 
 import asyncio
 from collections.abc import Iterator

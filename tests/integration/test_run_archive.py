@@ -15,6 +15,7 @@ from tests.contract.scene import ContractHarness, open_scene
 from tests.integration.run_archiving import AwayStore, ended_run, lines, run_folders
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.store import MemoryStore
+from tests.waiting import others_run, until
 
 
 @pytest.mark.parametrize(("away", "is_written"), [(2, True), (9, False)], ids=["a while", "for ever"])
@@ -40,7 +41,7 @@ async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> Non
     store.away = 100
 
     await folders.write(ended.task_id)
-    await asyncio.sleep(0)
+    await others_run()
     async with asyncio.timeout(1):
         await folders.close()
 
@@ -178,9 +179,7 @@ async def test_folders_wait_while_answers_are_dealt_with(tmp_path: Path) -> None
     before = (tmp_path / "runs").exists()
 
     is_busy = False
-    async with asyncio.timeout(10):
-        while not (tmp_path / "runs" / run_id / "events.jsonl").exists():  # noqa: ASYNC110  # files have no event
-            await asyncio.sleep(0.01)
+    await until((tmp_path / "runs" / run_id / "events.jsonl").exists, 10)
 
     assert not before
     await folders.close()
@@ -193,13 +192,11 @@ async def test_folders_that_wait_for_answers_are_written_within_five_seconds(tmp
     folders = run_folders(store, tmp_path, clock)
     folders.waits_while = lambda: True
     await folders.write(ended.task_id)
-    await asyncio.sleep(0)
+    await others_run()
 
     clock.advance(timedelta(seconds=4))
 
-    async with asyncio.timeout(10):
-        while not (tmp_path / "runs" / run_id / "events.jsonl").exists():  # noqa: ASYNC110  # files have no event
-            await asyncio.sleep(0.01)
+    await until((tmp_path / "runs" / run_id / "events.jsonl").exists, 10)
 
 
 @pytest.mark.spec("EVT-03.d")

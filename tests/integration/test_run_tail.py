@@ -23,6 +23,7 @@ from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.servers import RedisServer, redis_server
 from tests.unit.tools.parts import Artifacts
+from tests.waiting import until
 
 pytestmark = pytest.mark.spec("EVT-02")
 
@@ -83,10 +84,8 @@ def check_whole(seen: Sequence[Event], *, from_seq: int = 1) -> None:
     assert str(seen[-1].type) == "run_completed"
 
 
-async def until(seen: Sequence[Event], count: int) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while len(seen) < count:  # noqa: ASYNC110  # a list has no event
-            await asyncio.sleep(0.005)
+async def until_seen(seen: Sequence[Event], count: int) -> None:
+    await until(lambda: len(seen) >= count, LIMIT_S)
 
 
 @pytest.mark.spec("EVT-02.c", "EVT-02.d")
@@ -99,14 +98,14 @@ async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
     tail = RunTail(running.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=3600)
     following = asyncio.create_task(collected(tail, running.run_id, seen, from_seq=4))
     last = (await running.scene.store.runs.run(running.run_id)).last_seq
-    await until(seen, last - 3)
+    await until_seen(seen, last - 3)
     assert [event.seq for event in seen] == list(range(4, last + 1))
     await asyncio.sleep(timing.UNFOLLOWED_S + 0.2)  # nobody followed the first events, so hints stay away for a moment
 
     while len(seen) < last - 3 + 20:
         before = len(seen)
         await running.write()
-        await asyncio.wait_for(until(seen, before + 1), LIMIT_S)
+        await asyncio.wait_for(until_seen(seen, before + 1), LIMIT_S)
     following.cancel()
 
     assert [event.seq for event in seen] == list(range(4, 4 + len(seen)))
@@ -174,7 +173,7 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
         await live.write(2)
         await asyncio.to_thread(servers.pop_all().close)
         await live.write(3)
-        await until(seen, (await live.scene.store.runs.run(live.run_id)).last_seq)
+        await until_seen(seen, (await live.scene.store.runs.run(live.run_id)).last_seq)
         servers.enter_context(redis_server("--port", str(redis.port)))
         await live.write(2)
         await live.end()
@@ -191,7 +190,7 @@ async def test_a_run_is_followed_from_the_start_with_redis_away(running: Running
     following = asyncio.create_task(collected(tail, running.run_id, seen))
 
     await running.write(2)
-    await until(seen, (await running.scene.store.runs.run(running.run_id)).last_seq)
+    await until_seen(seen, (await running.scene.store.runs.run(running.run_id)).last_seq)
     await running.end()
     await following
     await clients.close()
@@ -219,7 +218,7 @@ async def test_a_database_that_is_away_is_waited_for() -> None:
     following = asyncio.create_task(collected(RunTail(scene.store.runs, look_every_s=0.01), running.run_id, seen))
 
     await running.write(4)
-    await until(seen, 5)
+    await until_seen(seen, 5)
     await running.end()
     await following
 

@@ -25,6 +25,7 @@ from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.model.builders import make_call, make_worker
 from tests.model.clock import START_US
+from tests.waiting import others_run
 
 ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
 BREAK = Statement("break", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, -1)")
@@ -82,7 +83,7 @@ async def at_once(database: Database, *writes: Callable[[], Coroutine[Any, Any, 
     first = asyncio.ensure_future(database.write(block))
     assert await asyncio.to_thread(is_busy.wait, 10)
     rest = [asyncio.ensure_future(write()) for write in writes]
-    await asyncio.sleep(0)
+    await others_run()
     may_go.set()
     await first
     return await asyncio.gather(*rest, return_exceptions=True)
@@ -253,7 +254,7 @@ async def test_loops_of_several_threads_may_use_one_store(store: SqlStore) -> No
 
 async def test_a_caller_that_leaves_undoes_nothing(store: SqlStore) -> None:
     leaving = asyncio.ensure_future(store._database.write(add("a")))
-    await asyncio.sleep(0)
+    await others_run()
     leaving.cancel()
 
     await store._database.write(add("b"))
@@ -264,7 +265,7 @@ async def test_a_caller_that_leaves_undoes_nothing(store: SqlStore) -> None:
 async def test_closing_finishes_what_was_handed_in_and_takes_no_more(url: str) -> None:
     async with opened(url) as store:
         handed_in = [asyncio.ensure_future(store._database.write(add(f"{n}"))) for n in range(10)]
-        await asyncio.sleep(0)
+        await others_run()
     assert len(await asyncio.gather(*handed_in)) == 10
 
     with pytest.raises(UnavailableError, match="closed"):

@@ -1,7 +1,4 @@
-"""The SQLite file is taken away under a process that has it open: it is said, and nothing is written into the void.
-
-Fault 17 of the reliability plan; the same with real processes is in ``tests/system/test_faults_sqlite.py``.
-"""
+"""The SQLite file is taken away under a process that has it open: it is said, and nothing is written into the void."""
 
 import os
 import subprocess

@@ -19,7 +19,6 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
 from soong.shared.storage.sql.store import SqlStore
-from tests.integration.consent import until
 from tests.integration.flushes import (
     LIMIT_S,
     SOON,
@@ -33,6 +32,7 @@ from tests.integration.sql_stores import begin, claim_one, opened
 from tests.integration.test_sql_database import add, add_and_fail, at_once
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.clock import START_US
+from tests.waiting import until
 
 HAS_LIMIT = Statement("has limit", "SELECT 1 FROM concurrency_limits WHERE scope = :scope")
 

@@ -1,10 +1,4 @@
-"""No hand-written statement reads what has ended: each reaches its rows by an index, on both databases.
-
-Every registered statement is looked at, on a database with thousands of finished steps and all that these leave. On
-PostgreSQL the plans are made once for any parameters, as the writer makes them, and also on tables that are empty then:
-so each is looked at there too. What reading statements cost that are built elsewhere is counted in
-``test_cost_growth.py``.
-"""
+"""No hand-written statement reads what has ended: each reaches its rows by an index, on both databases."""
 
 import re
 import sqlite3
@@ -153,10 +147,7 @@ def test_postgres_reaches_every_row_by_an_index_when_there_are_none(postgres_url
 
 @pytest.mark.parametrize(("width", "ended"), [(500, 1), (500, 60), (500, 499), (2000, 250)])
 async def test_postgres_skips_through_no_index_within_a_large_task(postgres_url: str, width: int, ended: int) -> None:
-    """At the beginning almost all of its steps are ready, and none at its end: one plan has to do for both.
-
-    Whatever reads all of the one session, task and worker that there are is as it should be here.
-    """
+    """At the beginning almost all of its steps are ready, and none at its end: one plan has to do for both."""
     async with site("one large task", postgres_url) as at_work:
         await at_work.submit(fan(width))
         await at_work.work(ended)

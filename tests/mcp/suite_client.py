@@ -1,8 +1,4 @@
-"""Our client as the conformance suite starts it: ``suite_client.py URL`` calls each tool of the suite's server.
-
-The tools are discovered, registered and called through the pipeline as in a worker. The suite says by variables which
-revision it speaks and, for some scenarios, which calls it wants to see.
-"""
+"""Our client as the conformance suite starts it: ``suite_client.py URL`` calls each tool of the suite's server."""
 
 import asyncio
 import json

@@ -1,8 +1,4 @@
-"""What the official conformance suite expects a server to have, mounted on our server class.
-
-The suite calls tools, resources and prompts by fixed names. Here each does as little as its scenario asks for; what is
-tested is everything around them: our server with its checks of names, arguments and rights, behind our HTTP edge.
-"""
+"""What the official conformance suite expects a server to have, mounted on our server class."""
 
 import json
 from base64 import b64decode

@@ -1,7 +1,4 @@
-"""Values with sensible defaults, so that a test says only what it is about.
-
-A step made here knows its task by no name yet: ``make_task`` gives its steps their keys, lineage and runs.
-"""
+"""Values with sensible defaults, so that a test says only what it is about."""
 
 from collections.abc import Sequence
 

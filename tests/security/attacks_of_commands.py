@@ -1,8 +1,4 @@
-"""What a hostile program tries: ``python attacks_of_commands.py JSON`` prints how each attempt ended.
-
-A program of its own with the standard library only: it runs inside and outside of a sandbox. ``done`` means that the
-attempt had its effect; everything else is why it had none.
-"""
+"""What a hostile program tries: ``python attacks_of_commands.py JSON`` prints how each attempt ended."""
 
 import contextlib
 import ctypes

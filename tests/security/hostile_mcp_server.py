@@ -1,7 +1,4 @@
-"""An MCP server for tests that means harm, as a program over stdio: ``do`` does what its ``mode`` says.
-
-It does not read while it prints, and counts what it is asked and answered.
-"""
+"""An MCP server for tests that means harm, as a program over stdio: ``do`` does what its ``mode`` says."""
 
 import json
 import sys

@@ -1,10 +1,4 @@
-"""Bad inputs 1 to 30 against the file tools, through the whole pipeline under the real policy.
-
-Each row says what stands there, what is called, and how it must end. ``asked`` means that a person would have been
-asked; nobody is there, so it was denied. Whatever the row: nothing outside the project is changed, nothing secret is
-said, and the next call works. Rows with a set-up of their own stand beside this file: races in
-``test_hostile_races``, full disks, huge directories and odd names in ``test_bad_inputs_on_disk``.
-"""
+"""Bad inputs 1 to 30 against the file tools, through the whole pipeline under the real policy."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""Bad inputs 36 to 44 against ``code.run_command``, through the whole pipeline with real programs.
-
-Each row says what is called, how it must end, and what else must hold. Whatever the row: the process that runs the
-command lives, nobody that it started does, and what was refused was asked of nobody.
-"""
+"""Bad inputs 36 to 44 against ``code.run_command``, through the whole pipeline with real programs."""
 
 import asyncio
 import os
@@ -22,8 +18,9 @@ from soong.shared.permissions.scope import offered_scope
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.security.granting import GrantingGate, granting
-from tests.unit.sandbox.families import is_alive, until
+from tests.unit.sandbox.families import is_alive
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
+from tests.waiting import until
 
 SECRET = "canary-6f1d-" + "secret" * 3
 PEM = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 20 + "-----END PRIVATE KEY-----\n"

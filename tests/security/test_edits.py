@@ -1,7 +1,4 @@
-"""Bad inputs 31 to 35 and hostile diffs against code.edit_file, through the whole pipeline under the real policy.
-
-Whatever the row: the call ends in the stated error, and no byte of any file has changed.
-"""
+"""Bad inputs 31 to 35 and hostile diffs against code.edit_file, through the whole pipeline under the real policy."""
 
 import asyncio
 import os

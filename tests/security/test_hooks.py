@@ -14,8 +14,9 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
 from soong.shared.tools.result import ErrorType, TextBlock
 from tests.unit.sandbox.families import is_alive
-from tests.unit.tools.hook_programs import Programs, hook_runs, until
+from tests.unit.tools.hook_programs import Programs, hook_runs
 from tests.unit.tools.parts import PipelineHarness, make_tool
+from tests.waiting import until
 
 SECRET = "hunter2-is-no-password"
 

@@ -1,7 +1,4 @@
-"""Hints of a worker that was taken over: whatever it publishes or adds, everybody hears what comes next.
-
-It may publish on every channel of wake-ups and add to the stream of questions, under any id (deploy/redis-users.acl).
-"""
+"""Hints of a worker that was taken over: whatever it publishes or adds, everybody hears what comes next."""
 
 import asyncio
 import tracemalloc
@@ -16,8 +13,8 @@ from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber
-from tests.integration.consent import until
 from tests.servers import RedisServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.spec("PER-12", "OPS-12")
 

@@ -1,9 +1,4 @@
-"""Every column that a worker's database role may write, with hostile values in it: no reader and no neighbour stops.
-
-The columns are those that PostgreSQL's catalogue names, so one that is added later fails here until it is covered. A
-process with the role writes what the database accepts; what the row checks refuse is then written past them, by the
-server's superuser.
-"""
+"""Every column that a worker's database role may write, with hostile values in it: no reader and no neighbour stops."""
 
 import json
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Every reader of foreign text takes time that grows with the text, and not faster: an event loop waits for it.
-
-Each row is fed an input, and one four times as large: CPU time, the least of several runs, may grow by about four. What
-grows with the square takes sixteen times as long. HTML is read in a child process with limits of its own.
-"""
+"""Every reader of foreign text takes time that grows with the text, and not faster: an event loop waits for it."""
 
 import time
 from collections.abc import Callable

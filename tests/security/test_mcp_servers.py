@@ -12,8 +12,9 @@ import pytest
 
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolResult
 from soong.shared.toolsets.mcp.intake import MAX_VALUES
-from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config, until
+from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config
 from tests.security.hostile_mcp_server import DO, REQUESTS
+from tests.waiting import until
 
 PROGRAM = Path(__file__).with_name("hostile_mcp_server.py")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio, pytest.mark.spec("MCP-01.n")]

@@ -1,7 +1,4 @@
-"""The files behind a yes: what a command was shown to run is what runs, and what a session grant covers.
-
-In each exploit the person reads a file of the project and says yes, and the run writes another one in its place.
-"""
+"""The files behind a yes: what a command was shown to run is what runs, and what a session grant covers."""
 
 import hashlib
 import sys

@@ -1,7 +1,4 @@
-"""The deployment's own keys, passwords and folders: asked about before they are read, written by no file tool.
-
-By path, whatever they are called: a key file may have any name.
-"""
+"""The deployment's own keys, passwords and folders: asked about before they are read, written by no file tool."""
 
 from pathlib import Path
 from typing import Any

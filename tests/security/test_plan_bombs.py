@@ -1,8 +1,4 @@
-"""Plans that are made to hurt: their readers, and their expansions stay within bounds of work and memory.
-
-What is compared is CPU time and peak memory of a process for a plan and for one four times as large: time on a clock
-would tell of the machine's load.
-"""
+"""Plans that are made to hurt: their readers, and their expansions stay within bounds of work and memory."""
 
 import json
 import os

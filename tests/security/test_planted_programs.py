@@ -1,8 +1,4 @@
-"""No program is run from a folder that the run can write because PATH leads there.
-
-The project has an environment of its own that is activated, as a developer's often is: ``.venv/bin`` comes first on
-PATH. A run with a write rule overwrites what lies there; each file keeps its executable bit.
-"""
+"""No program is run from a folder that the run can write because PATH leads there."""
 
 import os
 import shutil

@@ -1,7 +1,4 @@
-"""What was shown is what is written: a target that is exchanged between question and write is a conflict, untouched.
-
-The long form, 100,000 tries, is ``python -P -m tests.security.raced_consent`` and marked slow here.
-"""
+"""What was shown is what is written: a target that is exchanged between question and write is a conflict, untouched."""
 
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""What an agent of others does without asking, outside and inside of the sandbox (ACP-01, CMD-07).
-
-The gate is before such a program and not around it; the sandbox is. Whatever it stops has its effect outside.
-"""
+"""What an agent of others does without asking, outside and inside of the sandbox (ACP-01, CMD-07)."""
 
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +14,7 @@ from soong.shared.permissions.request import Choice
 from soong.shared.sandbox.bubblewrap.probe import probe
 from tests.extra import bubblewrap
 from tests.integration.acp_site import EDIT, RUN, AcpSite, acp_site, step
-from tests.integration.consent import until
+from tests.waiting import until
 
 AGENT_FOLDER = Path(__file__).parents[1] / "acp"
 pytestmark = [pytest.mark.asyncio, pytest.mark.spec("ACP-01.d")]

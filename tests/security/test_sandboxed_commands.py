@@ -1,8 +1,4 @@
-"""Attacks of a command outside and inside of the sandbox: what it stops, and what it does not (CMD-07, must-hold).
-
-The table is the truth of docs/reference/sandbox.md. Whatever it stops inside has its effect outside: an attack that
-fails anyway proves nothing.
-"""
+"""Attacks of a command outside and inside of the sandbox: what it stops, and what it does not (CMD-07, must-hold)."""
 
 import asyncio
 import json

@@ -1,8 +1,4 @@
-"""Another process exchanges what a path's parts are, as fast as it can, while each file tool is called at that path.
-
-Beyond row 7, where one folder becomes a link: a file becomes a link or a hard link to a secret, to a sensitive file or
-to a control; a folder above becomes a link; a folder becomes one that holds links.
-"""
+"""Another process exchanges what a path's parts are, as fast as it can, while each file tool is called at that path."""
 
 import os
 from collections.abc import Callable

@@ -17,12 +17,7 @@ NOTHING: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 def drive(
     script: str, *words: str, folder: Path, actions: Mapping[str, Callable[..., Any]] = NOTHING
 ) -> dict[str, Any]:
-    """Run a script of tests/console to its end and return what it found; ``actions`` are what it may ask for.
-
-    ``folder`` is where npm has installed tests/console/package.json (``tests.extra.console_folder``).
-
-    The test's own time limit ends a browser that hangs: its process dies when its input does.
-    """
+    """Run a script of tests/console to its end and return what it found; ``actions`` are what it may ask for."""
     for path in SCRIPTS.glob("*.mjs"):
         shutil.copy(path, folder / path.name)
     with (

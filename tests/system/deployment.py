@@ -1,7 +1,4 @@
-"""A deployment of real processes: an orchestrator in the test's own, workers that run what users start.
-
-The store is the one the test names, Redis is real, and every worker is killed, stopped or frozen by its pid alone.
-"""
+"""A deployment of real processes: an orchestrator in the test's own, workers that run what users start."""
 
 import asyncio
 import os
@@ -32,6 +29,7 @@ from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.marked_project import project_id
 from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.waiting import looks
 from tests.warm import WarmProcess, warm_parent
 
 T = TypeVar("T")
@@ -272,14 +270,11 @@ class Deployment:
         return {step.step_id: step for step in await self.store.tasks.steps(task.id)}
 
     async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
-        """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``.
-
-        While the database is away nothing holds.
-        """
+        """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``."""
         try:
-            async with asyncio.timeout(within_s):
-                while not await _holds_now(holds):  # noqa: ASYNC110  # rows have no event
-                    await asyncio.sleep(0.02)
+            async for _ in looks(within_s):
+                if await _holds_now(holds):
+                    break
         except TimeoutError:
             raise AssertionError(f"not within {within_s} s; workers' logs:\n{self.logs()}") from None
 

@@ -1,10 +1,4 @@
-"""A program that an agent was allowed to run, and that answers other steps' questions in a person's name.
-
-``python spy.py CONFIG WAY…``: CONFIG names a JSON file with ``soong`` (an argv), ``home``, ``folder``, ``url`` and
-``token`` of the HTTP API, ``plan`` (a plan that asks) and ``report``. Each way goes for the question about the file
-``WAY.txt``; what it was told is a line of ``report``, and ``report.done`` is made at the end. Nothing of ours is
-imported unless the way is to.
-"""
+"""A program that an agent was allowed to run, and that answers other steps' questions in a person's name."""
 
 import json
 import os

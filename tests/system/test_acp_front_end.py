@@ -13,6 +13,7 @@ from llmock.scenarios import Delay, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.waiting import others_run
 from tests.wires.wire import Wires
 
 PLANNER, WORKER = "openai-chat:gpt-5", "openai-chat:gpt-5-mini"
@@ -187,7 +188,7 @@ async def test_a_cancelled_prompt_ends_and_the_next_one_begins_anew(cli: CliHarn
             asking = asyncio.create_task(
                 ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Wait.")])
             )
-            await asyncio.sleep(0)  # it is sent first
+            await others_run()  # it is sent first
             with pytest.raises(RequestError, match="Invalid request"):
                 await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("At the same time.")])
             await asyncio.to_thread(until, cli.task_id, "the ask is there", cli.logs)

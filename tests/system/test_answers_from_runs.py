@@ -1,8 +1,4 @@
-"""Nothing that a run has started answers for a person, wherever it hides (PER-13).
-
-A real service with its HTTP API. A person's own program allows one command and sleeps over everything else; the
-command is a spy (:mod:`tests.system.spy`), and each of its ways goes for a question of its own.
-"""
+"""Nothing that a run has started answers for a person, wherever it hides (PER-13)."""
 
 import asyncio
 import json

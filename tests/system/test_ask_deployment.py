@@ -1,8 +1,4 @@
-"""``soong ask`` on a deployment: two servers, a database role for each part, owners and workers that are killed.
-
-The models are those of a server that is not ours, told apart by their names. What it was asked says what was done
-twice.
-"""
+"""``soong ask`` on a deployment: two servers, a database role for each part, owners and workers that are killed."""
 
 import asyncio
 import json

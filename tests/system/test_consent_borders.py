@@ -1,9 +1,4 @@
-"""Consent while owner, worker or Redis is killed at each border of a question's way (issue: consent, must hold 3).
-
-The callback is asked at most once more and only when no answer stood there; the tool runs at most once; a write that
-began and of which nobody knows the end is said so, to the model, in the step and in the log; its decision is used once.
-Faults 3, 12 and 24 of the reliability plan, where they meet consent.
-"""
+"""Consent while owner, worker or Redis is killed at each border of a question's way (issue: consent, must hold 3)."""
 
 import asyncio
 import signal
@@ -233,10 +228,7 @@ async def test_an_owner_that_dies_costs_at_most_one_additional_question(bare: De
 async def test_every_answer_outlives_the_owner_that_got_it(
     bare: Deployment, choice: Choice, asked: int, ran: int, error: str
 ) -> None:
-    """All three decisions resume, in the run that asked, which makes its call itself.
-
-    langchain-ai/deepagents#554, microsoft/agent-framework#4963, google/adk-python#3649.
-    """
+    """All three decisions resume, in the run that asked, which makes its call itself."""
     async with bare as service:
         await asyncio.gather(start_owner(service, "answer:after", choice=str(choice)), start_worker(service))
         task = await service.submit(plan("one", "two"), project=service.home)

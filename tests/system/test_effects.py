@@ -52,10 +52,7 @@ async def until_killed_in_the_call(service: Deployment, refunds: Path) -> None:
 async def test_a_write_cut_off_by_a_crash_is_reported_to_model_and_approver_and_done_again_only_when_asked_for(
     service: Deployment, tmp_path: Path
 ) -> None:
-    """microsoft/agent-framework#3938, crewAIInc/crewAI#5802: refunds were repeated by every recovery.
-
-    openai/openai-agents-python#4254 leaves that to user code: here the tool is given what it needs to know better.
-    """
+    """microsoft/agent-framework#3938, crewAIInc/crewAI#5802: refunds were repeated by every recovery."""
     refunds = tmp_path / "refunds.jsonl"
     asked: list[PermissionRequest] = []
 

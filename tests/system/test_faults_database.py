@@ -1,7 +1,4 @@
-"""The database dies, hangs, is cut off, forgets to answer or has no room: what was told as done stands, once.
-
-Faults 14-18 and 11 of the reliability plan, with real processes and times scaled to a lease of two seconds.
-"""
+"""The database dies, hangs, is cut off, forgets to answer or has no room: what was told as done stands, once."""
 
 import asyncio
 import itertools

@@ -1,8 +1,4 @@
-"""What becomes of a service whose SQLite file is taken away or cannot be written (fault 17).
-
-Its disk running full is in ``test_faults_database``, a process killed in a transaction in
-``tests/integration/test_sql_crash.py``.
-"""
+"""What becomes of a service whose SQLite file is taken away or cannot be written (fault 17)."""
 
 import asyncio
 import os

@@ -1,7 +1,4 @@
-"""What happens to one worker process: killed in a call, frozen, a wrong clock, no memory, another version, slow.
-
-Faults 1-4, 20, 21, 25 and 26 of the reliability plan, beside those of ``test_faults``.
-"""
+"""What happens to one worker process: killed in a call, frozen, a wrong clock, no memory, another version, slow."""
 
 import asyncio
 import os

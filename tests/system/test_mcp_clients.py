@@ -1,7 +1,4 @@
-"""Clients that are not ours use ``soong mcp serve`` and ``/mcp``: Claude Code and the MCP Inspector.
-
-The first minute of docs/reference/mcp.md does the same with the Python SDK (``test_mcp_stdio.py``).
-"""
+"""Clients that are not ours use ``soong mcp serve`` and ``/mcp``: Claude Code and the MCP Inspector."""
 
 import json
 import re
@@ -24,7 +21,7 @@ from tests.system.transcripts import check_transcript, shortened
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.d", "PER-13.g")]
 
-PAGE: Final = ROOT / "docs" / "reference" / "mcp-clients.md"
+PAGE: Final = ROOT / "docs" / "mcp-clients.md"
 PLAN: Final = """
 title: A note
 steps:

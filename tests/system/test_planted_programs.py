@@ -1,7 +1,4 @@
-"""The whole service under an activated environment of the project, in which each program is a trap.
-
-A developer's shell has ``$PROJECT/.venv/bin`` first on PATH; the README's rule lets a run write there.
-"""
+"""The whole service under an activated environment of the project, in which each program is a trap."""
 
 import json
 from collections.abc import Iterator

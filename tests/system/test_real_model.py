@@ -1,7 +1,4 @@
-"""A real model on a real server: 135 million parameters, often wrong. Whatever it says, Soong ends, and ends truly.
-
-It gives calls of no use, the same call again, arguments of the wrong form, and answers until its context is full.
-"""
+"""A real model on a real server: 135 million parameters, often wrong. Whatever it says, Soong ends, and ends truly."""
 
 import json
 from collections.abc import Iterator

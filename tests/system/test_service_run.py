@@ -58,10 +58,7 @@ def service() -> Iterator[CliHarness]:
 def called(
     cli: CliHarness, *words: str, patience_s: float = 30.0, **variables: str
 ) -> "tuple[subprocess.CompletedProcess[str], str]":
-    """Run a command in a process of its own; return its end, and which of the two has done it.
-
-    ``patience_s`` is how long it waits for the end of its task before it is a client: by default as long as it takes.
-    """
+    """Run a command in a process of its own; return its end, and which of the two has done it."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", REPORT, str(patience_s), *words],
         cwd=cli.folder,

@@ -1,6 +1,5 @@
 """Traces of real runs over real processes, as a receiver of OTLP gets them."""
 
-import asyncio
 import os
 import re
 from collections import Counter
@@ -24,6 +23,7 @@ from tests.spec_document import ROOT
 from tests.system.cli_scene import scene
 from tests.system.deployment import Deployment, kill
 from tests.system.test_parking import PARKS, appends
+from tests.waiting import others_run
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-05.a")]
 
@@ -178,7 +178,7 @@ async def test_nothing_follows_the_logs_where_nobody_asks(
 
     assert not [begin for begin in owner.parts.background if "EventFollower" in repr(begin)]
     assert os.environ[name] == value
-    await asyncio.sleep(0)
+    await others_run()
 
 
 def drawn(collector: OtlpReceiver) -> list[str]:

@@ -1,8 +1,4 @@
-"""Transcripts in the documentation: blocks that tests write, and compare with what they see each time.
-
-A block follows the line ``<!-- transcript: NAME -->``. With ``WRITE_TRANSCRIPTS=1`` a test writes it anew. Ids,
-digests, times and folders differ each time: they are shortened on both sides.
-"""
+"""Transcripts in the documentation: blocks that tests write, and compare with what they see each time."""
 
 import os
 import re

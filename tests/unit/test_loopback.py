@@ -4,6 +4,7 @@ import asyncio
 import gc
 
 from tests.loopback import listening
+from tests.waiting import others_run
 
 
 async def test_what_is_being_served_or_accepted_at_the_end_is_ended() -> None:
@@ -39,7 +40,7 @@ async def test_the_end_of_what_is_served_is_no_failure() -> None:
         _, near = await asyncio.open_connection("127.0.0.1", port)
         await served.wait()
     near.close()
-    await asyncio.sleep(0)
+    await others_run()
 
     assert reports == []
 

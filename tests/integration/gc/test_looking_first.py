@@ -28,6 +28,7 @@ from soong.shared.storage.sql.tasks.retention import PAGE
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.servers import PostgresServer
+from tests.waiting import looks
 
 ANY_AGE = -1e9
 """The files are as old as this machine's clock says, the rows as the scene's clock says."""
@@ -270,9 +271,9 @@ async def test_a_service_with_the_setting_collects_by_itself_and_by_default_neve
     )
     running = asyncio.create_task(automatic.run())
     try:
-        async with asyncio.timeout(30):
-            while len(await place.store.tasks.list_tasks()) > 1:  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.01)
+        async for _ in looks(30):
+            if len(await place.store.tasks.list_tasks()) <= 1:
+                break
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

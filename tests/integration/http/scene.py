@@ -33,7 +33,8 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.tools.ports import Verdict
-from tests.integration.consent import ConsentHarness, make_call, open_bench, until
+from tests.integration.consent import ConsentHarness, make_call, open_bench
+from tests.waiting import until
 
 ALL = tuple(Right)
 ADA, BOB = "ada", "bob"

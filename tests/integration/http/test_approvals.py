@@ -17,9 +17,9 @@ from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.tools.result import ErrorType
-from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 

@@ -10,9 +10,9 @@ from soong.orchestrator.http.app import _routes, right_of, routes_of
 from soong.orchestrator.operations.authentication import MOST_FAILURES
 from soong.orchestrator.operations.limits import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
-from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 

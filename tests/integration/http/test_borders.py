@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from soong.orchestrator.operations.limits import Limits
 from soong.shared.permissions.access.token import Right
-from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 

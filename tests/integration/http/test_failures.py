@@ -9,9 +9,9 @@ import pytest
 from soong.orchestrator.embedded.listening import listen
 from soong.orchestrator.operations.limits import Limits
 from soong.shared.core.errors import SoongError
-from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, code_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 

@@ -18,9 +18,9 @@ from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.answers import AnswerDelta
 from tests.contract.scene import completed
-from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("EVT-02", "OPS-04")]
 

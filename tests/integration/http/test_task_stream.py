@@ -11,8 +11,8 @@ import pytest
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
 from tests.contract.scene import completed, held
-from tests.integration.consent import until
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04.c", "OPS-04.d")]
 

@@ -1,7 +1,4 @@
-"""An MCP server that needs a person, written with the official SDK: ``python asking_server.py``.
-
-Its tools refuse a call until a person has been at a page (JSON-RPC error -32042), or have a form filled in.
-"""
+"""An MCP server that needs a person, written with the official SDK: ``python asking_server.py``."""
 
 from collections import Counter
 from typing import Annotated, Any

@@ -1,6 +1,5 @@
 """A project, a home with MCP servers, and calls of their tools through the pipeline; the servers are processes."""
 
-import asyncio
 import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.toolset import McpTools, look_now, servers_of
 from tests.unit.tools.parts import ALLOWED, RecordingGate, RecordingLog, make_identity, make_run_dirs
+from tests.waiting import until
 
 SERVER: Final = Path(__file__).with_name("server.py")
 WAIT_S: Final = 30.0
@@ -112,10 +112,7 @@ _SEEN: list[ServerSnapshot] = []
 
 @asynccontextmanager
 async def mcp_scene(folder: Path, text: str, *, is_known: bool = False) -> AsyncIterator[McpScene]:
-    """Discover the servers of a configuration and register their tools; leave with none of them alive.
-
-    ``is_known``: the test server was asked by a scene of this process before, which saves one start of it.
-    """
+    """Discover the servers of a configuration and register their tools; leave with none of them alive."""
     made = McpScene(folder, parse_config(text))
     made.home.mkdir(exist_ok=True)
     if is_known and _SEEN:
@@ -163,10 +160,3 @@ def family(pid: int) -> list[int]:
         return [pid, *(child.pid for child in process.children(recursive=True))]
     except psutil.NoSuchProcess:
         return []
-
-
-async def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    """Wait for a condition under a time limit."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # processes end outside of the loop

@@ -1,7 +1,4 @@
-"""An MCP server for tests, written with the official SDK: ``python server.py stdio`` or ``… http PORT``.
-
-Its tools do what tests need of a server: answer, wait, fail, die, change, ask, and say more than they should.
-"""
+"""An MCP server for tests, written with the official SDK: ``python server.py stdio`` or ``… http PORT``."""
 
 import asyncio
 import base64

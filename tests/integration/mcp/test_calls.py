@@ -15,8 +15,9 @@ from soong.shared.core.jsontext import dump
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, family, mcp_scene, stdio_config, until
+from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, family, mcp_scene, stdio_config
 from tests.unit.tools.parts import make_identity
+from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from soong.shared.tools.result import ErrorType
-from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, mcp_scene, until
+from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, mcp_scene
+from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

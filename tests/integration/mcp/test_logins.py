@@ -23,8 +23,9 @@ from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError
 from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceiver, log_in
 from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
 from tests.integration.mcp.login_site import LoginSite, login_site
-from tests.integration.mcp.scene import McpScene, mcp_scene, until
+from tests.integration.mcp.scene import McpScene, mcp_scene
 from tests.unit.cli.calling import soong
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120), pytest.mark.spec("MCP-01.e")]
 

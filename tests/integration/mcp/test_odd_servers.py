@@ -13,7 +13,8 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolResult
 from soong.shared.toolsets.mcp.toolset import McpTools
-from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config, until
+from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config
+from tests.waiting import until
 
 SERVER = Path(__file__).with_name("odd_server.py")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-01.n")]

@@ -46,9 +46,7 @@ class MemorySubscription:
 
 
 class MemoryBus:
-    """Both ports of :mod:`soong.shared.engine.wire.notifier` in one loop. What is rung while nobody listens is gone,
-    as it may be.
-    """
+    """Both ports of :mod:`soong.shared.engine.wire.notifier` in one loop."""
 
     def __init__(self) -> None:
         self._ears: defaultdict[str, list[MemorySubscription]] = defaultdict(list)

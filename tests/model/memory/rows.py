@@ -1,8 +1,4 @@
-"""The tables of the in-memory store, and what makes a method a transaction.
-
-Tables are dictionaries of frozen values in order of insertion, so a copy of the dictionaries is a copy of the state:
-that is how a transaction that fails leaves nothing behind.
-"""
+"""The tables of the in-memory store, and what makes a method a transaction."""
 
 import asyncio
 import threading
@@ -184,10 +180,7 @@ T = TypeVar("T")
 
 
 def transaction(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a plain method one transaction: alone while it runs, and without effect when it raises.
-
-    It lets the event loop go on first, as a database would, so that callers really overlap.
-    """
+    """Make a plain method one transaction: alone while it runs, and without effect when it raises."""
 
     @wraps(method)
     async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -36,10 +36,7 @@ class MemoryStore(
     MemoryAccess,
     MemoryAudit,
 ):
-    """Implements :class:`soong.shared.storage.store.Store` for one process; ends with it.
-
-    One object plays every part, so that a test's store may change what one method does by overriding it.
-    """
+    """Implements :class:`soong.shared.storage.store.Store` for one process; ends with it."""
 
     def __init__(self) -> None:
         self.rows = Rows()

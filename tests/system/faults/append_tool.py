@@ -1,7 +1,4 @@
-"""A tool that asks and leaves a line each time it runs, with a border on either side of what it does.
-
-APPENDED is the file; workers and owners import this through SOONG_TOOLS, and with it the faults of their environment.
-"""
+"""A tool that asks and leaves a line each time it runs, with a border on either side of what it does."""
 
 import json
 import os

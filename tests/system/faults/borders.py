@@ -1,13 +1,4 @@
-"""Borders at which a process ends or stops itself: exactly there, whatever else it writes meanwhile.
-
-FAULT_BORDERS   the borders, ``name:moment,…``; each strikes once
-FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebody lets the process go on
-
-A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
-something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint;
-``answers:return`` is an owner that finds an answer. A test
-with a border of another kind calls :func:`reach` there.
-"""
+"""Borders at which a process ends or stops itself: exactly there, whatever else it writes meanwhile."""
 
 import os
 import signal

@@ -1,8 +1,4 @@
-"""``python -P -m tests.system.faults.owner``: ``soong orchestrator`` with the faults that the environment names.
-
-FAULT_CALLBACK   a file: a responder in this process answers for every session; each question leaves a line there
-FAULT_CHOICE     what it answers; allow_once when not set
-"""
+"""``python -P -m tests.system.faults.owner``: ``soong orchestrator`` with the faults that the environment names."""
 
 import asyncio
 import os

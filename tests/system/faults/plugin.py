@@ -1,18 +1,4 @@
-"""What fault tests load into worker and owner processes: functions with side effects, and faults by environment.
-
-Workers import it through SOONG_FUNCTIONS, owners are started by ``tests.system.faults.owner``. Nothing of the product
-knows it; the faults sit in seams that tests alone reach.
-
-FAULT_EFFECTS   the file to which ``test.effect`` appends one line when it starts and one when it ends
-FAULT_COMMITS   ``kind:share,…`` with kinds lost_answer (committed, told as an error) and undone (rolled back)
-FAULT_LOSE      numbers (from 0, by commas) of this process's commits that are told as an error
-FAULT_SEED      seeds the choice of commits
-FAULT_DIE       ``method:before`` or ``method:after``: kill -9 of this process at the commit of that store method;
-                ``method:done``: once it has returned something
-FAULT_CLOCK     a file with the seconds by which this process's wall clock is wrong
-FAULT_PROTOCOL  the version of the wire that this process says it speaks
-FAULT_PACE      seconds by which every ``test.effect`` of this process takes longer
-"""
+"""What fault tests load into worker and owner processes: functions with side effects, and faults by environment."""
 
 import asyncio
 import importlib

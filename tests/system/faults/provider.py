@@ -1,8 +1,4 @@
-"""A model provider that misbehaves: a server that speaks the chat completions wire, and a model that speaks to it.
-
-Workers load the model through SOONG_FUNCTIONS; ``wire:<behaviour>`` then names it, at the address in FAULT_PROVIDER.
-What a client library makes of a transport's troubles, it makes with the model library's own errors.
-"""
+"""A model provider that misbehaves: a server that speaks the chat completions wire, and a model that speaks to it."""
 
 import asyncio
 import json
@@ -114,10 +110,7 @@ if "FAULT_PROVIDER" in os.environ:
 # -- the server
 @dataclass
 class Provider:
-    """``async with Provider() as provider``: answers each request as its path says. ``asked`` counts requests.
-
-    ``told`` keeps the last messages that each behaviour was sent.
-    """
+    """``async with Provider() as provider``: answers each request as its path says. ``asked`` counts requests."""
 
     asked: Counter[str] = field(default_factory=Counter)
     told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

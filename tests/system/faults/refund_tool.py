@@ -1,7 +1,4 @@
-"""A tool that pays back and one that looks, which never come back the first time: a worker dies while they run.
-
-With ``DIES_AFTER_S`` the first call kills its worker itself, so long after it began.
-"""
+"""A tool that pays back and one that looks, which never come back the first time: a worker dies while they run."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""Servers that tests kill, freeze and start again at the same address with the same files.
-
-Each life of a server is a child of a shell that ends it when this process does, however that ends.
-"""
+"""Servers that tests kill, freeze and start again at the same address with the same files."""
 
 import os
 import pwd

@@ -1,7 +1,4 @@
-"""The threads of a worker by their names: what belongs to no pool stays the same, however much fails.
-
-A pool starts a thread when all of its own are at work, which is luck; it never starts more than its size.
-"""
+"""The threads of a worker by their names: what belongs to no pool stays the same, however much fails."""
 
 import re
 import threading

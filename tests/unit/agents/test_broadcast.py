@@ -10,6 +10,7 @@ from soong.shared.agents.runtime.broadcast import AnswerBroadcast
 from soong.shared.engine.wire.answers import AnswerDelta, delta_of
 from soong.shared.sandbox.redact import redactor
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import others_run
 
 SECRET = "sk-" + "a1B2" * 8
 
@@ -64,7 +65,7 @@ def say(one: AnswerBroadcast, text: str) -> None:
 async def test_a_viewer_sees_an_answer_grow_and_end() -> None:
     audience = Audience()
     watching = asyncio.create_task(audience.watch())
-    await asyncio.sleep(0)
+    await others_run()
     one = broadcast(audience)
 
     one.take(PartStartEvent(index=0, part=TextPart("Hello ")))
@@ -86,7 +87,7 @@ async def test_a_viewer_sees_an_answer_grow_and_end() -> None:
 async def test_a_secret_is_never_on_the_channel() -> None:
     audience = Audience()
     watching = asyncio.create_task(audience.watch())
-    await asyncio.sleep(0)
+    await others_run()
     one = broadcast(audience)
 
     for letter in f"the key is {SECRET} ok":
@@ -104,7 +105,7 @@ async def test_a_secret_is_never_on_the_channel() -> None:
 async def test_what_was_shown_of_a_broken_answer_is_taken_back() -> None:
     audience = Audience()
     watching = asyncio.create_task(audience.watch())
-    await asyncio.sleep(0)
+    await others_run()
     one = broadcast(audience)
     say(one, "the first try ")
     await audience.until("the first try ")
@@ -124,9 +125,9 @@ async def test_while_nobody_listens_no_text_is_sent() -> None:
 
     for _ in range(1000):
         say(one, "words ")
-        await asyncio.sleep(0)
+        await others_run()
     one.complete()
-    await asyncio.sleep(0)
+    await others_run()
 
     assert [(delta.at, delta.text) for delta in audience.sent] == [(0, "")]
     await one.close()
@@ -138,7 +139,7 @@ async def test_who_comes_late_sees_all_of_the_answer() -> None:
     say(one, "before anybody listened, ")
     await asyncio.sleep(0.01)
     watching = asyncio.create_task(audience.watch())
-    await asyncio.sleep(0)
+    await others_run()
 
     say(one, "and after ")
 

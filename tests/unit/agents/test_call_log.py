@@ -1,7 +1,7 @@
 """The ledger of a run: one transaction a read, two a write, and what is shown while a call takes its time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryStore
 from tests.unit.tools.parts import ALLOWED, Artifacts, RecordingGate, make_run_dirs, make_tool
+from tests.waiting import until
 
 SECRET = "hunter2-very-secret"
 
@@ -104,14 +105,6 @@ def holding(bench: Callable[[], CallLogHarness]) -> Any:
         return None
 
     return handler
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.spec("EXE-06.b", "PER-19", "EXE-02", "REG-03.c")

@@ -19,6 +19,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("EXE-10.a")
 
@@ -90,8 +91,7 @@ async def test_a_read_that_cannot_be_cut_begins_after_the_answer() -> None:
     async def turn() -> AsyncIterator[str | DeltaToolCalls]:
         yield call(1, "block", "a")
         yield call(2, "read", "b")
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await others_run(10)
         assert stage.order == []
 
     end = await stage.run(turn, done)
@@ -110,8 +110,7 @@ async def test_a_complete_read_begins_while_the_answer_still_arrives() -> None:
         yield call(1, "read", "a")
         await stage.has_begun("a").wait()
         yield {2: DeltaToolCall("test__read", '{"name": ', tool_call_id="c2")}
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await others_run(10)
         assert stage.order == ["a"]
         yield {2: DeltaToolCall(json_args='"b"}')}
         await stage.has_begun("b").wait()
@@ -135,8 +134,7 @@ async def test_nothing_behind_a_write_begins_early() -> None:
         yield call(3, "read", "b")
         yield call(4, "read", "c")
         await stage.has_begun("a").wait()
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await others_run(10)
         assert stage.order == ["a"]
 
     end = await stage.run(turn, done)
@@ -153,8 +151,7 @@ async def test_a_call_whose_arguments_are_not_valid_does_not_begin_and_stops_tho
         yield {1: DeltaToolCall("test__read", '{"path": 1}', tool_call_id="c1")}
         yield call(2, "read", "b")
         yield call(3, "read", "c")
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await others_run(10)
         assert stage.order == []
 
     end = await stage.run(turn, done)
@@ -245,8 +242,7 @@ async def test_no_model_asks_for_more_reads_at_once_than_a_run_may() -> None:
     async def turn() -> AsyncIterator[str | DeltaToolCalls]:
         for number, name in enumerate(names, 1):
             yield call(number, "read", name)
-        for _ in range(30):
-            await asyncio.sleep(0)
+        await others_run(30)
         assert stage.order == names[:10]
 
     end = await stage.run(turn, done)

@@ -1,6 +1,5 @@
 """A run is played again from its record alone and goes the same way, wherever it was cut off (DAG-11)."""
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from soong.shared.tools.ports import CallRecord, StartedCall, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.unit.agents.parts import ArtifactBin, RuleGate, make_identity, make_task
 from tests.unit.agents.test_loop import BREAK, SCHEMA, SHOUT, WRITE, Talker, calls, final, says
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DAG-11.a")
 
@@ -195,7 +195,7 @@ async def recorded(
 
 
 async def _at_once(_seconds: float) -> None:
-    await asyncio.sleep(0)
+    await others_run()
 
 
 async def replayed(tape: Tape, task: AgentTask) -> ReplayedRun:

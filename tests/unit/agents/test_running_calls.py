@@ -13,6 +13,7 @@ from soong.shared.tools.ports import CallRecord, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.schedule import run_turn
 from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
+from tests.waiting import others_run
 
 WORDS = "a person aborted this call: it hangs"
 
@@ -97,7 +98,7 @@ async def test_only_the_one_of_several_calls_at_once_is_touched() -> None:
     await reached(second.reached)
 
     assert turn.running.abort("c1")
-    await asyncio.sleep(0)
+    await others_run()
     second.release.set()
 
     assert {key: result.is_error for key, result in (await turn.results()).items()} == {"c1": True, "c2": False}
@@ -130,7 +131,7 @@ async def test_a_tool_that_must_not_be_cut_ends_with_its_own_result() -> None:
     await reached(hold.reached)
 
     assert turn.running.abort("c1", "it hangs")
-    await asyncio.sleep(0)
+    await others_run()
     assert not turn.task.done()
     hold.release.set()
 
@@ -212,7 +213,7 @@ async def test_an_abort_while_the_end_is_written_comes_too_late(is_cancelled: bo
     running.abort("c1", "it hangs")
     if is_cancelled:
         turn.task.cancel()
-    await asyncio.sleep(0)
+    await others_run()
     release.set()
 
     if is_cancelled:

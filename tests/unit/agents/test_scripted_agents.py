@@ -25,6 +25,7 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import GateCall
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DIS-13")
 
@@ -79,7 +80,7 @@ async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     found = await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
     total = sum(one["doubled"] for one in found)
     await agent.call("test.store", n=total)
-    await asyncio.sleep(0)
+    await others_run()
     await agent.call("test.store", n=total + 1)
     return {"sum": total}
 
@@ -323,7 +324,7 @@ async def test_a_cancelled_run_cancels_the_function_where_it_waits(is_cheap: boo
 async def test_tasks_that_it_leaves_behind_make_no_noise() -> None:
     async def careless(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         left = asyncio.ensure_future(agent.call("test.double", n=1))
-        await asyncio.sleep(0)
+        await others_run()
         return "left one" if not left.done() else ""
 
     end = await Scene().play(careless)

@@ -65,10 +65,7 @@ async def test_a_provider_that_fails_for_good_leaves_what_the_child_had_got_so_f
 
 
 async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> None:
-    """HazAT/pi-interactive-subagents#41: restricting the tools took away those that a child reports with.
-
-    Here a run's end is an answer and no tool of its set, so nothing that narrows the set can take it away.
-    """
+    """HazAT/pi-interactive-subagents#41: restricting the tools took away those that a child reports with."""
     talker = Talker(final({"sum": 3}))
 
     end, _ = await run(talker, make_task(tools=(SHOUT,), output_schema=SUM))

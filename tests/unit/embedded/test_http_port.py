@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,7 @@ from soong.orchestrator.embedded.listening import (
     sign,
 )
 from soong.shared.core.settings import Settings
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
+from tests.waiting import until
 
 
 def settings_of(home: Path, listener: socket.socket) -> Settings:

@@ -13,6 +13,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from tests.model.builders import make_worker
+from tests.waiting import others_run
 
 STEP, OTHER = WaitingSteps("sess_a", "default"), WaitingSteps("sess_b", "default")
 IDLE, CALM = Demand(1, 0), Demand(1, 1)
@@ -32,7 +33,7 @@ class Timeline:
 
     async def sleep(self, delay_s: float) -> None:
         self.now_s += delay_s
-        await asyncio.sleep(0)
+        await others_run()
 
     async def look(self) -> Demand:
         self.looks.append(self.now_s)
@@ -53,7 +54,7 @@ async def hinted(timeline: Timeline, until_s: float = 1.0) -> Timeline:
     running = asyncio.create_task(scaler.run())
     while timeline.now_s < until_s:
         scaler.hint()
-        await asyncio.sleep(0)
+        await others_run()
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
@@ -106,8 +107,7 @@ async def test_no_row_is_read_where_no_worker_may_be_added() -> None:
 async def test_no_row_is_read_without_a_hint() -> None:
     timeline = Timeline(lambda _now_s: TWO_HELD)
     running = asyncio.create_task(WorkerScaler(timeline, timeline.look, timeline.sleep).run())
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await others_run(100)
     running.cancel()
 
     assert not timeline.looks

@@ -8,6 +8,7 @@ import pytest
 
 from soong.orchestrator.owner.background_work import BackgroundWork, Routine
 from soong.shared.core.errors import UnavailableError
+from tests.waiting import others_run
 
 LONG_S = 3600.0
 
@@ -33,8 +34,7 @@ class Journal:
 
 async def passes() -> None:
     """Let all that is ready run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await others_run(5)
 
 
 async def test_parts_are_stopped_in_the_order_they_began() -> None:

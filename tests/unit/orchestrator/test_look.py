@@ -23,6 +23,7 @@ from tests.model.builders import make_owner, make_session, make_task, make_worke
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
 from tests.one_loop import NoFolders, NoQuestions
+from tests.waiting import until
 
 
 class CountedBroker:
@@ -147,9 +148,7 @@ async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later(
 
     assert await ear.wait(1) == ("",)
     assert not orchestrator._owned
-    async with asyncio.timeout(10):
-        while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0.005)
+    await until(lambda: orchestrator._owned, 10)
 
 
 class CountedStore(MemoryStore):
@@ -258,9 +257,7 @@ async def test_messages_are_sent_for_what_a_called_worker_leaves() -> None:
     orchestrator = await called(MemoryStore(), MemoryBus(), broker)
     assert (list(orchestrator._owned), broker.sent) == (["sess_1"], 0)
 
-    async with asyncio.timeout(10):
-        while not broker.sent:  # noqa: ASYNC110  # a queue that is counted has no event
-            await asyncio.sleep(0.002)
+    await until(lambda: broker.sent, 10)
 
 
 async def advance(store: MemoryStore, *ends: StepEnd, claim: int = 0) -> Advance:

@@ -1,7 +1,4 @@
-"""What a child never has, whatever its definition, its dispatcher or the configuration asks for (ETS-06).
-
-The table is the specification's and not the program's: it says by role and tool what is forbidden.
-"""
+"""What a child never has, whatever its definition, its dispatcher or the configuration asks for (ETS-06)."""
 
 from typing import Final
 

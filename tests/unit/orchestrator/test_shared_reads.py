@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from soong.orchestrator.operations.watched_reads import SharedReads
+from tests.waiting import others_run
 
 
 async def test_those_who_ask_at_once_share_one_reading_and_later_ones_get_a_later_one() -> None:
@@ -62,7 +63,7 @@ async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
         return "read"
 
     leaves, stays = (asyncio.create_task(reads.read("one", load)) for _ in range(2))
-    await asyncio.sleep(0)
+    await others_run()
     leaves.cancel()
 
     assert await stays == "read"

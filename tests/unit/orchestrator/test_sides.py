@@ -1,6 +1,5 @@
 """What a principal may have another's session do: steer what its plan says, and never say what its runs do."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,6 +15,7 @@ from soong.shared.engine.tasks.step import Task
 from tests.model.builders import make_session
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
+from tests.waiting import looks
 
 pytestmark = pytest.mark.spec("PER-02", "OPS-12.a")
 
@@ -70,9 +70,9 @@ async def test_steps_are_added_and_changed_by_the_sessions_principal_alone(
 ) -> None:
     agent: JsonObject = {"id": "f", "script": "builtin.echo", "on_failure": "keep"}  # nobody here runs agents
     _, task = await service.submit({"title": "t", "steps": [agent, WAITS]})
-    async with asyncio.timeout(20):
-        while (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.FAILED) != 1:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0.005)
+    async for _ in looks(20):
+        if (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.FAILED) == 1:
+            break
 
     with pytest.raises(ConflictError, match="only 'local', whose session it is"):
         await service_of(service, "root").update(task, change)

@@ -15,6 +15,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task, WaitingSteps
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, LoopWorker, OneLoop
+from tests.waiting import looks
 
 pytestmark = pytest.mark.spec("DIS-04")
 
@@ -65,9 +66,9 @@ async def test_it_is_reported_while_every_worker_is_busy_with_other_things() -> 
     async with OneLoop(MemoryStore(), workers=1, slots=1, settings=SETTINGS) as service:
         long: JsonObject = {"id": "long", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 5}}
         _, busy = await service.submit({"title": "busy", "steps": [long]})
-        async with asyncio.timeout(10):
-            while (await service.store.tasks.steps(busy.id))[0].status is not StepStatus.RUNNING:  # noqa: ASYNC110  # rows
-                await asyncio.sleep(0.01)
+        async for _ in looks(10):
+            if (await service.store.tasks.steps(busy.id))[0].status is StepStatus.RUNNING:
+                break
         _, task = await service.submit(PLAN)
 
         (event,) = await told(service, task)

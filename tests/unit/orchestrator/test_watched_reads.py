@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from soong.orchestrator.operations.watched_reads import WatchedReads
 from soong.shared.engine.wire.notifier import Subscription
+from tests.waiting import others_run
 
 
 @dataclass
@@ -47,7 +48,7 @@ async def test_two_hundred_who_wait_for_the_same_cost_one_reading_for_each_hint(
     rows.looked.clear()
     rows.rung.set()
     await rows.looked.wait()
-    await asyncio.sleep(0)
+    await others_run()
     is_woken = any(one.done() for one in waiting)
     rows.value = "new"
     rows.rung.set()

@@ -1,10 +1,8 @@
 """Programs with awkward families, and ways to see that nobody of them is left."""
 
-import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import psutil
 
 from soong.shared.sandbox.command import ChildCommand
+from tests.waiting import until
 
 DOUBLE_FORK = """
 import os, sys, time
@@ -64,12 +63,6 @@ def until_ended(pid: int, limit_s: float = 20) -> None:
     while is_alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is alive after {limit_s:g} s"
         time.sleep(0.01)
-
-
-async def until(condition: Callable[[], object], limit_s: float = 15) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110  # another process's state has no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def all_gone(found: dict[str, int]) -> None:

@@ -17,7 +17,8 @@ from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.subreaper_pipes import Report
-from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python, until
+from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python
+from tests.waiting import others_run, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
@@ -81,7 +82,7 @@ async def test_a_second_cancellation_does_not_cut_the_ending_short(folder: int, 
 
     for _ in range(3):
         task.cancel()
-        await asyncio.sleep(0)
+        await others_run()
     with pytest.raises(asyncio.CancelledError):
         await task
 

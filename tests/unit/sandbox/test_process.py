@@ -15,6 +15,7 @@ from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner, run
 from soong.shared.sandbox.threads import WorkStoppedError, check, run_blocking
 from tests.unit.sandbox.families import is_alive
+from tests.waiting import until
 
 Runner: TypeAlias = Callable[[ChildCommand], Awaitable[Finished]]
 
@@ -29,12 +30,6 @@ def folder(tmp_path: Path) -> Iterator[int]:
 async def python(folder: int, tmp_path: Path, code: str, **overrides: Any) -> Finished:
     options: dict[str, Any] = {"timeout": timedelta(seconds=20), "max_stdout_bytes": 1_000_000, "env": {}, **overrides}
     return await run(ChildCommand([sys.executable, "-I", "-c", code], folder, tmp_path, **options))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # another process's state has no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def gone(pid: int) -> None:

@@ -58,7 +58,7 @@ def report_of(process: "subprocess.Popen[str]") -> str:
     [
         pytest.param(HOLDS_THE_LOCK, id="a-c-call-that-holds-the-lock"),
         pytest.param("while True: pass", id="a-loop-that-never-ends"),
-        pytest.param("import signal; signal.pause()", id="waiting"),
+        pytest.param("import time; time.sleep(60)", id="waiting"),
         pytest.param("import signal\nsignal.signal(signal.SIGABRT, signal.SIG_IGN)\nsignal.pause()", id="deaf"),
     ],
 )

@@ -1,8 +1,6 @@
 """Hooks that are real small programs, and a pipeline around them."""
 
-import asyncio
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,10 +77,3 @@ class Programs:
 def hook_runs(bench: PipelineHarness) -> list[dict[str, Any]]:
     """Return the events of hooks."""
     return [dict(data) for kind, data in bench.log.notes if kind == "hook_run"]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process does."""
-    async with asyncio.timeout(15):
-        while not condition():  # noqa: ASYNC110  # no event comes from a process that we do not wait for
-            await asyncio.sleep(0.01)

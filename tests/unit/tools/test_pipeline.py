@@ -17,6 +17,7 @@ from soong.shared.tools.pipeline import PipelineConfig
 from soong.shared.tools.ports import CallRecord, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from tests.unit.tools.parts import TEXT_INPUT, PipelineHarness, make_bench, make_tool
+from tests.waiting import others_run
 
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
 
@@ -417,7 +418,7 @@ async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept(cut
 
     for _ in range(2):
         task.cancel()
-        await asyncio.sleep(0)
+        await others_run()
         assert not task.done()
     release.set()
     with pytest.raises(asyncio.CancelledError):
@@ -457,7 +458,7 @@ async def test_an_abort_during_the_last_write_does_not_tear_it() -> None:
     await asyncio.wait_for(reached.wait(), 5)
 
     task.cancel()
-    await asyncio.sleep(0)
+    await others_run()
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await task

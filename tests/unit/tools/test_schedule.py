@@ -12,6 +12,7 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.schedule import GroupKind, may_wait, plan_groups, run_turn
 from tests.unit.tools.parts import make_tool
+from tests.waiting import others_run
 
 TOOLS = {
     "code.read": make_tool("code.read"),
@@ -100,8 +101,7 @@ class Executor:
         return ToolResult(call.id, error=error)
 
     async def _work(self, call: ToolCall) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await others_run(3)
         if call.id in self.raising:
             raise LeaseLostError("run_1", 1)
         if call.id in self.holding:

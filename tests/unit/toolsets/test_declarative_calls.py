@@ -3,7 +3,6 @@
 import asyncio
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
+from tests.waiting import until
 
 SAY_ALL = """
 import json, os, sys
@@ -39,12 +39,6 @@ class Unheard:
 @pytest.fixture
 def declared(tmp_path: Path) -> Declared:
     return make_declared(tmp_path)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # another process's state has no event to wait for
-            await asyncio.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:

@@ -11,6 +11,7 @@ from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from tests.unit.tools.parts import Artifacts
 from tests.unit.toolsets.commands import text_of
 from tests.unit.toolsets.declaring import Declared, make_declared
+from tests.waiting import until
 
 OK = 'print(\'{"summary": "ok"}\')'
 LOG = "import sys\nfor n in range({lines}): print('log', n, file=sys.stderr)\n"
@@ -127,9 +128,7 @@ async def test_an_aborted_call_keeps_the_output_so_far(declared: Declared, lines
     declared.python(SAY.format(lines=lines) + "open('said', 'w'); time.sleep(60)")
     bench = declared.made_bench()
     call = asyncio.ensure_future(bench.pipeline.execute(ToolCall("call_1", "team.tool", {})))
-    async with asyncio.timeout(10):
-        while not (declared.project / "said").exists():  # noqa: ASYNC110  # another process's state has no event
-            await asyncio.sleep(0.01)
+    await until((declared.project / "said").exists, 10)
     await asyncio.sleep(0.2)  # its last word is on the way
 
     call.cancel("a person pressed stop")

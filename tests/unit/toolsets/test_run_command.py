@@ -21,8 +21,9 @@ from soong.shared.toolsets.code.named_files import quoted
 from soong.shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
-from tests.unit.sandbox.families import STAYING, is_alive, pids, until
+from tests.unit.sandbox.families import STAYING, is_alive, pids
 from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -1,8 +1,4 @@
-"""One contract for every source of tools: names, schemas, risk, taint, time limits, cancellation, hostile output.
-
-A new source adds an entry to SOURCES: a function that returns the registered tools ``echo``, ``slow``, ``break`` and
-``hostile`` of its own kind, which all count as writing. Their names may have any namespace.
-"""
+"""One contract for every source of tools: names, schemas, risk, taint, time limits, cancellation, hostile output."""
 
 import asyncio
 import json
@@ -40,6 +36,7 @@ from soong.shared.toolsets.modules import check_foreign, register_modules
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.mcp_contract_server import HOSTILE
 from tests.unit.toolsets.test_mcp_definitions import made as mcp_tools
+from tests.waiting import others_run
 
 NAMES = ("echo", "slow", "break", "hostile")
 SERVER = Path(__file__).with_name("mcp_contract_server.py")
@@ -250,8 +247,8 @@ async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry
     await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "echo").name, {"text": "up"})
     calling = asyncio.create_task(bench.call(tool(registry, "slow").name, {}))
     async with asyncio.timeout(20):
-        while not bench.log.starts:  # noqa: ASYNC110  # the log of a test, which tells nobody
-            await asyncio.sleep(0)
+        while not bench.log.starts:  # the log of a test, which tells nobody
+            await others_run()
         calling.cancel("a person said so")
         with pytest.raises(asyncio.CancelledError):
             await calling

@@ -29,6 +29,7 @@ from tests.model.builders import make_session, make_step, make_task, open_sessio
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
+from tests.waiting import looks, until
 
 pytestmark = pytest.mark.spec("DAG-01", "DAG-03")
 
@@ -280,14 +281,12 @@ async def test_a_report_under_way_counts_although_the_run_is_stopped_meanwhile(c
     await child.do("claim_step", step_id="two")
     own = Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence)
     reporting = asyncio.get_running_loop().create_task(child.call("update_step", step_id="two", output="done"))
-    async with asyncio.timeout(10):
-        while child.additional.held_by(own) is not None:  # noqa: ASYNC110  # what is let go of has no event
-            await asyncio.sleep(0)
+    await until(lambda: child.additional.held_by(own) is None, 10)
     reporting.cancel()
     await asyncio.gather(reporting, return_exceptions=True)
 
     assert child.additional.leases_of(child.claim) == ()
-    async with asyncio.timeout(10):
-        while not (await child.step("two")).status.is_terminal:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0)
+    async for _ in looks(10):
+        if (await child.step("two")).status.is_terminal:
+            break
     assert (await child.step("two")).output == "done"

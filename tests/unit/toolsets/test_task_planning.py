@@ -32,6 +32,7 @@ from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 from tests.unit.agents.parts import Notebook, RuleGate
+from tests.waiting import looks
 
 pytestmark = pytest.mark.spec("DAG-01")
 
@@ -78,9 +79,9 @@ class Planning:
 
     async def until(self, step_id: str, status: StepStatus) -> None:
         """Wait until a step of the task made last has this status, as the agent sees it."""
-        async with asyncio.timeout(10):
-            while step_id not in await self.ids(status):  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.005)
+        async for _ in looks(10):
+            if step_id in await self.ids(status):
+                break
 
     async def ids(self, *statuses: StepStatus) -> set[str]:
         wanted = [status.value for status in statuses]
@@ -102,9 +103,9 @@ async def planning() -> AsyncIterator[Planning]:
         # Its root run stands for the run of the agent that plans; a step that nobody takes keeps it going.
         home = make_task(session.id, make_step("held", pool="nobody"))
         await service.store.tasks.create_task(home)
-        async with asyncio.timeout(10):
-            while not (await service.store.sessions.session(session.id)).owner_id:  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.005)
+        async for _ in looks(10):
+            if (await service.store.sessions.session(session.id)).owner_id:
+                break
         yield Planning(service, session, replace(home.root_run.identity, task_id=home.id))
 
 

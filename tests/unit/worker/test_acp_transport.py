@@ -18,6 +18,7 @@ from soong.worker.acp.connection import (
     AgentProtocolError,
     ProcessTransport,
 )
+from tests.waiting import others_run
 
 
 @dataclass
@@ -146,8 +147,7 @@ async def test_an_agent_that_is_being_ended_hears_no_answer_that_it_would_rememb
     if is_killed:
         connection.kill()
     client.may_answer.set()
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await others_run(10)
 
     assert process.heard == ["initialize"] + ([] if is_killed else ["an answer"])
     await connection.close()

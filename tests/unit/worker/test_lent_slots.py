@@ -7,6 +7,7 @@ import pytest
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.unit.worker.test_slots import SlotsHarness, done
+from tests.waiting import until
 
 PATIENCE_S = 0.01
 
@@ -104,9 +105,7 @@ async def test_a_step_that_comes_while_all_jobs_wait_is_claimed_without_a_messag
     while not bench.slots.lent.count:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.002)
     task = await bench.add("late")
-    async with asyncio.timeout(10):
-        while "late" not in waiters.done:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: "late" in waiters.done, 10)
     bench.slots.stop_all("cancel", "enough")
     await holding
 

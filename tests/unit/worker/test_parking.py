@@ -13,6 +13,7 @@ from soong.shared.engine.tasks.step import Lease
 from soong.worker.parking import ParkingCoordinator, RunParking
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
+from tests.waiting import others_run, until
 
 HELD = Lease("task_1/a", "run_1", 1)
 
@@ -51,14 +52,12 @@ class ParkingHarness:
         for _ in range(200):
             if self.run.done():
                 return True
-            await asyncio.sleep(0)
+            await others_run()
         return False
 
     async def has_asked(self, times: int = 1) -> None:
         """Wait until the rows were asked so often."""
-        async with asyncio.timeout(5):
-            while len(self.rows.asked) < times:  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.rows.asked) >= times, 5)
 
 
 @asynccontextmanager

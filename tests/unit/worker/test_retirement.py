@@ -1,9 +1,9 @@
 """When a worker that was started for more work ends: once it has held nothing for long enough, and never before."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 from soong.worker.lifetime import Retirement
+from tests.waiting import others_run
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Hours:
             for name in self.events.pop(second):
                 getattr(self.retirement, name)()
         self.now_s = end_s
-        await asyncio.sleep(0)
+        await others_run()
 
 
 async def retired_at(**events: list[int]) -> Hours:

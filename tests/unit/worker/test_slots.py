@@ -22,6 +22,7 @@ from soong.worker.slots import Slots
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
+from tests.waiting import others_run, until
 
 Work = Callable[[Claim], Awaitable[StepEnd]]
 
@@ -66,8 +67,8 @@ class SlotsHarness:
         async with asyncio.timeout(10):
             await self.slots.hold()
             # A slot is given back after the end of its run is written, and is free while its run waits without one.
-            while self.slots.busy or self.slots.free_slots() < self.slots.capacity:  # noqa: ASYNC110  # no event for it
-                await asyncio.sleep(0)
+            while self.slots.busy or self.slots.free_slots() < self.slots.capacity:  # no event for it
+                await others_run()
         pumping.cancel()
         return list(await self.store.tasks.steps(task.id))
 
@@ -140,8 +141,8 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
     await asyncio.gather(*additional)
     assert most == min(ready, 3)
     async with asyncio.timeout(10):  # a slot is given back after its step has ended
-        while bench.slots.free_slots() < 3:  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(0)
+        while bench.slots.free_slots() < 3:  # nothing tells of it
+            await others_run()
     assert bench.slots.free_slots() == 3
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
@@ -153,7 +154,7 @@ async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None
     await store.is_claiming.wait()
     assert bench.slots.free_slots() == BATCH
     further = asyncio.ensure_future(bench.slots.hold())
-    await asyncio.sleep(0)
+    await others_run()
 
     assert bench.slots.free_slots() == BATCH - 1
     store.may_go_on.set()
@@ -180,7 +181,7 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
     async with asyncio.timeout(10):
         await begun.wait()
         drained = asyncio.ensure_future(bench.slots.until_idle())
-        await asyncio.sleep(0)
+        await others_run()
         may_end["a"].set()
         await has_ended.wait()
         is_early = await bench.slots.until_idle(0.05)
@@ -254,9 +255,7 @@ async def test_one_dispatch_claims_more_than(many: int, workers: int) -> None:
     own = bench.claim_loop.capacity
     bench.claim_loop.capacity = lambda: replace(own(), live_workers=workers)  # the others are full
     holding = asyncio.ensure_future(bench.hold(*map(str, range(many))))
-    async with asyncio.timeout(10):
-        while len(running) < many:  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(0)
+    await until(lambda: len(running) >= many, 10)
     may_end.set()
     await holding
 

@@ -18,6 +18,7 @@ from tests.model.builders import make_session, make_task
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.worker.test_slots import Running, done
+from tests.waiting import others_run
 
 
 class LateStore(MemoryStore):
@@ -75,8 +76,8 @@ async def test_a_run_that_comes_back_while_its_old_slot_still_gives_it_back_is_h
     key = await process.start("a")
     async with asyncio.timeout(10):
         first = asyncio.create_task(process.slots.hold())
-        while not began or (await store.tasks.step(key)).status is not StepStatus.READY:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0)
+        while not began or (await store.tasks.step(key)).status is not StepStatus.READY:  # rows have no event
+            await others_run()
         second = asyncio.create_task(process.slots.hold())
         await first
         held_by_the_new_one = process.slots.busy
@@ -107,8 +108,8 @@ async def test_nothing_begins_when_the_incarnation_is_lost_between_claim_and_slo
     process.claim_loop.start_slot = start_and_lose
     async with asyncio.timeout(10):
         own_claim = await process.claim_loop.next_step(None)  # a spare slot is opened for the other step
-        while process.slots.free_slots() < 2:  # noqa: ASYNC110  # a slot that closes tells nobody
-            await asyncio.sleep(0)
+        while process.slots.free_slots() < 2:  # a slot that closes tells nobody
+            await others_run()
 
     assert own_claim is not None
     assert not began

@@ -1,0 +1,51 @@
+"""How tests wait: for a condition under a time limit, or until the loop has run what is ready."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+LIMIT_S = 30.0
+EVERY_S = 0.005
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], within_s: float = LIMIT_S) -> None:
+    """Wait until a condition holds that has no event: rows, or the state of another process."""
+    async for _ in looks(within_s):
+        holds = condition()
+        if await holds if inspect.isawaitable(holds) else holds:
+            return
+
+
+async def looks(within_s: float = LIMIT_S) -> AsyncIterator[None]:
+    """Give a loop its turns, a moment apart, until it breaks.
+
+    Raises:
+        TimeoutError: the time is over.
+    """
+    async with asyncio.timeout(within_s):
+        while True:
+            yield
+            await asyncio.sleep(EVERY_S)
+
+
+def wait_until(condition: Callable[[], object], within_s: float = LIMIT_S, what: str = "it") -> None:
+    """Block until a condition holds."""
+    for _ in blocking_looks(within_s, what):
+        if condition():
+            return
+
+
+def blocking_looks(within_s: float = LIMIT_S, what: str = "it") -> Iterator[None]:
+    """Give a loop its turns, a moment apart, until it breaks."""
+    ends_s = time.monotonic() + within_s
+    while time.monotonic() < ends_s:
+        yield
+        time.sleep(EVERY_S)
+    raise AssertionError(f"{what} did not happen within {within_s:g} s")
+
+
+async def others_run(rounds: int = 1) -> None:
+    """Let the loop run what is ready, so many times."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)

@@ -103,16 +103,6 @@ def test_a_selection_of_the_tests_leaves_no_result(project: Path, selection: lis
     assert "no result of a full test run" in report.stderr
 
 
-def test_results_of_another_tree_do_not_count(project: Path) -> None:
-    _run(_test_command(), project)
-    (project / "new.py").write_text("x = 1\n")
-
-    report = _report(project)
-
-    assert report.returncode == 1
-    assert "no result of a full test run" in report.stderr
-
-
 @pytest.mark.parametrize(("tests", "spec", "status"), [(0, 0, 0), (1, 0, 1), (0, 3, 3), (1, 3, 1)])
 def test_ci_reports_on_its_own_test_run_and_ends_stdout_with_its_closing_line(
     tmp_path: Path, tests: int, spec: int, status: int

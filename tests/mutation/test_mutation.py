@@ -1,18 +1,14 @@
 """The mutation runner itself: what it changes, in which order, and what it says of a test that is missing."""
 
-import json
 import subprocess
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.architecture.spec_proofs import read_proofs
-from tests.mutation.__main__ import PER_TURN, in_turns
 from tests.mutation.named import named_mutants
 from tests.mutation.operators import mutants_of
-from tests.mutation.report import Run, write
-from tests.mutation.runner import Outcome, Verdict, Workplace
+from tests.mutation.runner import Verdict, Workplace
 from tests.mutation.selection import Subject, subject_of
 from tests.spec_document import ROOT
 from tests.spec_plugin import ONE_PLUGIN
@@ -73,18 +69,6 @@ def test_each_place_that_is_behaviour_is_changed_and_nothing_else() -> None:
 )
 def test_an_operator_is_found_among_letters_of_any_width(line: str, changed: str) -> None:
     assert changed in {mutant.text.strip() for mutant in mutants_of("m.py", line)}
-
-
-def test_the_seed_alone_decides_the_order_and_modules_take_turns() -> None:
-    chosen = [Subject(f"m{number}.py", ("EXE-03",), ("t",)) for number in range(3)]
-    texts = {subject.path: MODULE for subject in chosen}
-
-    works = in_turns(chosen, texts, 7)
-
-    assert works == in_turns(chosen, texts, 7)
-    assert works != in_turns(chosen, texts, 8)
-    assert {subject.path for subject, _ in works[: 3 * PER_TURN]} == texts.keys()
-    assert len(works) == 3 * len(mutants_of("m.py", MODULE))
 
 
 def test_the_judges_of_a_module_carry_its_clauses_or_their_obligations() -> None:
@@ -148,44 +132,6 @@ def test_a_mutant_is_killed_by_marked_tests_by_others_or_by_none(project: Path, 
     assert (tmp_path / "copy" / subject.path).read_text() == text == (project / subject.path).read_text()
 
 
-def test_a_judge_that_starts_a_process_with_its_own_environment_judges_the_mutant(
-    project: Path, tmp_path: Path
-) -> None:
-    (project / "test_marked.py").write_text(
-        "import subprocess, sys\n"
-        "def test_a():\n"
-        "    code = 'from soong.shared.sizes import fits; raise SystemExit(fits(10))'\n"
-        "    assert subprocess.run([sys.executable, '-P', '-c', code], env={}).returncode == 0\n"
-    )
-    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py",))
-    mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
-
-    outcome = Workplace(project, tmp_path / "copy").judge(subject, mutant)
-
-    assert (outcome.verdict, outcome.diff) == (Verdict.KILLED, "-    return size < 10\n+    return size <= 10")
-
-
-def test_a_judge_that_fails_without_a_mutant_is_left_out_and_the_others_judge(project: Path, tmp_path: Path) -> None:
-    (project / "test_broken.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('n', [1])\ndef test_c(n): assert 0\n"
-    )
-    judges = ("test_broken.py::test_c", "test_marked.py::test_a")
-    mutants = mutants_of("shared/sizes.py", (project / "shared" / "sizes.py").read_text())
-    place = Workplace(project, tmp_path / "copy")
-
-    found = {place.judge(Subject("shared/sizes.py", ("EXE-03",), judges), mutant).verdict for mutant in mutants}
-
-    assert found == {Verdict.KILLED, Verdict.SURVIVED}
-
-
-def test_judges_that_fail_without_a_mutant_judge_nothing(project: Path, tmp_path: Path) -> None:
-    (project / "test_marked.py").write_text("def test_a(): assert False\n")
-    subject = Subject("shared/sizes.py", ("EXE-03",), ("test_marked.py::test_a",))
-    mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
-
-    assert Workplace(project, tmp_path / "copy").judge(subject, mutant).verdict is Verdict.UNJUDGED
-
-
 def test_each_mutant_with_a_name_is_of_a_text_that_is_there_and_has_judges() -> None:
     found = list(named_mutants(ROOT))
 
@@ -193,16 +139,3 @@ def test_each_mutant_with_a_name_is_of_a_text_that_is_there_and_has_judges() -> 
     assert [subject.path for subject, _ in found if not all((ROOT / test).exists() for test in subject.marked)] == []
     for _, mutant in found:
         compile(mutant.text, mutant.path, "exec")
-
-
-def test_the_record_of_a_run_lists_its_survivors_and_shows_no_clause(tmp_path: Path) -> None:
-    mutants = mutants_of("shared/sizes.py", MODULE)
-    outcomes = [Outcome(mutants[0], mutants[0].diff(MODULE), Verdict.SURVIVED), Outcome(mutants[1], "", Verdict.KILLED)]
-
-    write(Run("0" * 40, "make mutants", "2026-01-01", 1, 2.0, 1, len(mutants), outcomes), tmp_path)
-
-    record = json.loads((tmp_path / "mutants.json").read_text())
-    (read,) = read_proofs(tmp_path)
-    assert (record["figures"]["survived"], record["figures"]["killed"], read.ids) == (1, 1, ())
-    assert [one["place"] for one in record["survivors"]] == ["shared/sizes.py:2"]
-    assert "- `shared/sizes.py:2` element dropped" in (tmp_path / "mutants.md").read_text()

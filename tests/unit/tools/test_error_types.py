@@ -28,7 +28,8 @@ RETRYABLE = {
 
 def named_types(path: Path) -> Iterator[str]:
     """Yield the types that a file makes: by their enum, and as the refusals of paths that map to them."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "ErrorType" in text or path.name == "descriptors.py" else ():
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ErrorType":
             yield node.attr.lower()
         if isinstance(node, ast.Constant) and path.name == "descriptors.py":

@@ -13,7 +13,6 @@ import socket
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from pathlib import Path
 import psycopg
 import redis
 from sqlalchemy import make_url
+
+from tests.waiting import wait_until
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
@@ -184,11 +185,10 @@ def _guarded(
 
 
 def _await(answers: Callable[[], bool], name: str, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while not answers():
-        if time.monotonic() > deadline:
-            raise ServerStartError(f"{name} did not answer within {START_LIMIT_S:.0f} s: {log.read_text()[-2000:]}")
-        time.sleep(0.02)
+    try:
+        wait_until(answers, START_LIMIT_S, f"an answer of {name}")
+    except AssertionError as error:
+        raise ServerStartError(f"{error}: {log.read_text()[-2000:]}") from None
 
 
 def _redis_answers(server: RedisServer) -> bool:

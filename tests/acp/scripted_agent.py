@@ -188,7 +188,7 @@ class ScriptedAgent:
             act()
         if ends == "hang":
             (STATE / "acted").write_text("1")
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         if ends:
             status: Any = ends if is_allowed else "failed"
             await self.tell(
@@ -246,7 +246,7 @@ class ScriptedAgent:
             signal.signal(number, signal.SIG_IGN)  # the child inherits it
         child = await asyncio.create_subprocess_exec("setsid", "sleep", "3600")
         (STATE / "pids").write_text(f"{os.getpid()} {child.pid}")
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     async def do_die(self) -> None:
         sys.stderr.write("out of cheese\n")

@@ -30,6 +30,7 @@ from soong.shared.permissions.signing import prove
 from soong.shared.sandbox.redact import Redactor
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_answer, make_owner, make_request
+from tests.waiting import until
 
 pytestmark = pytest.mark.spec("OPS-11.e")
 
@@ -416,10 +417,8 @@ async def test_a_receiver_that_hangs_holds_up_no_other_channel_and_no_end(scene:
     await site.follower.look()
     scene.clock.advance(timedelta(seconds=61))
     running = asyncio.get_running_loop().create_task(site.sender.run())
-    async with asyncio.timeout(30):
-        await hangs.began.wait()
-        while not quick.messages:  # noqa: ASYNC110  # a channel has no event
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(hangs.began.wait(), 30)
+    await until(lambda: quick.messages)
     running.cancel()
     task_id = await scene.task("b")
     await scene.complete(await scene.claim_one())

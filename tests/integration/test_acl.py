@@ -5,8 +5,8 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,6 +24,7 @@ from tests.extra import redis_7
 from tests.system.deployment import Deployment, end
 from tests.system.test_consent import Person
 from tests.system.test_flower import AGENT, TROUBLED, Flower, flower_process
+from tests.waiting import blocking_looks
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(120)
@@ -71,16 +72,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclServer]:
 
 
 def _await(server: AclServer, log: Path) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            with server.client("health") as client:
-                client.ping()
-        except redis.ConnectionError:
-            time.sleep(0.05)  # a server that starts has no event
-        else:
+    for _ in blocking_looks(20, f"the start of redis-server, see {log}"):
+        with suppress(redis.ConnectionError), server.client("health") as client:
+            client.ping()
             return
-    pytest.fail(f"redis-server did not start: {log.read_text()[-2000:]}")
 
 
 @pytest.fixture

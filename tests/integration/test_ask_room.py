@@ -27,6 +27,7 @@ from tests.model.builders import make_session
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 from tests.unit.orchestrator.test_look import make_orchestrator
+from tests.waiting import looks, until
 
 LONG_S = 600.0
 """Between two sweeps: none makes up for a look that is missing."""
@@ -82,15 +83,14 @@ async def test_room_is_given_to_the_session_that_waits_for_it(tmp_path: Path) ->
     orchestrator = orchestrator_for_one_ask(store, tmp_path)
 
     await orchestrator.start()
-    async with asyncio.timeout(20):
-        for number, task_id in enumerate(tasks):
-            while len(store.doors) <= number:  # noqa: ASYNC110  # an agent's end has no event here
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.1)
-            assert len(store.doors) == number + 1
-            store.doors[number].set()
-            while not (await store.tasks.task(task_id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.005)
+    for number, task_id in enumerate(tasks):
+        await until(lambda: len(store.doors) > number, 20)  # noqa: B023  # awaited within its turn
+        await asyncio.sleep(0.1)
+        assert len(store.doors) == number + 1
+        store.doors[number].set()
+        async for _ in looks(20):
+            if (await store.tasks.task(task_id)).status.is_terminal:
+                break
     await orchestrator.stop()
 
     ends = [await store.tasks.task(task_id) for task_id in tasks]

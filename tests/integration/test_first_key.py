@@ -14,6 +14,7 @@ from soong.shared.permissions.signing import Signer
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
 from tests.system.deployment import Deployment
+from tests.waiting import looks
 
 LIMIT_S = 20.0
 
@@ -73,9 +74,8 @@ async def test_an_owner_tells_that_its_key_file_was_exchanged_before_anybody_ask
 
 async def until_done_or_waiting(task: "asyncio.Task[object]", url: str) -> None:
     """Return when a task is done, or waits for a lock of another transaction."""
-    async with asyncio.timeout(LIMIT_S), await psycopg.AsyncConnection.connect(url, autocommit=True) as looking:
-        while not task.done():
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as looking:
+        async for _ in looks(LIMIT_S):
             rows = await looking.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-            if await rows.fetchone() is not None:
+            if task.done() or await rows.fetchone() is not None:
                 return
-            await asyncio.sleep(0.02)

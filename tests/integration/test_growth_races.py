@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 
 import psycopg
@@ -16,6 +15,7 @@ from soong.shared.engine.tasks.step import NewStep, Task
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import ContractHarness, completed, open_scene, step_ids
 from tests.model.builders import make_more, make_step
+from tests.waiting import wait_until
 
 STEPS = 60
 LIMIT_S = 30.0
@@ -105,9 +105,4 @@ async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
 def wait_for_lock(postgres_url: str) -> None:
     """Return once a statement in this database waits for a lock."""
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        deadline_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline_s:
-            if connection.execute(WAITING).fetchone() is not None:
-                return
-            time.sleep(0.005)
-    raise TimeoutError("no statement waits for a lock")
+        wait_until(lambda: connection.execute(WAITING).fetchone() is not None, LIMIT_S, "a statement waits for a lock")

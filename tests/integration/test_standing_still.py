@@ -18,6 +18,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from tests.integration.sql_stores import opened
+from tests.waiting import wait_until
 
 STOPS_IN_A_WRITE = """
 import asyncio, signal, sys, threading
@@ -157,10 +158,7 @@ def _stopped_in_a_write(url: str) -> "Iterator[subprocess.Popen[str]]":
     arguments = [sys.executable, "-P", "-c", STOPS_IN_A_WRITE, url]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            deadline = time.monotonic() + 20
-            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-                assert time.monotonic() < deadline, "it did not come to its write"
-                time.sleep(0.01)
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 20, "its write")
             yield process
         finally:
             process.kill()

@@ -55,7 +55,7 @@ def folder() -> Iterator[Path]:
 
 
 async def sleeping_person(_request: PermissionRequest) -> PermissionDecision:
-    await asyncio.sleep(100)
+    await asyncio.Event().wait()
     raise AssertionError
 
 

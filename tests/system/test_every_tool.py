@@ -1,6 +1,5 @@
 """Every tool of the default registry is called without a model, through the SDK and one service (EXE-12)."""
 
-import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ToolResult
 from tests.system.test_cli_ask import WORKER, worker
+from tests.waiting import looks
 from tests.wires.wire import Wires
 
 CONFIG: Final = """
@@ -72,13 +72,11 @@ def folder() -> Iterator[Path]:
 
 async def task_over(session: DirectSession) -> None:
     """Wait until the session's newest task has ended."""
-    async with asyncio.timeout(30):
-        while True:
-            told = (await session.call("agent.task_get", {})).data
-            assert isinstance(told, dict)
-            if told["status"] != "running":
-                return
-            await asyncio.sleep(0.05)
+    async for _ in looks():
+        told = (await session.call("agent.task_get", {})).data
+        assert isinstance(told, dict)
+        if told["status"] != "running":
+            return
 
 
 @pytest.mark.spec("EXE-12.a", "EXE-12.b")

@@ -176,7 +176,7 @@ def test_a_tool_is_shown_with_the_files_times(tmp_path: Path) -> None:
 @pytest.mark.spec("PER-05.b", "PER-13.l")
 async def test_a_direct_question_waits_as_long_as_the_file_says(tmp_path: Path) -> None:
     async def nobody(_request: PermissionRequest) -> PermissionDecision:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         raise AssertionError
 
     home = home_with(tmp_path, "[permission]\ntimeout_s = 0.05\n")

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import Deployment
+from tests.waiting import blocking_looks
 from tests.warm import WarmProcess
 
 PLUGIN = "tests.system.faults.plugin"
@@ -82,23 +82,22 @@ async def freeze_between_writes(service: Deployment, process: WarmProcess) -> No
 
 def stands_still(pid: int) -> bool:
     """Wait until every thread of a process has stopped: the signal comes to one first."""
-    for _ in range(500):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-            tasks = [task.read_text(encoding="utf-8") for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-            if all(task.rpartition(")")[2].split()[0] == "T" for task in tasks):
-                return True
-        time.sleep(0.01)
+    with suppress(AssertionError):
+        for _ in blocking_looks(5):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                tasks = [task.read_text(encoding="utf-8") for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+                if all(task.rpartition(")")[2].split()[0] == "T" for task in tasks):
+                    return True
     return False
 
 
 def _is_free(path: Path) -> bool:
     """Say whether a lock becomes free: those that go on writing hold it for milliseconds."""
-    with path.open("rb") as lock:
-        for _ in range(50):
+    with path.open("rb") as lock, suppress(AssertionError):
+        for _ in blocking_looks(0.5):
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            time.sleep(0.01)
     return False
 
 

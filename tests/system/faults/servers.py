@@ -4,7 +4,6 @@ import os
 import pwd
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ import psycopg
 import redis
 
 from tests.servers import (
-    ServerStartError,
     free_port,
     plain_environment,
     postgres_programs,
@@ -24,6 +22,7 @@ from tests.servers import (
     short_folder,
 )
 from tests.unit.sandbox.families import is_alive
+from tests.waiting import blocking_looks, wait_until
 
 START_LIMIT_S = 60.0
 
@@ -46,15 +45,13 @@ class MortalServer:
 
     def start(self) -> None:
         """Start it and wait until it answers; again and again while what a killed one left behind is in the way."""
-        deadline = time.monotonic() + START_LIMIT_S
         self._begin()
-        while not self.answers():
-            if time.monotonic() > deadline:
-                raise ServerStartError(f"{self.command[0]} does not come back: {self.log()[-2000:]}")
+        for _ in blocking_looks(START_LIMIT_S, f"an answer of {self.command[0]}"):
+            if self.answers():
+                return
             if not is_alive(self.pid):
                 self._let_go()
                 self._begin()
-            time.sleep(0.05)
 
     def kill(self) -> None:
         """End it in the hardest way, its children too."""
@@ -93,9 +90,7 @@ class MortalServer:
 
     def _await_end(self) -> None:
         with suppress(psutil.NoSuchProcess):
-            deadline = time.monotonic() + 20
-            while psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda: psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE, 20)
 
     def _begin(self) -> None:
         with (self.folder / "server.log").open("ab") as log:

@@ -1,6 +1,5 @@
 """The loop: what a model is told, what its answers lead to, and how a run ends."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.result import ErrorType, ToolError
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.waiting import others_run
 
 SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -333,7 +333,7 @@ async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int,
     async def look(_context: ToolContext, _call_input: JsonObject) -> Json:
         nonlocal inside, most
         inside, most = inside + 1, max(most, inside + 1)
-        await asyncio.sleep(0.01)
+        await others_run(5)
         inside -= 1
         return None
 

@@ -47,7 +47,7 @@ class Scene:
     async def double(self, _context: ToolContext, call_input: JsonObject) -> Json:
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
-        await asyncio.sleep(0.01)
+        await others_run(5)
         self._now -= 1
         self.reads.append(int(str(call_input["n"])))
         return {"doubled": self.reads[-1] * 2}
@@ -273,7 +273,7 @@ async def test_what_is_no_ordinary_exception_ends_the_run_alone(raised: BaseExce
 
 async def test_waiting_for_something_else_ends_the_run(is_cheap: bool) -> None:
     async def waits(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     end = await Scene(is_cheap=is_cheap).play(waits)
 

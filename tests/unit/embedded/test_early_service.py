@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.starter import attach
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
+from tests.waiting import wait_until
 
 LIMIT_S = 60.0
 BEGINS_AND_DIES = """
@@ -59,10 +59,7 @@ def test_a_process_imports_what_else_its_command_names_and_leaves_out_what_is_no
         import_also(["no_such_library"])
         import_also(["cProfile"])
         process = waiting()
-        deadline_s = time.monotonic() + LIMIT_S
-        while not any("_lsprof" in one.path for one in process.memory_maps()):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)  # another process gives no sign of what it has imported
+        wait_until(lambda: any("_lsprof" in one.path for one in process.memory_maps()), LIMIT_S, "the import")
         log = tmp_path / "log"
         log.touch()
         ordered = order(("version",), os.environ, tmp_path, log)

@@ -10,8 +10,6 @@ from soong.orchestrator.owner.background_work import BackgroundWork, Routine
 from soong.shared.core.errors import UnavailableError
 from tests.waiting import others_run
 
-LONG_S = 3600.0
-
 
 class Journal:
     """Notes the parts that began, and those that were cancelled while they waited."""
@@ -24,7 +22,7 @@ class Journal:
         async def wait() -> None:
             self.begun.append(name)
             try:
-                await asyncio.sleep(LONG_S)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.cancelled.append(name)
                 raise

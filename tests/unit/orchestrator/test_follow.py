@@ -12,6 +12,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, completed, open_scene
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DAG-06")
 
@@ -32,7 +33,7 @@ async def test_the_last_look_comes_when_what_the_end_stopped_has_stopped() -> No
     task_id = claim.identity.task_id
     await scene.store.tasks.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
     following = asyncio.ensure_future(followed(client_of(scene), task_id))
-    await asyncio.sleep(0.05)  # it has looked, and goes on looking
+    await others_run(50)  # it has looked, and goes on looking
     assert not following.done()
 
     await scene.advance([cancelled(claim)])
@@ -59,9 +60,9 @@ async def test_the_end_is_seen_at_once_however_seldom_it_looks(monkeypatch: pyte
     claim = await scene.start("a")
     client = client_of(scene)
     following = asyncio.ensure_future(followed(client, claim.identity.task_id))
-    await asyncio.sleep(0.05)  # it has looked, and waits for the next look
+    await others_run(50)  # it has looked, and waits for the next look
     await client.notifier.notify_session(claim.identity.session_id)  # of no end
-    await asyncio.sleep(0.05)
+    await others_run(50)
     assert not following.done()
 
     await scene.advance([completed(claim)])

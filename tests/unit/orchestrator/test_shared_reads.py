@@ -32,7 +32,7 @@ async def test_a_reading_that_is_under_way_is_not_joined() -> None:
         return seen
 
     early = asyncio.create_task(reads.read("one", load))
-    await asyncio.sleep(0.01)
+    await others_run()
     value[0] = "new"
     late = asyncio.create_task(reads.read("one", load))
     goes_on.set()
@@ -59,7 +59,7 @@ async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
     reads = SharedReads()
 
     async def load() -> str:
-        await asyncio.sleep(0.02)
+        await others_run(5)
         return "read"
 
     leaves, stays = (asyncio.create_task(reads.read("one", load)) for _ in range(2))

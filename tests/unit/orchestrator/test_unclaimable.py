@@ -38,13 +38,13 @@ async def service() -> AsyncIterator[OneLoop]:
 
 async def told(service: OneLoop, task: Task, number: int = 1) -> list[Event]:
     """Return what the task's log says of workers that are missing, once it says it so often."""
-    async with asyncio.timeout(10):
-        while True:
-            events = await service.store.runs.events(task.root_run_id)
-            found = [event for event in events if event.type == EventType.STEP_UNCLAIMABLE]
-            if len(found) >= number:
-                return found
-            await asyncio.sleep(0.01)
+    found: list[Event] = []
+    async for _ in looks(10):
+        events = await service.store.runs.events(task.root_run_id)
+        found = [event for event in events if event.type == EventType.STEP_UNCLAIMABLE]
+        if len(found) >= number:
+            break
+    return found
 
 
 async def test_what_nobody_is_able_to_run_is_reported_once_and_by_name(service: OneLoop) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import psutil
 
 from soong.shared.sandbox.command import ChildCommand
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 DOUBLE_FORK = """
 import os, sys, time
@@ -59,10 +58,7 @@ def is_alive(pid: int) -> bool:
 
 def until_ended(pid: int, limit_s: float = 20) -> None:
     """Wait for the end of a process that nobody here waits for: its files are closed a moment before it has ended."""
-    deadline = time.monotonic() + limit_s
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is alive after {limit_s:g} s"
-        time.sleep(0.01)
+    wait_until(lambda: not is_alive(pid), limit_s, f"the end of process {pid}")
 
 
 async def all_gone(found: dict[str, int]) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from soong.shared.sandbox import subreaper
 from tests.unit.sandbox.families import STAYING, is_alive, pids, until_ended
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
@@ -58,10 +58,8 @@ def test_it_takes_signals_from_its_first_moment_on() -> None:
 def test_it_has_neither_memory_nor_environment_of_the_process_that_it_was() -> None:
     with started(f"import time; {READY}; time.sleep(60)") as process:
         until_ready(process)
-        deadline = time.monotonic() + LIMIT_S
-        while subreaper.ADOPT not in (words := words_of(process, "cmdline")):  # the program may be there first
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: subreaper.ADOPT in words_of(process, "cmdline"), LIMIT_S)  # the program may be there first
+        words = words_of(process, "cmdline")
         environment = words_of(process, "environ")
         process.send_signal(subreaper.END_NOW)
 

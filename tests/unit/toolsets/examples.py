@@ -2,7 +2,10 @@
 
 from hypothesis import HealthCheck, settings
 
+PART = 4 if settings().derandomize else 1
+"""Into how many parts the examples are divided; one of them is tried."""
+
 
 def fixed(examples: int) -> settings:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=examples // 4 if settings().derandomize else examples, suppress_health_check=slow)
+    return settings(max_examples=examples // PART, suppress_health_check=slow)

@@ -18,7 +18,7 @@ def echo(text: str, count: int = 1) -> str:
 @server.tool()
 async def slow() -> str:
     """Take a minute."""
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
     return "late"
 
 

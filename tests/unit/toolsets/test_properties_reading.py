@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code import rg
 from tests.unit.tools.parts import make_run_dirs
-from tests.unit.toolsets.examples import fixed
+from tests.unit.toolsets.examples import PART, fixed
 from tests.unit.toolsets.parts import Project, make_project
 
 _UNPRINTED: Final = st.characters(codec="utf-8", exclude_characters="\0\n", exclude_categories=["Cs"])
@@ -63,7 +63,7 @@ def test_a_file_read_page_by_page_is_the_file(tmp_path: Path) -> None:
 
         check()
 
-    assert min(pages.values()) > 30
+    assert min(pages.values()) > 30 // PART
 
 
 _NAMES: Final = st.sampled_from(
@@ -130,4 +130,4 @@ def test_a_search_finds_what_ripgrep_itself_finds(tmp_path: Path) -> None:
 
         check()
 
-    assert min(found.values()) > 20
+    assert min(found.values()) > 20 // PART

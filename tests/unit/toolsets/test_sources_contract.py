@@ -57,7 +57,7 @@ async def echo(text: str, count: int = 1) -> str:
 
 async def slow() -> str:
     """Take a minute."""
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
     return "late"
 
 

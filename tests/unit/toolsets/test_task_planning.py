@@ -1,6 +1,5 @@
 """Those who plan make, watch, change and end tasks through the service, with an owner and workers that are real."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,9 +281,11 @@ async def test_the_agent_gives_a_failed_step_to_another_agent_or_cancels_what_wa
     store = planning.service.store
 
     await planning.do("task_update", task_id=made["id"], retry_steps=[{"step": "work", "agent": "reviewer"}])
-    async with asyncio.timeout(10):
-        while (step := (await store.tasks.steps(made["id"]))[0]).attempt < 2 or step.status is not StepStatus.FAILED:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    step = (await store.tasks.steps(made["id"]))[0]
+    async for _ in looks(10):
+        step = (await store.tasks.steps(made["id"]))[0]
+        if step.attempt >= 2 and step.status is StepStatus.FAILED:
+            break
     waiting = (await store.tasks.steps(made["id"]))[1].status
     await planning.do("task_update", task_id=made["id"], cancel_steps=["after"], reason="not needed")
     await planning.until("after", StepStatus.CANCELLED)

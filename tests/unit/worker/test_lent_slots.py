@@ -85,8 +85,7 @@ async def test_a_run_that_is_stopped_while_it_waits_leaves_its_count_right() -> 
     slots = waiters.bench.slots
 
     async def stop() -> None:
-        while not slots.lent.count or slots.busy > 1:  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(0.002)
+        await until(lambda: slots.lent.count and slots.busy <= 1)
         (held,) = (fence for fence, _ in slots._held)  # its id is the store's own
         slots.stop_run(held, "cancel", "enough")
 
@@ -102,8 +101,7 @@ async def test_a_step_that_comes_while_all_jobs_wait_is_claimed_without_a_messag
     waiters = Waiters(capacity=1, wait_s=60)
     bench = waiters.bench
     holding = asyncio.ensure_future(bench.hold("w"))
-    while not bench.slots.lent.count:  # noqa: ASYNC110  # nothing tells of it
-        await asyncio.sleep(0.002)
+    await until(lambda: bench.slots.lent.count)
     task = await bench.add("late")
     await until(lambda: "late" in waiters.done, 10)
     bench.slots.stop_all("cancel", "enough")

@@ -92,7 +92,7 @@ async def test_one_dispatch_fills_all_spare_slots() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        await others_run(20)
         running -= 1
         return done(claim)
 
@@ -125,7 +125,7 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
         nonlocal most
         running.add(claim.step_key)
         most = max(most, len(running))
-        await asyncio.sleep(0.02)
+        await others_run(20)
         running.discard(claim.step_key)
         return done(claim)
 
@@ -134,7 +134,7 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
     holding = asyncio.ensure_future(bench.hold(*"abcdef"[:ready]))
     await store.is_claiming.wait()
     additional = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await others_run(20)
     store.may_go_on.set()
 
     steps = await holding

@@ -32,7 +32,7 @@ async def test_a_reading_that_is_under_way_is_not_joined() -> None:
         return seen
 
     early = asyncio.create_task(reads.read("one", load))
-    await others_run()
+    await others_run(5)
     value[0] = "new"
     late = asyncio.create_task(reads.read("one", load))
     goes_on.set()

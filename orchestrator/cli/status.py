@@ -1,30 +1,36 @@
 """The commands on the service of this home, or the deployment that the environment names: status, down, metrics."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import typer
+from msgspec.structs import asdict
 
+from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import emit, emit_text, one_line, output, say
-from soong.orchestrator.cli.ids import has_no_rows, opened_store
+from soong.orchestrator.cli.ids import has_no_rows
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.step_words import time_text
+from soong.orchestrator.cli.step_words import Document, seconds_between, time_text
 from soong.orchestrator.embedded.control import ControlClient, ask_once
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock, to_the_second
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.value import Value
-from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import Metrics, WorkerLoad
-from soong.shared.engine.tasks.step import Task
 
 TASKS_SHOWN = 5
-_SERVING = frozenset({ProcessState.LIVE, ProcessState.DRAINING})
+NOTHING: Final[Document] = {
+    "orchestrators": 0,
+    "workers": {"live": 0, "slots": 0, "busy": 0},
+    "steps": {"ready": 0, "running": 0},
+    "unended": [],
+    "questions": 0,
+    "open_tasks": 0,
+    "tasks": [],
+}
+"""The status of a home in which nothing has run."""
 
 
 class ServiceState(Value):
@@ -40,68 +46,19 @@ class ServiceState(Value):
         return self.state not in {"none", "stuck"}
 
 
-class Status(Value):
-    """The service and its rows; the rows are None where there is no database yet."""
-
-    service: ServiceState
-    home: str
-    workers: Sequence[Worker] = ()
-    owners: int = 0
-    metrics: Metrics | None = None
-    open_tasks: Sequence[Task] = ()
-    unended: Sequence[WorkerLoad] = ()
-    """Steps that were asked to end, and whose functions still run."""
-
-    def as_json(self) -> dict[str, Json]:
-        metrics = self.metrics or Metrics()
-        return {
-            "service": {
-                "state": self.service.state,
-                "pid": self.service.pid,
-                "kind": self.service.kind,
-                "http": self.service.http,
-            },
-            "home": self.home,
-            "orchestrators": self.owners,
-            "workers": {
-                "live": sum(one.state in _SERVING for one in self.workers),
-                "slots": sum(one.slots for one in self.workers),
-                "busy": sum(one.busy for one in self.workers),
-            },
-            "steps": {
-                "ready": sum(pool.ready for pool in metrics.pools.values()),
-                "running": sum(pool.running for pool in metrics.pools.values()),
-            },
-            "unended": [{"step": one.step_key, "words": one.words} for one in self.unended],
-            "questions": metrics.questions,
-            "open_tasks": metrics.open_tasks,
-            "tasks": [{"id": one.id, "title": one.title, "status": str(one.status)} for one in self.open_tasks],
-        }
-
-
 def command(*, is_json: bool = JSON) -> None:
     """Show the service, its workers, tasks and questions; exit code 1 when no service runs."""
-    status = asyncio.run(status_of(load_settings()))
+    settings = load_settings()
+    service = asyncio.run(_service_of(settings))
+    found: Document = NOTHING
+    if not has_no_rows(settings):
+        with Api() as api:
+            found = api.get("/v1/status")
     if is_json:
-        emit(status.as_json())
+        emit({"service": asdict(service), "home": str(settings.home), **found})
     else:
-        output(status_text(status))
-    raise typer.Exit(0 if status.service.is_running else 1)
-
-
-async def status_of(settings: Settings) -> Status:
-    """Ask the service and read the rows. Raises: UnavailableError."""
-    service = await _service_of(settings)
-    if has_no_rows(settings):
-        return Status(service, str(settings.home))
-    from soong.orchestrator.client.bootstrap import opened_metrics
-
-    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
-        workers = await store.sessions.workers()
-        tasks = [task for task in await store.tasks.list_tasks(limit=100) if not task.status.is_terminal]
-        owners = await store.sessions.owners()
-        unended = [one for one in await metrics.holdings() if one.asked_to_end]
-        return Status(service, str(settings.home), workers, len(owners), await metrics.metrics(), tasks, unended)
+        output(text_of(service, str(settings.home), found))
+    raise typer.Exit(0 if service.is_running else 1)
 
 
 async def _service_of(settings: Settings) -> ServiceState:
@@ -126,26 +83,21 @@ def _kind(record: ServiceRecord) -> str:
     return "ephemeral" if record.is_ephemeral else "staying"
 
 
-def status_text(status: Status) -> str:
+def text_of(service: ServiceState, home: str, found: Document) -> str:
     """Return the screen."""
-    found = status.as_json()
-    service = status.service
-    lines = [f"service    {_service_text(service)}", f"home       {status.home}"]
+    lines = [f"service    {_service_text(service)}", f"home       {home}"]
     if service.http:
         lines.append(f"HTTP API   {service.http}/v1/")
-    if service.is_running and status.metrics is not None:
+    if found is not NOTHING:
         workers, steps = found["workers"], found["steps"]
-        assert isinstance(workers, dict)
-        assert isinstance(steps, dict)
-        lines += [
-            f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
-            f"steps      {steps['running']} running, {steps['ready']} ready",
-        ]
-    lines += [f"  {one_line(one.words, 0)}" for one in status.unended]
-    if status.metrics is not None:
-        lines.append(f"questions  {status.metrics.questions} waiting")
-        lines.append(f"tasks      {status.metrics.open_tasks} open")
-        lines += [_task_line(task) for task in status.open_tasks[:TASKS_SHOWN]]
+        if service.is_running:
+            lines += [
+                f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
+                f"steps      {steps['running']} running, {steps['ready']} ready",
+            ]
+        lines += [f"  {one_line(one['words'], 0)}" for one in found["unended"]]
+        lines += [f"questions  {found['questions']} waiting", f"tasks      {found['open_tasks']} open"]
+        lines += [_task_line(task) for task in found["tasks"][:TASKS_SHOWN]]
     return "\n".join(lines)
 
 
@@ -161,9 +113,9 @@ def _service_text(service: ServiceState) -> str:
             return f"{state}, pid {service.pid}, {service.kind}"
 
 
-def _task_line(task: Task) -> str:
-    age = time_text((SystemClock().now_us() - task.created_us) / 1_000_000)
-    return f"  {task.id}  {task.status}  {age}  {to_the_second(task.created_us)}  {one_line(task.title, 60)}"
+def _task_line(task: Document) -> str:
+    age = time_text(seconds_between(task["created"], None))
+    return f"  {task['id']}  {task['status']}  {age}  {task['created'][:19]}Z  {one_line(task['title'], 60)}"
 
 
 def down(
@@ -209,12 +161,5 @@ async def _is_gone(record: ServiceRecord, limit_s: float) -> bool:
 
 def metrics() -> None:
     """Print the metrics of the deployment, or of this home's service, from the current rows."""
-    emit_text(asyncio.run(_metrics_text(load_settings())).decode())
-
-
-async def _metrics_text(settings: Settings) -> bytes:
-    from soong.orchestrator.client.bootstrap import opened_metrics
-    from soong.orchestrator.telemetry.metrics import collect, text
-
-    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
-        return text(await collect(store, metrics, SystemClock()))
+    with Api() as api:
+        emit_text(api.text("/v1/metrics"))

@@ -14,7 +14,7 @@ from soong.orchestrator.operations.context import Reader, Service
 from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
-from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
+from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
@@ -63,6 +63,12 @@ async def workers(service: Service, _caller: Reader) -> WorkersSchema:
     """List the workers that are not gone, with what each holds, and the queues."""
     view = await list_workers(service.store.claims, service.store.sessions, service.metrics)
     return WorkersSchema.of_view(view)
+
+
+@router.get("/v1/status", tags=["service"])
+async def show_status(service: Service, _caller: Reader) -> StatusSchema:
+    """Show the deployment in a few numbers: workers, steps, questions, open tasks."""
+    return await StatusSchema.read(service.store, service.metrics)
 
 
 @router.get("/v1/usage", tags=["service"])

@@ -10,9 +10,14 @@ from soong.orchestrator.schemas.base import From, Instant, Schema
 from soong.shared.engine.runs.budgets import usd_text
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.metrics import MetricsSource
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.jobs import queue_of
+from soong.shared.storage.store import Store
 
 MOST_SUMS: Final = 200
+MOST_TASKS: Final = 100
+_SERVING: Final = frozenset({ProcessState.LIVE, ProcessState.DRAINING})
 
 
 class WorkerRun(Schema):
@@ -76,6 +81,63 @@ class WorkersSchema(Schema):
     @classmethod
     def of_view(cls, view: WorkersView) -> "WorkersSchema":
         return cls.of(view, workers=[WorkerSchema.of(one.worker, one) for one in view.workers])
+
+
+class SlotsSchema(Schema):
+    live: int = Field(description="Workers that take work or finish it.")
+    slots: int
+    busy: int
+
+
+class StepsSchema(Schema):
+    ready: int
+    running: int
+
+
+class UnendedSchema(Schema):
+    """A step that was asked to end, and whose functions still run."""
+
+    step: Annotated[str, From("step_key")]
+    words: str
+
+
+class OpenTask(Schema):
+    id: str
+    title: str
+    status: TaskStatus
+    created: Instant
+
+
+class StatusSchema(Schema):
+    """The deployment in a few numbers."""
+
+    orchestrators: int
+    workers: SlotsSchema
+    steps: StepsSchema
+    unended: list[UnendedSchema]
+    questions: int = Field(description="Questions that wait for an answer.")
+    open_tasks: int
+    tasks: list[OpenTask] = Field(description="Of the newest 100 tasks those that are open, newest first.")
+
+    @classmethod
+    async def read(cls, store: Store, source: MetricsSource) -> "StatusSchema":
+        workers, metrics = await store.sessions.workers(), await source.metrics()
+        tasks = await store.tasks.list_tasks(limit=MOST_TASKS)
+        return cls.of(
+            metrics,
+            orchestrators=len(await store.sessions.owners()),
+            workers=SlotsSchema(
+                live=sum(one.state in _SERVING for one in workers),
+                slots=sum(one.slots for one in workers),
+                busy=sum(one.busy for one in workers),
+            ),
+            steps=StepsSchema(
+                ready=sum(pool.ready for pool in metrics.pools.values()),
+                running=sum(pool.running for pool in metrics.pools.values()),
+            ),
+            unended=[UnendedSchema.of(one) for one in await source.holdings() if one.asked_to_end],
+            tasks=[OpenTask.of(task) for task in tasks if not task.status.is_terminal],
+        )
 
 
 class UsageSum(Schema):

@@ -2,23 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.client.workers import usage_totals
+from soong.orchestrator.cli.step_words import Document
 from soong.orchestrator.operations.ids import find_session
-from soong.orchestrator.schemas.worker import UsageSum
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, parse_budget, session_scope, state_json, usd_text
-from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import UsageBy
 
 
 def command(
@@ -29,44 +29,42 @@ def command(
     is_json: bool = JSON,
 ) -> None:
     """Show what the runs of agents that have ended have used."""
-    since_us = time.time_ns() // 1000 - read_age(since, "--since") * 1_000_000 if since else 0
-    totals, unsummed = asyncio.run(_totals(by, since_us, session))
-    for line in _left_out(unsummed):
+    if since:
+        read_age(since, "--since")
+    with Api() as api:
+        used = api.get("/v1/usage", by=str(by), since=since or "all", session=session)
+    for line in _left_out(used):
         say(line)
     if is_json:
-        emit([UsageSum.of(total).model_dump() for total in totals])
+        emit(used["items"])
         return
-    if not totals:
+    if not used["items"]:
         output("no agent has used a model yet")
         return
     heads = (str(by), "runs", "requests", "input tokens", "cached", "output tokens", "tool calls", "cost")
-    output(table(heads, [_row(total) for total in totals]))
+    output(table(heads, [_row(one) for one in used["items"]]))
 
 
-async def _totals(by: UsageBy, since_us: int, session: str) -> tuple[Sequence[UsageTotal], UnsummedUsage]:
-    async with opened_store(load_settings()) as store:
-        totals = await usage_totals(store.runs, by, since_us=since_us, session_id=session)
-        return totals, await store.runs.unsummed_usage(since_us=since_us, session_id=session)
+def _left_out(used: Document) -> Iterator[str]:
+    if used["open_runs"]:
+        yield f"not counted: {used['open_runs']:,} runs under way or parked"
+    if used["lost_requests"]:
+        number, estimate = used["lost_requests"], f"{used['lost_tokens']:,} tokens, {used['lost_cost_usd']} USD"
+        yield f"in addition, estimated: {number:,} requests whose process died or was cancelled: {estimate}"
+    if used["left_out"]:
+        yield f"not shown: {used['left_out']:,} smaller sums"
 
 
-def _left_out(one: UnsummedUsage) -> Iterator[str]:
-    if one.open_runs:
-        yield f"not counted: {one.open_runs:,} runs under way or parked"
-    if one.lost_requests:
-        estimate = f"{one.lost_tokens:,} tokens, {usd_text(one.lost_microusd)} USD"
-        yield f"in addition, estimated: {one.lost_requests:,} requests whose process died or was cancelled: {estimate}"
+def _row(one: Document) -> tuple[str, ...]:
+    names = ("runs", "requests", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+    return (one["key"], *(f"{one[name]:,}" for name in names), _cost(one))
 
 
-def _row(total: UsageTotal) -> tuple[str, ...]:
-    tokens = (total.input_tokens, total.cached_tokens, total.output_tokens)
-    counts = (total.runs, total.requests, *tokens, total.tool_calls)
-    return (total.key, *(f"{count:,}" for count in counts), _cost(total))
-
-
-def _cost(total: UsageTotal) -> str:
+def _cost(one: Document) -> str:
     """Return the cost; runs without a known price are named, because unknown is not zero."""
-    known = f"${total.cost_usd:.4f}" if total.unpriced < total.runs else ""
-    unknown = f"{total.unpriced} runs without a known price" if total.unpriced else ""
+    unpriced = one["unpriced_runs"]
+    known = f"${float(one['cost_usd']):.4f}" if unpriced < one["runs"] else ""
+    unknown = f"{unpriced} runs without a known price" if unpriced else ""
     return ", ".join(filter(None, (known, unknown)))
 
 

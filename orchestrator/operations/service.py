@@ -1,7 +1,7 @@
 """The service itself: is it there, what does it hold, who am I; signing in, and the audit log."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -15,6 +15,7 @@ from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSche
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
 from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
+from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
@@ -23,6 +24,8 @@ from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
 
 router = APIRouter(route_class=StrictRoute)
+
+ALL: Final = "all"
 
 Since = Annotated[str, Query(max_length=10, description="Only of this time up to now, such as `12h` or `30d`.")]
 AfterOrdinal = Annotated[int, Query(ge=0, le=2**53, description="`next` of the page before.")]
@@ -78,10 +81,12 @@ async def usage(
     by: Annotated[UsageBy, Query(description="What sums are made by.")] = UsageBy.DAY,
     days: Annotated[int, Query(ge=1, le=366, description="Runs made within so many days.")] = 7,
     session: InSession = "",
+    since: Annotated[str, Query(max_length=10, description="Instead of `days`: `12h`, `30d` or `all`.")] = "",
 ) -> UsageSums:
     """Show what agents have used: requests, tokens, tool calls and cost."""
     client = service.client
-    since_us = client.clock.now_us() - days * 86_400_000_000
+    seconds = age_s(since) if since not in ("", ALL) else days * timing.DAY_S
+    since_us = 0 if since == ALL else max(0, client.clock.now_us() - seconds * 1_000_000)
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
     unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
     return UsageSums.of_totals(by, totals, unsummed)

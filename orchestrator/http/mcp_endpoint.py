@@ -2,17 +2,15 @@
 
 A session of the handshake revisions belongs to the token that opened it; requests of 2026-07-28 have none. The edge has
 looked who holds the connection: a program of a run is refused, so the server is nobody's tool source inside a run.
-:class:`DirectCalls` calls the routes from inside the process, for callers that are known: no socket and no token.
 """
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
-from urllib.parse import urlencode
 
+from fastapi import FastAPI
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.mcpserver import MCPServer
@@ -21,93 +19,19 @@ from mcp.server.transport_security import TransportSecuritySettings
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from soong.orchestrator.http.edge import MCP_PATH, App, Message, Receive, Scope, Send
-from soong.orchestrator.mcp.api import ApiProblemError, ApiReply, ServerState
+from soong.orchestrator.http.edge import MCP_PATH, Receive, Scope, Send
+from soong.orchestrator.mcp.api import ApiCalls, ServerState
 from soong.orchestrator.mcp.server import make_server
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.limits import CALLER
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
-from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
-from soong.shared.core.value import Value
-from soong.shared.permissions.access.token import Right
 
 log = get_logger(__name__)
 CHANNEL: Final = "mcp"
 MOST_SESSIONS: Final = 256
-
-
-class DirectCalls(Value):
-    """The API for one caller. ``app`` is the application behind the edge. Implements ``mcp.api.ApiCalls``."""
-
-    app: App
-    caller: Caller
-    project: str = ""
-
-    @property
-    def rights(self) -> frozenset[str]:
-        return frozenset(str(right) for right in Right if self.caller.may(right))
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> ApiReply:
-        """Return what a request is answered with. Raises: ApiProblemError."""
-        exchange = _Exchange(b"" if body is None else json.dumps(body).encode())
-        sent = {"content-type": "application/json", **(headers or {})}
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": urlencode(query or {}).encode(),
-            "headers": [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in sent.items()],
-            "client": None,
-            "server": None,
-            CALLER: self.caller,
-        }
-        await self.app(scope, exchange.receive, exchange.send)
-        return exchange.reply()
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request and its response. The caller never hangs up: it cancels the call."""
-
-    body: bytes
-    status: int = 0
-    headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    received: bytearray = field(default_factory=bytearray)
-    is_read: bool = False
-
-    async def receive(self) -> Message:
-        if self.is_read:
-            await asyncio.Event().wait()
-        self.is_read = True
-        return {"type": "http.request", "body": self.body, "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], dict(message["headers"])
-        else:
-            self.received += message.get("body", b"")
-
-    def reply(self) -> ApiReply:
-        document: Any = json.loads(self.received) if self.received else {}
-        if self.status >= 400:
-            raise ApiProblemError(self.status, document)
-        return ApiReply(document, self.headers.get(b"etag", b"").decode(), is_unchanged=self.status == 304)
 
 
 @dataclass(slots=True)
@@ -115,7 +39,7 @@ class McpEndpoint:
     """What lies behind the edge: MCP at its path, by the server that is ``made``; ``routes`` at every other."""
 
     service: ServiceParts
-    routes: App
+    routes: FastAPI
     made: Callable[[ServerState], MCPServer[ServerState]] = make_server
     _sessions: StreamableHTTPSessionManager = field(init=False)
 
@@ -171,9 +95,9 @@ class McpEndpoint:
                 task.cancel()
             await asyncio.gather(stream, stopping, return_exceptions=True)
 
-    async def _calls_of(self, request: Request | None) -> DirectCalls:
+    async def _calls_of(self, request: Request | None) -> ApiCalls:
         return self._calls(request)
 
-    def _calls(self, request: Request | None) -> DirectCalls:
+    def _calls(self, request: Request | None) -> ApiCalls:
         assert request is not None  # every message of this wire came in a request
-        return DirectCalls(self.routes, replace(request.scope[CALLER], channel=CHANNEL))
+        return ApiCalls(self.routes, replace(request.scope[CALLER], channel=CHANNEL))

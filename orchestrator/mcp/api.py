@@ -1,68 +1,83 @@
-"""The port of the tools: the HTTP API for one caller, in this process or elsewhere, and results for two readers.
+"""Operations of the service for one caller in this process, and their documents as results of tools.
 
-Every tool is a call of the API, so its rights, limits and messages are the API's: there is no second way in. A result
-is a short text for a model and the same facts by the tool's output schema for programs. Clients cut long results, so
-both are bounded. Texts of agents, files and plans are data; their control characters are spelled out.
+A tool calls an operation through its route, so rights, limits, strict reading and messages are the API's. A result is
+the operation's document, and the same facts as lines for a model. Clients cut long results, so long texts are cut in
+both. Texts of agents, files and plans are data; their control characters are spelled out.
 """
 
-import json
+import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
-from pydantic import BaseModel
 from starlette.requests import Request
 
+from soong.orchestrator.client.home_api import ApiProblemError as RefusedError
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.calls import DirectCalls
+from soong.orchestrator.operations.documents import Reply
 from soong.shared.core.inert import inert
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.value import Value
+from soong.shared.permissions.access.token import Right
 
-MAX_ERRORS_SHOWN: Final = 10
-
-S = TypeVar("S", bound=BaseModel)
 Document = Mapping[str, Any]
 
+MAX_ERRORS_SHOWN: Final = 10
 MAX_TEXT_CHARS: Final = 24_000
-PREVIEW_CHARS: Final = 300
+MAX_DOCUMENT_CHARS: Final = 60_000
+MAX_ENTRIES: Final = 50
+MAX_DEPTH: Final = 9
+_SIZES: Final = (20_000, 2_000, 300)
+"""Bounds of one text: the first that keeps a result within its bounds, or the last."""
+_VALUES: Final = frozenset({"output", "partial"})
+"""Outputs of steps: a long one becomes the beginning of its JSON."""
+_ASIDE: Final = (
+    "agent beats catalogue claim datacontenttype ending fence held_by lost_leases lost_to mermaid parent_agent pid "
+    "precondition protocol queues source specversion stored_at tool_call_id tools worker"
+)
+"""Fields of a document that its lines leave out."""
 _SEGMENT: Final = re.compile(r"[0-9A-Za-z_]{1,200}")
 
 
-class ApiReply(Value):
-    """A document; ``tag`` is its ``ETag``. One that is unchanged since the tag that was sent is empty."""
+class ApiCalls(Value):
+    """The operations for one caller, without a socket and a token. ``project``: where tasks work by default."""
 
-    document: Document
-    tag: str = ""
-    is_unchanged: bool = False
-
-
-class ApiCalls(Protocol):
-    """The API as one caller has it."""
+    routes: FastAPI
+    caller: Caller
+    project: str = ""
 
     @property
     def rights(self) -> frozenset[str]:
-        """What the caller may do, implied rights among them."""
-        ...
+        return frozenset(str(right) for right in Right if self.caller.may(right))
 
-    @property
-    def project(self) -> str:
-        """The folder that tasks work in when none is named; empty: one has to be named."""
-        ...
+    async def call(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> Reply:
+        """Return what an operation returns when it is called with these arguments.
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> ApiReply:
-        """Return what a request is answered with. Raises: ApiProblemError."""
-        ...
+        Raises: ApiProblemError; ToolError when an id is not an id.
+        """
+        routes = (one for one in self.routes.routes if isinstance(one, APIRoute))
+        route = next(one for one in routes if inspect.unwrap(one.endpoint) is operation)
+        takes = route.dependant
+        ids, query, headers = (
+            {one.alias: str(given.pop(one.name)) for one in fields if one.name in given}
+            for fields in (takes.path_params, takes.query_params, takes.header_params)
+        )
+        assert not given, given
+        for segment in ids.values():
+            if not _SEGMENT.fullmatch(segment):
+                raise ToolError(f"{segment[:100]!r} is not an id; copy the id as another tool returned it")
+        calls, method = DirectCalls(self.routes, self.caller), next(iter(route.methods or {"GET"}))
+        try:
+            return await calls.reply(method, route.path.format(**ids), query=query, body=body, headers=headers)
+        except RefusedError as refused:
+            raise ApiProblemError(refused.status, refused.document) from None
 
 
 ApiOf = Callable[[Request | None], Awaitable[ApiCalls]]
@@ -87,6 +102,14 @@ async def api_of(context: SoongContext) -> ApiCalls:
     return await request.lifespan_context.api_of(request.request)
 
 
+async def called(
+    context: SoongContext, operation: Callable[..., Any], *, body: Json = None, **given: str | int
+) -> Document:
+    """Return the document of an operation for the caller of a request. Raises: as :meth:`ApiCalls.call`."""
+    document: Document = (await (await api_of(context)).call(operation, body=body, **given)).document
+    return document
+
+
 @dataclass(eq=False)
 class ApiProblemError(ToolError):
     """A problem document as a tool's error: what is wrong, and what to do."""
@@ -94,12 +117,9 @@ class ApiProblemError(ToolError):
     status: int
     document: Document = field(default_factory=dict)
 
-    @property
-    def code(self) -> str:
-        return str(self.document.get("code", ""))
-
     def __str__(self) -> str:
-        lines = [f"{self.document.get('detail', 'the request failed')} ({self.code or self.status})"]
+        code = self.document.get("code") or self.status
+        lines = [f"{self.document.get('detail', 'the request failed')} ({code})"]
         errors = self.document.get("errors") or ()
         for error in errors[:MAX_ERRORS_SHOWN]:
             hint = f" -> {error['hint']}" if error.get("hint") else ""
@@ -109,17 +129,23 @@ class ApiProblemError(ToolError):
         return inert("\n".join(lines), keeps_blanks=True)
 
 
-def picked(shape: type[S], document: Document, **more: Any) -> S:
-    """Return a shape of the fields that it shares with a document, and of more."""
-    return shape.model_validate({**{name: document[name] for name in shape.model_fields if name in document}, **more})
+def shown(document: Document, hint: str = "", most: int = _SIZES[0]) -> CallToolResult:
+    """Return a document as a tool's result, with texts of more than ``most`` characters cut, or shorter ones."""
+    short, text = document, ""
+    for size in _SIZES:
+        short = shortened(document, min(size, most))
+        text = lines_of(short)
+        if len(text) <= MAX_TEXT_CHARS and len(dump(short)) <= MAX_DOCUMENT_CHARS:
+            break
+    left = {name: len(value) - len(short[name]) for name, value in document.items() if isinstance(value, list)}
+    more = [f"{number} more {name} are left out" for name, number in left.items() if number]
+    return told("\n".join(filter(None, (text, *more, hint))) or "there is nothing", short)
 
 
-def told(text: str, shape: BaseModel) -> CallToolResult:
+def told(text: str, document: Document) -> CallToolResult:
     """Return a tool's result in both forms."""
-    shown = cut(inert(text, keeps_blanks=True), MAX_TEXT_CHARS)
-    return CallToolResult(
-        content=[TextContent(type="text", text=shown)], structured_content=shape.model_dump(mode="json")
-    )
+    content = TextContent(type="text", text=cut(inert(text, keeps_blanks=True), MAX_TEXT_CHARS))
+    return CallToolResult(content=[content], structured_content=dict(document))
 
 
 def cut(text: str, most: int) -> str:
@@ -127,34 +153,50 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… (cut: {len(text):,} characters)"
 
 
-def preview(value: object, most: int = PREVIEW_CHARS) -> str:
-    """Return the beginning of a value as one line of JSON; of a text as it is."""
-    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), most)
+def shortened(value: Any, most: int, depth: int = 0) -> Any:
+    """Return a value whose texts are cut, and whose lists are unless they are pages; too deep values become a mark."""
+    if isinstance(value, str):
+        return cut(value, most)
+    if not isinstance(value, Mapping | list):
+        return value
+    if depth >= MAX_DEPTH:
+        return "… (left out: nested too deep)"
+    if isinstance(value, list):
+        return [shortened(item, most, depth + 1) for item in value]
+    is_page = depth == 0 and "next" in value
+    short = {}
+    for name, item in list(value.items())[:MAX_ENTRIES]:
+        if name in _VALUES and not isinstance(item, str) and len(text := dump(item)) > most:
+            short[name] = cut(text, most)
+        else:
+            few = item[:MAX_ENTRIES] if isinstance(item, list) and not is_page else item
+            short[name] = shortened(few, most, depth + 1)
+    return short
 
 
-def lines(*parts: str | Iterable[str]) -> str:
-    """Join lines; those that are empty are left out."""
-    flat: list[str] = []
-    for part in parts:
-        flat += [part] if isinstance(part, str) else part
-    return "\n".join(line for line in flat if line)
+def lines_of(document: Document) -> str:
+    """Return the facts of a document as lines; those that are empty, or for programs alone, are left out."""
+    return "\n".join(_lines(document, typed=2))
 
 
-def counts_of(step_counts: Mapping[str, int]) -> str:
-    """Return ``3 of 7 steps completed, 2 running``."""
-    total, done = sum(step_counts.values()), step_counts.get("completed", 0)
-    others = [f"{number} {status}" for status, number in step_counts.items() if status != "completed" and number]
-    return ", ".join([f"{done} of {total} steps completed", *others])
-
-
-def path(*segments: str) -> str:
-    """Return the path of an API request. Raises: ToolError when an id is none."""
-    for segment in segments:
-        if not _SEGMENT.fullmatch(segment):
-            raise ToolError(f"{segment[:100]!r} is not an id; copy the id as another tool returned it")
-    return "/v1/" + "/".join(segments)
-
-
-def without_empty(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request's body without the fields that say nothing."""
-    return {name: value for name, value in body.items() if value not in ("", None, [], {})}
+def _lines(document: Document, typed: int = 0) -> Iterator[str]:
+    """Yield the lines of a document. ``typed``: of so many levels the fields are known, and may be left out."""
+    for name, value in document.items():
+        if (typed and name in _ASIDE.split()) or value in ("", None, [], {}) or value is False:
+            continue
+        head = f"{' '.join(str(name).split())}:"
+        if isinstance(value, Mapping):
+            yield head
+            yield from (f"  {line}" for line in _lines(value))
+        elif isinstance(value, list) and any(isinstance(one, Mapping | list) or "\n" in str(one) for one in value):
+            yield head
+            for one in value:
+                inner = _lines(one if isinstance(one, Mapping) else {"value": one}, typed - 1 if typed else 0)
+                yield from (f"{'  ' if number else '- '}{line}" for number, line in enumerate(inner))
+        elif isinstance(value, list):
+            yield f"{head} {', '.join(map(str, value))}"
+        elif "\n" in str(value):
+            yield head
+            yield from (f"  | {line}" for line in str(value).splitlines())
+        else:
+            yield f"{head} {value}"

@@ -4,8 +4,7 @@ An answer needs a person's credential: the right `approve` of the caller. Where 
 ask its user (elicitation), the client shows the question, and the model takes no part in the answer.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Elicit, Resolve
@@ -13,14 +12,20 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
-from soong.orchestrator.mcp.api import SoongContext, api_of, cut, lines, path, picked, preview, told, without_empty
-from soong.orchestrator.mcp.shapes import AnswerResult, ApprovalLine, ApprovalList
-from soong.orchestrator.mcp.task_tools import shortened
-from soong.orchestrator.schemas.base import step_id_of
+from soong.orchestrator.mcp.api import SoongContext, called, lines_of, shortened, shown, told
+from soong.orchestrator.operations import approvals
+from soong.orchestrator.operations.approvals import AnswerableApproval, AnswerableApprovalDetail
+from soong.orchestrator.operations.documents import Page
+from soong.orchestrator.operations.strict import Cursor, InSession
 from soong.shared.core import timing
 from soong.shared.core.inert import inert
 
 MAX_PREVIEW_CHARS: Final = 6_000
+_ASKED: Final = (
+    "id tool target risk risk_summary is_dangerous is_outward is_tainted identity cwd env session_grant preview "
+    "arguments unknown_effects"
+)
+"""What a person reads of a question before they answer it."""
 
 ApprovalId = Annotated[str, Field(max_length=80, description="The question's id, `req_…`.")]
 Choice = Literal["allow_once", "allow_for_session", "deny"]
@@ -43,31 +48,21 @@ class PersonsYesOrNo(PersonsAnswer):
 
 async def list_approvals(
     ctx: SoongContext,
-    session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
+    session: InSession = "",
     seconds: Annotated[
         int, Field(ge=0, le=timing.TOOL_WAIT_S, description="Wait at most so long for the first one.")
     ] = 0,
     limit: Annotated[int, Field(ge=1, le=50, description="At most so many.")] = 10,
-    cursor: Annotated[str, Field(max_length=80, description="`next` of the page before.")] = "",
-) -> Annotated[CallToolResult, ApprovalList]:
+    cursor: Cursor = "",
+) -> Annotated[CallToolResult, Page[AnswerableApproval]]:
     """List the permission questions of Soong agents that wait for a person: what each wants to do, what is offered."""
-    query: dict[str, str | int] = {"session": session, "wait": seconds, "limit": limit, "cursor": cursor}
-    document = (await (await api_of(ctx)).call("GET", "/v1/approvals", query=query)).document
-    items = [approval_line(one) for one in document["items"]]
-    shape = ApprovalList(items=items, next=document["next"])
-    each = ["\n".join((question_text(one), _how_to_answer(one))) for one in items]
-    more = f"next page: cursor={shape.next}" if shape.next else ""
-    return told(lines(each or "no question waits for a person", more), shape)
+    page = await called(ctx, approvals.list_approvals, session=session, wait=seconds, limit=limit, cursor=cursor)
+    return shown(page, "" if page["items"] else "no question waits for a person", MAX_PREVIEW_CHARS)
 
 
-async def show_approval(ctx: SoongContext, approval: ApprovalId) -> Annotated[CallToolResult, ApprovalLine]:
+async def show_approval(ctx: SoongContext, approval: ApprovalId) -> Annotated[CallToolResult, AnswerableApprovalDetail]:
     """Show one permission question of a Soong agent: who asks, the target, the diff or command, and how it ended."""
-    document = (await (await api_of(ctx)).call("GET", path("approvals", approval))).document
-    shape = approval_line(document)
-    parents = " < ".join(f"{one['role']} {one['definition']} ({one['run_id']})" for one in document["parents"])
-    taint = "the run has read untrusted content" if document["is_tainted"] else ""
-    text = lines(question_text(shape), f"parents: {parents}" if parents else "", taint, document["sentence"])
-    return told(lines(text, _how_to_answer(shape)), shape)
+    return shown(await called(ctx, approvals.show_approval, request_id=approval))
 
 
 async def ask_person(
@@ -82,12 +77,12 @@ async def ask_person(
             "`choice` is missing, and this client cannot ask its user (no elicitation): show the question to the user, "
             "then pass their choice (allow_once, allow_for_session or deny) with its `input_digest`"
         )
-    api = await api_of(ctx)
-    line = approval_line((await api.call("GET", path("approvals", approval))).document)
-    if not line.may_answer:
-        raise ToolError(f"this question is not yours to answer: {line.may_not_because}")
-    offers_session = "allow_for_session" in line.choices
-    return Elicit(inert(question_text(line), keeps_blanks=True), PersonsAnswer if offers_session else PersonsYesOrNo)
+    document = await called(ctx, approvals.show_approval, request_id=approval)
+    if not document["may_answer"]:
+        raise ToolError(f"this question is not yours to answer: {document['may_not_because']}")
+    asked = shortened({name: document[name] for name in _ASKED.split()}, MAX_PREVIEW_CHARS)
+    offers_session = "allow_for_session" in document["choices"]
+    return Elicit(inert(lines_of(asked), keeps_blanks=True), PersonsAnswer if offers_session else PersonsYesOrNo)
 
 
 async def answer_approval(
@@ -105,7 +100,7 @@ async def answer_approval(
             pattern="^([0-9a-f]{64})?$", description="`input_digest` of the question as shown; needed with a choice."
         ),
     ] = "",
-) -> Annotated[CallToolResult, AnswerResult]:
+) -> Annotated[CallToolResult, AnswerableApproval]:
     """Answer a permission question of a Soong agent with the user's decision: allow_once, allow_for_session or deny.
 
     The user decides, not you. Without `choice` the client shows the question to the user, where it can.
@@ -114,56 +109,9 @@ async def answer_approval(
         raise ToolError("the user closed the question without an answer; it still waits")
     if choice and not input_digest:
         raise ToolError("`input_digest` is missing; pass that of the question as list_approvals showed it to the user")
-    api = await api_of(ctx)
-    where = path("approvals", approval)
-    digest = input_digest or (await api.call("GET", where)).document["input_digest"]
-    body = without_empty({"choice": said.data.choice, "input_digest": digest, "reason": said.data.reason})
-    document = (await api.call("POST", f"{where}/answer", query={"wait": 2 * timing.RENEW_EVERY_S}, body=body)).document
-    answer = document["answer"] or {}
-    shape = picked(
-        AnswerResult,
-        document,
-        choice=answer.get("choice") or said.data.choice,
-        answered_by=answer.get("principal", ""),
+    digest = input_digest or (await called(ctx, approvals.show_approval, request_id=approval))["input_digest"]
+    body = {"choice": said.data.choice, "input_digest": digest, "reason": said.data.reason}
+    document = await called(
+        ctx, approvals.answer_approval, request_id=approval, wait=2 * timing.RENEW_EVERY_S, body=body
     )
-    return told(f"{shape.id}: {shape.sentence}", shape)
-
-
-def approval_line(document: Mapping[str, Any]) -> ApprovalLine:
-    """Return a question as the tools show it."""
-    who = document["identity"]
-    return picked(
-        ApprovalLine,
-        document,
-        task=who["task_id"],
-        step=step_id_of(who["step_key"]),
-        who=f"{who['role']} {who['definition']} ({who['model'] or 'no model'}), run {who['run_id']}",
-        target=document["target"]["shown"],
-        risk=f"{document['risk']}: {document['risk_summary']}",
-        preview=cut(document["preview"], MAX_PREVIEW_CHARS),
-        arguments=shortened(document["arguments"]),
-        session_grant=document["session_grant"] if "allow_for_session" in document["choices"] else "",
-    )
-
-
-def question_text(line: ApprovalLine) -> str:
-    """Return a question as a person reads it."""
-    return lines(
-        f"{line.id}: {line.tool} asks for permission{' (dangerous)' if line.is_dangerous else ''}",
-        f"  who: {line.who}",
-        f"  task: {line.task}, step {line.step or '-'}",
-        f"  target: {line.target}",
-        f"  risk: {line.risk}",
-        f"  for this session it would cover: {line.session_grant}" if line.session_grant else "",
-        _indented(line.preview or preview(line.arguments)),
-    )
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in text.splitlines())
-
-
-def _how_to_answer(line: ApprovalLine) -> str:
-    if line.may_answer:
-        return f"  answers: {', '.join(line.choices)}; input_digest {line.input_digest}"
-    return f"  you cannot answer it: {line.may_not_because}"
+    return told(f"{document['id']}: {document['sentence']}", shortened(document, MAX_PREVIEW_CHARS))

@@ -1,61 +1,187 @@
-"""Tools that read tasks, runs and artifacts: wait, list, show, page by page. No call blocks longer than 45 seconds.
+"""Tools that submit work, and follow, read and control it: each names its operation and has arguments for a model.
 
-Clients give up on a call after a minute, progress or not; so a wait is a long poll that is called again.
+Clients give up on a call after a minute, progress or not; so no call blocks longer than 45 seconds, a submission
+returns at once, and a wait is a long poll that is called again.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from soong.orchestrator.mcp.api import (
-    MAX_TEXT_CHARS,
-    ApiCalls,
-    ApiReply,
-    SoongContext,
-    api_of,
-    counts_of,
-    cut,
-    lines,
-    path,
-    picked,
-    preview,
-    told,
-)
-from soong.orchestrator.mcp.shapes import (
-    DeniedCall,
-    RunEntry,
-    RunLine,
-    RunList,
-    RunPage,
-    StepLine,
-    StepText,
-    TaskLine,
-    TaskList,
-    TaskState,
-    TaskSummary,
-    WaitResult,
-)
-from soong.orchestrator.schemas.run import ArtifactPage
-from soong.orchestrator.schemas.task import FailedStep
+from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of, called, shown, told
+from soong.orchestrator.operations import progress, runs, service, tasks
+from soong.orchestrator.operations.documents import Page, PlanSchema, Reply, Submitted, TaskDetail
+from soong.orchestrator.operations.runs import After
+from soong.orchestrator.operations.strict import Cursor, InSession, InTask, Limit, StepCursor
+from soong.orchestrator.operations.submissions import Goal
+from soong.orchestrator.operations.tasks import Reason
+from soong.orchestrator.schemas.base import AnyObject, Schema
+from soong.orchestrator.schemas.run import ArtifactPage, RunSchema
+from soong.orchestrator.schemas.task import StepErrorSchema, TaskProgress, TaskResult, TaskSchema
+from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
 from soong.shared.core import timing
-from soong.shared.core.jsontext import Json
 
-MAX_OUTPUTS: Final = 50
+MAX_PLAN_BYTES: Final = 2 * 1024 * 1024
+PLAN_SUFFIXES: Final = (".yaml", ".yml", ".json")
 PAGE_CHARS: Final = 20_000
-
-TaskId = Annotated[str, Field(max_length=80, description="The task's id, `task_…`.")]
+OUTPUT_CHARS: Final = 300
 _OVER: Final = frozenset({"completed", "failed", "cancelled", "paused"})
 
-MAX_FIELD_CHARS: Final = 2_000
-MAX_DEPTH: Final = 6
-MAX_ENTRIES: Final = 50
-MAX_PAGE_CHARS: Final = MAX_TEXT_CHARS * 3 // 4
-RunId = Annotated[str, Field(max_length=80, description="The run's id, `run_…`.")]
+PlanText = Annotated[
+    str | dict[str, Any] | None, Field(description="The plan itself: YAML or JSON text, or an object. Or `plan_path`.")
+]
+PlanPath = Annotated[
+    str,
+    Field(max_length=4_096, description="Path of a plan file (.yaml, .yml, .json) in the project, in place of `plan`."),
+]
+Project = Annotated[
+    str,
+    Field(max_length=4_096, description="Absolute path of the folder to work in [the folder the server started in]."),
+]
+Model = Annotated[
+    str, Field(max_length=200, description="Model of agents that name none, as provider:name [the service's].")
+]
+Allow = Annotated[
+    list[str] | None,
+    Field(description="Rules `tool:scope` that allow calls without a question. Needs the right `approve`."),
+]
+Budget = Annotated[str, Field(max_length=100, description="What it may use in all: `2usd`, `200ktok` or both.")]
+Approvals = Annotated[
+    str,
+    Field(
+        pattern="^(inbox|deny)$",
+        description="inbox: questions wait until a person answers. deny: what no rule allows is denied.",
+    ),
+]
+SubmissionKey = Annotated[
+    str, Field(pattern=r"^[\x21-\x7e]{0,255}$", description="A name for this submission: repeated, it is one task.")
+]
+TaskId = Annotated[str, Field(max_length=80, description="The task's id, `task_…`.")]
+
+
+class WaitResult(TaskProgress):
+    """How far a task is, and whether to wait again."""
+
+    state: str = Field(description="Pass it as `after` to wait until the status or the questions change.")
+    is_over: bool = Field(description="It has ended, or is paused: nothing more happens by itself.")
+    hint: str = Field(description="What to do next.")
+
+
+class StepText(Schema):
+    """A page of what a step gave."""
+
+    status: str
+    run: str
+    error: StepErrorSchema | None
+    text: str = Field(description="Its output (of a failed step what it had so far): text as it is, else JSON.")
+    next_offset: int | None = Field(description="`offset` of the next page; null: there is none.")
+    total_chars: int
+
+
+class RunPage(Page[AnyObject]):
+    """A page of a run's log, as CloudEvents, or of the nodes of its transcript. Its `next` is the next `after`."""
+
+    status: str = Field(description="Of the run.")
+
+
+async def submit_plan(
+    ctx: SoongContext,
+    plan: PlanText = None,
+    plan_path: PlanPath = "",
+    inputs: Annotated[dict[str, Any] | None, Field(description="Values of the plan's inputs.")] = None,
+    project: Project = "",
+    model: Model = "",
+    allow: Allow = None,
+    approvals: Approvals = "inbox",
+    budget: Budget = "",
+    key: SubmissionKey = "",
+) -> Annotated[CallToolResult, Submitted]:
+    """Run a plan (a DAG of steps for AI agents and functions) on Soong workers; returns the task's id at once.
+
+    Follow it with wait_for_task. A minimal plan:
+    {"title": "Two reviews", "steps": [{"id": "a", "instructions": "Review a.py"}, {"id": "b", "depends_on": ["a"],
+    "instructions": "Summarize ${a.output}", "allowed_tools": ["code.write_file"]}]}. validate_plan checks one.
+    """
+    api = await api_of(ctx)
+    body = {"plan": await _plan(ctx, api, plan, plan_path, project), "inputs": inputs or {}}
+    body |= {"project": _folder(api, project), "model": model, "allow": allow or [], "budget": budget}
+    return await _submitted(api, tasks.submit_task, {**body, "approval_mode": approvals}, key)
+
+
+async def submit_goal(
+    ctx: SoongContext,
+    goal: Goal,
+    project: Project = "",
+    agent: Annotated[
+        str, Field(max_length=200, description="Agent definition [orchestrator: it plans and delegates].")
+    ] = "",
+    model: Model = "",
+    allow: Allow = None,
+    approvals: Approvals = "inbox",
+    budget: Budget = "",
+    key: SubmissionKey = "",
+) -> Annotated[CallToolResult, Submitted]:
+    """Give a goal to a Soong agent, which plans, starts workers in parallel and answers; returns the task's id at once.
+
+    Follow it with wait_for_task; task_result has the answer. It needs a model.
+    """
+    api = await api_of(ctx)
+    body = {"goal": goal, "project": _folder(api, project), "model": model, "allow": allow or [], "budget": budget}
+    body |= {"agent": agent} if agent else {}
+    return await _submitted(api, tasks.submit_ask, {**body, "approval_mode": approvals}, key)
+
+
+async def _submitted(api: ApiCalls, operation: Any, body: Any, key: str) -> CallToolResult:
+    document = (await api.call(operation, body=body, idempotency_key=key)).document
+    task, folder = document["task"], document["session"]["project"]
+    text = f"task {task['id']} ({task['title']!r}) is {task['status']} in {folder}; wait for it: wait_for_task"
+    return told(text, document)
+
+
+async def validate_plan(
+    ctx: SoongContext, plan: PlanText = None, plan_path: PlanPath = "", project: Project = ""
+) -> Annotated[CallToolResult, PlanSchema]:
+    """Check a Soong plan and run nothing; lists every problem with its place and a fix."""
+    body = {"plan": await _plan(ctx, await api_of(ctx), plan, plan_path, project)}
+    return shown(await called(ctx, tasks.validate_plan, body=body), "the plan is valid")
+
+
+def _folder(api: ApiCalls, project: str) -> str:
+    folder = project or api.project
+    if not folder:
+        raise ToolError("`project` is missing; pass the absolute path of the folder to work in, as the server sees it")
+    return folder
+
+
+async def _plan(ctx: SoongContext, api: ApiCalls, plan: Any, plan_path: str, project: str) -> Any:
+    """Return the plan that was passed or named. Raises: ToolError."""
+    if bool(plan) == bool(plan_path):
+        raise ToolError("pass either `plan` (YAML or JSON text, or an object) or `plan_path`")
+    if plan_path and not ctx.request_context.lifespan_context.reads_files:
+        raise ToolError("this server does not read plan files for its callers; pass the text of the plan as `plan`")
+    return read_plan_file(Path(plan_path), Path(_folder(api, project))) if plan_path else plan
+
+
+def read_plan_file(plan: Path, project: Path) -> str:
+    """Return the text of a plan file inside the project. Raises: ToolError.
+
+    Only files that are called plans, and only in the project: what is wrong with a plan quotes it.
+    """
+    wanted = f"expected a file in {str(project)!r} whose name ends in {', '.join(PLAN_SUFFIXES)}"
+    try:
+        root, file = project.resolve(strict=True), (project / plan).resolve(strict=True)
+        if not file.is_relative_to(root) or file.suffix not in PLAN_SUFFIXES or not file.is_file():
+            raise ToolError(f"the plan file {str(plan)!r} is not read; {wanted}")
+        if file.stat().st_size > MAX_PLAN_BYTES:
+            raise ToolError(f"the plan file {str(plan)!r} has more than {MAX_PLAN_BYTES:,} bytes")
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ToolError(f"the plan file {str(plan)!r} cannot be read ({type(error).__name__}); {wanted}") from None
 
 
 async def wait_for_task(
@@ -71,153 +197,70 @@ async def wait_for_task(
     """Wait up to 45 seconds for a Soong task to end, pause or need a person's answer; call again until it is over."""
     api = await api_of(ctx)
     reply = await _progress(ctx, api, task, seconds, after)
-    document = reply.document
-    shape = picked(
-        WaitResult,
-        document,
-        task=document["id"],
-        state=reply.tag.strip('"'),
-        is_over=document["status"] in _OVER,
-        hint=_next(document, api),
-    )
-    return told(_wait_text(shape), shape)
+    document, state = reply.document, reply.headers["etag"].strip('"')
+    is_over = document["status"] in _OVER
+    return shown({**document, "state": state, "is_over": is_over, "hint": _next(document, api, is_over=is_over)})
 
 
-async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> ApiReply:
+async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> Reply:
     """Poll until there is news; a client that asked for progress receives it every few seconds."""
-    where = path("tasks", task, "progress")
-    headers = {"if-none-match": f'"{after}"'} if after else None
+    seen = f'"{after}"' if after else ""
+    meta = ctx.request_context.meta
+    reports = bool(meta and meta.get("progress_token") is not None)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds
     while True:
         left_s = max(0, round(deadline_s - loop.time()))
-        wait_s = min(left_s, timing.RENEW_EVERY_S) if _wants_progress(ctx) else left_s
-        reply = await api.call("GET", where, query={"wait": wait_s}, headers=headers)
-        is_told = not reply.is_unchanged and (
-            bool(after) or (reply.document["status"] in _OVER or bool(reply.document["approvals"]))
-        )
-        if is_told or wait_s == left_s:
-            return await api.call("GET", where) if reply.is_unchanged else reply
-        await _report(ctx, reply.document or (await api.call("GET", where)).document)
+        wait_s = min(left_s, timing.RENEW_EVERY_S) if reports else left_s
+        reply = await api.call(progress.task_progress, task_id=task, wait=wait_s, if_none_match=seen)
+        is_new = reply.status != 304
+        if not is_new:
+            reply = await api.call(progress.task_progress, task_id=task)
+        document = reply.document
+        if wait_s == left_s or (is_new and (after or document["status"] in _OVER or document["approvals"])):
+            return reply
+        counts = document["step_counts"]
+        done, total = counts.get("completed", 0), sum(counts.values())
+        await ctx.report_progress(done, total, f"{done} of {total} steps completed")
 
 
-def _wants_progress(ctx: SoongContext) -> bool:
-    meta = ctx.request_context.meta
-    return bool(meta and meta.get("progress_token") is not None)
-
-
-async def _report(ctx: SoongContext, document: Mapping[str, Any]) -> None:
-    counts = document["step_counts"]
-    await ctx.report_progress(counts.get("completed", 0), sum(counts.values()), counts_of(counts))
-
-
-def _next(document: Mapping[str, Any], api: ApiCalls) -> str:
+def _next(document: Document, api: ApiCalls, *, is_over: bool) -> str:
     if document["approvals"]:
         if "approve" in api.rights:
             return "show the question to the user (list_approvals), then answer_approval with what they decide"
         return "a person has to answer: `soong approvals watch` in a terminal; then wait again, with `after`"
     if document["status"] == "paused":
         return "resume_task continues it"
-    if document["status"] in _OVER:
-        return "task_result shows the result"
-    return "call wait_for_task again"
-
-
-def _wait_text(shape: WaitResult) -> str:
-    running = ", ".join(f"{one.id}{' (' + one.progress + ')' if one.progress else ''}" for one in shape.running)
-    return lines(
-        f"task {shape.task} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}; "
-        f"{counts_of(shape.step_counts)}",
-        f"running: {running}" if running else "",
-        (_failed_line(one) for one in shape.failed),
-        f"waiting for a person's answer: {', '.join(shape.approvals)}" if shape.approvals else "",
-        f"next: {shape.hint}",
-        f"state: {shape.state}",
-    )
-
-
-def _failed_line(one: FailedStep) -> str:
-    return f"failed: {one.id}: {one.error.type}: {cut(one.error.message, 500)}" if one.error else f"failed: {one.id}"
+    return "task_result shows the result" if is_over else "call wait_for_task again"
 
 
 async def list_tasks(
-    ctx: SoongContext,
-    limit: Annotated[int, Field(ge=1, le=100, description="At most so many.")] = 20,
-    cursor: Annotated[str, Field(max_length=80, description="`next` of the page before.")] = "",
-    session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
-) -> Annotated[CallToolResult, TaskList]:
+    ctx: SoongContext, limit: Limit = 20, cursor: Cursor = "", session: InSession = ""
+) -> Annotated[CallToolResult, Page[TaskSchema]]:
     """List Soong tasks, newest first, with their status and how many steps are done."""
-    query: dict[str, str | int] = {"limit": limit, "cursor": cursor, "session": session}
-    document = (await (await api_of(ctx)).call("GET", "/v1/tasks", query=query)).document
-    items = [picked(TaskLine, one) for one in document["items"]]
-    shape = TaskList(items=items, next=document["next"])
-    each = [f"{one.id} {one.status:<9} {one.title!r}: {counts_of(one.step_counts)}" for one in items]
-    return told(lines(each or "there are no tasks", f"next page: cursor={shape.next}" if shape.next else ""), shape)
+    return shown(await called(ctx, tasks.list_tasks, limit=limit, cursor=cursor, session=session))
 
 
 async def show_task(
     ctx: SoongContext,
     task: TaskId,
-    cursor: Annotated[str, Field(max_length=300, description="`next` of the page before.")] = "",
+    cursor: StepCursor = "",
     limit: Annotated[int, Field(ge=1, le=200, description="At most so many steps.")] = 50,
-) -> Annotated[CallToolResult, TaskState]:
+) -> Annotated[CallToolResult, TaskDetail]:
     """Show a Soong task: its status and each step with its run, error and the beginning of its output."""
-    query: dict[str, str | int] = {"cursor": cursor, "limit": limit}
-    document = (await (await api_of(ctx)).call("GET", path("tasks", task), query=query)).document
-    steps = [_step_line(step) for step in document["steps"]]
-    shape = picked(TaskState, document, steps=steps)
-    text = lines(
-        f"task {shape.id} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}; "
-        f"{counts_of(shape.step_counts)}",
-        (_step_text(step) for step in steps),
-        f"more steps: cursor={shape.next}" if shape.next else "",
-        f"waiting for a person's answer: {', '.join(shape.approvals)}" if shape.approvals else "",
-    )
-    return told(text, shape)
+    return shown(await called(ctx, tasks.show_task, task_id=task, cursor=cursor, limit=limit), most=OUTPUT_CHARS)
 
 
-def _step_line(step: Mapping[str, Any]) -> StepLine:
-    return picked(StepLine, step, output_preview="" if step["output"] is None else preview(step["output"]))
-
-
-def _step_text(step: StepLine) -> str:
-    error = f" {step.error.type}: {cut(step.error.message, 300)}" if step.error else ""
-    more = f" ({step.progress})" if step.progress else ""
-    return f"- {step.id}: {step.status}{more}{error}{' -> ' + step.output_preview if step.output_preview else ''}"
-
-
-async def task_result(ctx: SoongContext, task: TaskId) -> Annotated[CallToolResult, TaskSummary]:
+async def task_result(ctx: SoongContext, task: TaskId) -> Annotated[CallToolResult, TaskResult]:
     """Show the result of a Soong task: its answer, the outputs of its steps, files written, calls denied, failures."""
-    document = (await (await api_of(ctx)).call("GET", path("tasks", task, "result"))).document
-    steps = document["steps"]
-    given = {step["id"]: preview(step["output"]) for step in steps if step["status"] == "completed"}
-    shown = dict(list(given.items())[:MAX_OUTPUTS])
+    document = await called(ctx, tasks.task_result, task_id=task)
     answer = document["answer"]
-    shape = picked(
-        TaskSummary,
-        document,
-        answer="" if answer is None else preview(answer, PAGE_CHARS),
-        outputs=shown,
-        outputs_left_out=len(given) - len(shown),
-        failed=[picked(FailedStep, step) for step in steps if step["status"] == "failed"][:MAX_OUTPUTS],
-        files_written=document["deliverables"][:MAX_OUTPUTS],
-        denied=[picked(DeniedCall, one) for one in document["denials"]][:MAX_OUTPUTS],
-        undone=[picked(DeniedCall, one) for one in document["undone"]][:MAX_OUTPUTS],
-    )
-    return told(_summary_text(shape), shape)
+    steps = sorted(document["steps"], key=lambda step: step["status"] != "failed")  # none of these is left out
+    return shown({**document, "answer": answer if answer is None else _text_of(answer), "steps": steps})
 
 
-def _summary_text(shape: TaskSummary) -> str:
-    return lines(
-        f"task {shape.id} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}",
-        f"answer: {shape.answer}" if shape.answer else "",
-        (f"output of {step}: {text}" for step, text in shape.outputs.items()),
-        f"{shape.outputs_left_out} more outputs: read_step" if shape.outputs_left_out else "",
-        (_failed_line(one) for one in shape.failed),
-        (f"wrote {one.path}" for one in shape.files_written),
-        (f"denied in {one.step}: {one.tool}: {one.sentence}" for one in shape.denied),
-        (f"not done in {one.step}: {one.tool}: {one.sentence}" for one in shape.undone),
-    )
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
 
 
 async def read_step(
@@ -228,113 +271,43 @@ async def read_step(
     limit: Annotated[int, Field(ge=1, le=PAGE_CHARS, description="At most so many characters.")] = PAGE_CHARS,
 ) -> Annotated[CallToolResult, StepText]:
     """Read the full output of one step of a Soong task, page by page; of a failed step its error."""
-    document = (await (await api_of(ctx)).call("GET", path("tasks", task, "result"))).document
-    found = next((one for one in document["steps"] if one["id"] == step), None)
+    steps = (await called(ctx, tasks.task_result, task_id=task))["steps"]
+    found = next((one for one in steps if one["id"] == step), None)
     if found is None:
-        known = ", ".join(one["id"] for one in document["steps"][:20])
+        known = ", ".join(one["id"] for one in steps[:20])
         raise ToolError(f"task {task} has no step {step[:100]!r}; its first steps are {known}")
     value = found["output"] if found["output"] is not None else found["partial"]
-    whole = (
-        "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
-    )
+    whole = "" if value is None else _text_of(value)
     end = min(offset + limit, len(whole))
-    shape = picked(
-        StepText,
-        found,
-        task=task,
-        step=step,
-        text=whole[offset:end],
-        offset=offset,
-        total_chars=len(whole),
-        next_offset=end if end < len(whole) else None,
-    )
-    error = f"error: {shape.error.type}: {shape.error.message}" if shape.error else ""
-    more = f"more: offset={shape.next_offset} of {shape.total_chars}" if shape.next_offset is not None else ""
-    return told(lines(f"step {step}: {shape.status}", error, shape.text, more), shape)
+    page = {name: found[name] for name in ("status", "run", "error")} | {"text": whole[offset:end]}
+    document = page | {"next_offset": end if end < len(whole) else None, "total_chars": len(whole)}
+    error = f"error: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
+    more = f"\nmore: offset={end} of {len(whole)}" if end < len(whole) else ""
+    return told(f"step {step}: {found['status']}\n{error}{page['text']}{more}", document)
 
 
 async def list_runs(
-    ctx: SoongContext,
-    task: Annotated[str, Field(max_length=80, description="Only of this task.")] = "",
-    session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
-    limit: Annotated[int, Field(ge=1, le=100, description="At most so many.")] = 20,
-    cursor: Annotated[str, Field(max_length=80, description="`next` of the page before.")] = "",
-) -> Annotated[CallToolResult, RunList]:
+    ctx: SoongContext, task: InTask = "", session: InSession = "", limit: Limit = 20, cursor: Cursor = ""
+) -> Annotated[CallToolResult, Page[RunSchema]]:
     """List the runs of Soong agents, newest first: who ran which step, with which model, and how it ended."""
-    query: dict[str, str | int] = {"task": task, "session": session, "limit": limit, "cursor": cursor}
-    document = (await (await api_of(ctx)).call("GET", "/v1/runs", query=query)).document
-    items = [picked(RunLine, one) for one in document["items"]]
-    shape = RunList(items=items, next=document["next"])
-    each = [
-        f"{one.id} {one.status} {one.definition} ({one.model or 'no model'}) task {one.task} step {one.step or '-'}, "
-        f"attempt {one.attempt}, {one.events} events"
-        for one in items
-    ]
-    return told(lines(each or "there are no runs", f"next page: cursor={shape.next}" if shape.next else ""), shape)
+    return shown(await called(ctx, runs.list_runs, task=task, session=session, limit=limit, cursor=cursor))
 
 
 async def read_run(
     ctx: SoongContext,
-    run: RunId,
+    run: Annotated[str, Field(max_length=80, description="The run's id, `run_…`.")],
     view: Annotated[
         Literal["transcript", "events"],
         Field(description="transcript: what the model read and wrote. events: every tool call, decision and change."),
     ] = "transcript",
-    after: Annotated[int, Field(ge=0, le=2**53, description="Begin after the entry of this number.")] = 0,
-    limit: Annotated[int, Field(ge=1, le=MAX_ENTRIES, description="At most so many entries.")] = 20,
+    after: After = 0,
+    limit: Annotated[int, Field(ge=1, le=50, description="At most so many entries.")] = 20,
 ) -> Annotated[CallToolResult, RunPage]:
     """Read a Soong run page by page: the transcript of its model, or its log of tool calls, permissions and changes."""
-    api = await api_of(ctx)
-    status = (await api.call("GET", path("runs", run))).document["status"]
-    entries, has_more = _within(await _entries(api, run, view, after, limit), limit)
-    shape = RunPage(
-        run=run, status=status, entries=entries, next_after=entries[-1].number if entries and has_more else None
-    )
-    text = lines(
-        f"run {run}: {status}",
-        [f"{one.number} {one.time} {one.type} {preview(one.data, MAX_FIELD_CHARS)}" for one in entries]
-        or f"there is nothing after number {after}",
-        f"next page: after={shape.next_after}" if shape.next_after is not None else "",
-    )
-    return told(text, shape)
-
-
-async def _entries(api: ApiCalls, run: str, view: str, after: int, limit: int) -> list[RunEntry]:
-    what = "nodes" if view == "transcript" else "events"
-    query = {"after": after, "limit": limit + 1}
-    items = (await api.call("GET", path("runs", run, what), query=query)).document["items"]
-    if what == "nodes":
-        return [_entry(one["number"], one["kind"], one["created"], one["payload"]) for one in items]
-    return [_entry(int(one["id"]), one["type"].removeprefix("soong."), one["time"], one["data"]) for one in items]
-
-
-def _entry(number: int, kind: str, time: str, data: Json) -> RunEntry:
-    return RunEntry(number=number, type=kind, time=time, data=shortened(data))
-
-
-def _within(found: Sequence[RunEntry], limit: int) -> tuple[list[RunEntry], bool]:
-    """Return the entries of one page, within its size, and whether there are more; at least one."""
-    kept: list[RunEntry] = []
-    used = 0
-    for entry in found[:limit]:
-        used += len(preview(entry.data, MAX_PAGE_CHARS))
-        if kept and used > MAX_PAGE_CHARS:
-            break
-        kept.append(entry)
-    return kept, len(kept) < len(found)
-
-
-def shortened(value: Json, depth: int = 0) -> Any:
-    """Return a value whose texts are cut; what lies too deep is left out, with a mark."""
-    if isinstance(value, str):
-        return cut(value, MAX_FIELD_CHARS)
-    if not isinstance(value, Mapping | list | tuple):
-        return value
-    if depth >= MAX_DEPTH:
-        return "… (left out: nested too deep)"
-    if isinstance(value, Mapping):
-        return {name: shortened(item, depth + 1) for name, item in list(value.items())[:MAX_ENTRIES]}
-    return [shortened(item, depth + 1) for item in value[:MAX_ENTRIES]]
+    status = (await called(ctx, runs.show_run, run_id=run))["status"]
+    operation = runs.list_nodes if view == "transcript" else runs.list_events
+    page = await called(ctx, operation, run_id=run, after=after, limit=limit)
+    return shown({"status": status, **page})
 
 
 async def read_artifact(
@@ -346,11 +319,50 @@ async def read_artifact(
     limit: Annotated[int, Field(ge=1, le=20_000, description="At most so many bytes.")] = 20_000,
 ) -> Annotated[CallToolResult, ArtifactPage]:
     """Read an artifact of a Soong run by its digest, page by page: long tool output, or the copy of a written file."""
-    query = {"offset": offset, "limit": limit}
-    document = (await (await api_of(ctx)).call("GET", path("artifacts", digest), query=query)).document
-    shape = ArtifactPage.model_validate(document)
-    more = f"more: offset={shape.next_offset} of {shape.size_bytes} bytes" if shape.next_offset is not None else ""
-    if shape.text is None and not shape.base64:
-        raise ToolError(f"the artifact has {shape.size_bytes} bytes; there is nothing from {offset} on")
-    text = shape.text if shape.text is not None else f"(not text; base64) {shape.base64}"
-    return told(lines(text, more), shape)
+    page = await called(ctx, runs.read_artifact, digest=digest, offset=offset, limit=limit)
+    if page["text"] is None and not page["base64"]:
+        raise ToolError(f"the artifact has {page['size_bytes']} bytes; there is nothing from {offset} on")
+    more = f"\nmore: offset={page['next_offset']} of {page['size_bytes']} bytes" if page["next_offset"] else ""
+    return told((f"(not text; base64) {page['base64']}" if page["text"] is None else page["text"]) + more, page)
+
+
+async def pause_task(ctx: SoongContext, task: TaskId, reason: Reason = "") -> Annotated[CallToolResult, TaskSchema]:
+    """Pause a Soong task: nothing of it starts, what runs is handed back; resume_task continues it."""
+    return shown(await called(ctx, tasks.pause_task, task_id=task, body={"reason": reason}))
+
+
+async def resume_task(ctx: SoongContext, task: TaskId, reason: Reason = "") -> Annotated[CallToolResult, TaskSchema]:
+    """Continue a paused Soong task, or run the steps of an ended one that did not complete again."""
+    return shown(await called(ctx, tasks.resume_task, task_id=task, body={"reason": reason}))
+
+
+async def cancel_task(ctx: SoongContext, task: TaskId, reason: Reason = "") -> Annotated[CallToolResult, TaskSchema]:
+    """Cancel a Soong task: nothing of it starts any more, what runs is stopped."""
+    return shown(await called(ctx, tasks.cancel_task, task_id=task, body={"reason": reason}))
+
+
+async def retry_task(
+    ctx: SoongContext,
+    task: TaskId,
+    from_step: Annotated[str, Field(max_length=64, description="Also run this step and all that came of it.")] = "",
+    reason: Reason = "",
+) -> Annotated[CallToolResult, TaskSchema]:
+    """Run what did not complete of a Soong task again; with `from_step` also that step and everything downstream."""
+    return shown(await called(ctx, tasks.retry_task, task_id=task, body={"from": from_step, "reason": reason}))
+
+
+async def list_workers(ctx: SoongContext) -> Annotated[CallToolResult, WorkersSchema]:
+    """List the Soong workers, the steps that each holds, and what waits for a free slot."""
+    document = await called(ctx, service.workers)
+    return shown(document, "" if document["workers"] else "no worker is there; `soong worker` adds one")
+
+
+async def show_usage(
+    ctx: SoongContext,
+    by: Annotated[
+        str, Field(pattern="^(day|session|task|agent|model)$", description="day, session, task, agent or model.")
+    ] = "day",
+    days: Annotated[int, Field(ge=1, le=366, description="Runs made within so many days.")] = 7,
+) -> Annotated[CallToolResult, UsageSums]:
+    """Show what Soong agents have used: requests, tokens, tool calls, cost; by day, session, task, agent or model."""
+    return shown(await called(ctx, service.usage, by=by, days=days))

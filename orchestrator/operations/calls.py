@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from soong.orchestrator.client.home_api import ApiProblemError, Document, Query, events_of, texts_of
 from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.documents import Reply
 from soong.orchestrator.operations.limits import CALLER
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
@@ -32,12 +33,24 @@ class DirectCalls(Value):
         headers: Mapping[str, str] | None = None,
     ) -> Document:
         """Return the document that an operation returns. Raises: ApiProblemError."""
+        return dict((await self.reply(method, path, query=query, body=body, headers=headers)).document)
+
+    async def reply(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Json = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Return the document of an operation with its status and headers. Raises: ApiProblemError."""
         exchange = _Exchange(b"" if body is None else json.dumps(body).encode())
         await self.app(self._scope(method, path, query, headers or {}), exchange.receive, exchange.send)
         document: Any = json.loads(bytes(exchange.received)) if exchange.received else {}
         if exchange.status >= 400:
             raise ApiProblemError(exchange.status, document)
-        return dict(document)
+        return Reply(document, exchange.status, exchange.headers)
 
     async def text(self, path: str, *, query: Query | None = None) -> str:
         """Return what an operation answers with that sends text. Raises: ApiProblemError."""
@@ -94,6 +107,7 @@ class _Exchange:
     pieces: "asyncio.Queue[bytes | None] | None" = None
     """Where the pieces of a stream go; without it the response is kept."""
     status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
     is_read: bool = False
 
@@ -106,6 +120,7 @@ class _Exchange:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
         elif self.pieces is None:
             self.received += message.get("body", b"")
         elif message.get("body"):

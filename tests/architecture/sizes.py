@@ -14,7 +14,7 @@ from tests.spec_document import ROOT
 ROOMS: Final = ("orchestrator", "shared", "soong", "worker")
 CAPABILITIES: Final[Mapping[str, Sequence[str]]] = {
     "MCP client": ("shared/toolsets/mcp/",),
-    "MCP server": ("orchestrator/mcp/", "orchestrator/http/mcp_", "orchestrator/http/direct_calls"),
+    "MCP server": ("orchestrator/mcp/", "orchestrator/http/mcp_", "orchestrator/http/own_calls"),
     "agents over ACP": ("orchestrator/acp/", "worker/acp/", "shared/agents/acp_agents"),
     "memory": ("orchestrator/memory/", "shared/storage/memory/", "shared/toolsets/memory/"),
     "notifications": ("orchestrator/notifications/", "shared/core/notification_config"),

@@ -30,7 +30,8 @@ from mcp_types import (
 from pydantic import Field
 
 from soong.orchestrator.mcp.api import ServerState, SoongContext
-from soong.orchestrator.mcp.server import READ, ToolEntry, make_server
+from soong.orchestrator.mcp.server import ToolEntry, make_server
+from soong.shared.permissions.access.token import Right
 from tests.mcp.suite_questions import QUESTIONS, question_in_a_prompt
 
 PIXEL: Final = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
@@ -191,8 +192,8 @@ _PLAIN: Final = (
 
 def suite_server(state: ServerState) -> MCPServer[ServerState]:
     """Return our server with what the suite looks for, and none of its own tools."""
-    entries = [ToolEntry(function, READ, function.__name__) for function in _PLAIN]
-    server = make_server(state, [*entries, SchemaEntry(json_schema_2020_12_tool, READ, "A schema")])
+    entries = [ToolEntry(function, Right.READ, function.__name__) for function in _PLAIN]
+    server = make_server(state, [*entries, SchemaEntry(json_schema_2020_12_tool, Right.READ, "A schema")])
     _add_resources(server)
     _add_prompts(server)
     _add_methods(server)

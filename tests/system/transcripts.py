@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 WRITES: Final = os.environ.get("WRITE_TRANSCRIPTS") == "1"
-_ID: Final = re.compile(r"\b(task|sess|run|req|agent)_[0-9a-v]{26}")
+_ID: Final = re.compile(r"\b(task|sess|run|req|agent|wrk|dec)_[0-9a-v]{26}")
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{4})[0-9a-f]{28,60}\b")
 _TIME: Final = re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+Z")
 

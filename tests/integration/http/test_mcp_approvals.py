@@ -57,9 +57,9 @@ async def test_a_question_is_waited_for_shown_and_answered(scene: HttpHarness, w
 
     assert waited["approvals"] == [request.id]
     assert "answer_approval" in waited["hint"]
-    assert (listed["tool"], listed["target"], listed["may_answer"]) == (request.tool, request.shown, True)
-    assert shown == listed
-    assert answered["answered_by"] == ADA
+    assert (listed["tool"], listed["target"]["shown"], listed["may_answer"]) == (request.tool, request.shown, True)
+    assert {name: shown[name] for name in listed} == listed
+    assert answered["answer"]["principal"] == ADA
     assert (verdict.is_allowed, verdict.reason) == (choice is not Choice.DENY, "as agreed")
     assert answer is not None
     assert (answer.channel, answer.principal, str(answer.metadata["token"])[:4]) == ("mcp", ADA, "tok_")
@@ -76,7 +76,7 @@ async def test_a_client_that_can_ask_asks_its_person_and_the_model_takes_no_part
     assert len(person.shown) == 1
     assert request.shown in person.shown[0].message
     assert request.tool in person.shown[0].message
-    assert (answered["choice"], answered["answered_by"]) == ("deny", ADA)
+    assert (answered["answer"]["choice"], answered["answer"]["principal"]) == ("deny", ADA)
     assert (verdict.is_allowed, verdict.reason) == (False, "not there")
 
 
@@ -138,5 +138,5 @@ async def test_an_attached_session_is_answered_by_its_own_principal_alone(open_h
                 ),
             ]
 
-    assert all("only" in text and "answers in it" in text for text in said), said
+    assert all("its session is answered by 'local'" in text for text in said), said
     assert person.shown == []

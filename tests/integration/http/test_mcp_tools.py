@@ -37,23 +37,25 @@ async def test_a_plan_is_checked_submitted_found_and_steered(scene: HttpHarness,
         checked = await done(client, "validate_plan", plan=YAML)
         submitted = await done(client, "submit_plan", plan=PLAN, project=str(tmp_path), key="once")
         again = await done(client, "submit_plan", plan=PLAN, project=str(tmp_path), key="once")
-        state = await done(client, "show_task", task=submitted["task"], limit=1)
-        rest = await done(client, "show_task", task=submitted["task"], cursor=state["next"])
-        paused = await done(client, "pause_task", task=submitted["task"], reason="lunch")
-        waited = await done(client, "wait_for_task", task=submitted["task"], seconds=5)
-        resumed = await done(client, "resume_task", task=submitted["task"])
-        cancelled = await done(client, "cancel_task", task=submitted["task"])
+        task = submitted["task"]["id"]
+        state = await done(client, "show_task", task=task, limit=1)
+        rest = await done(client, "show_task", task=task, cursor=state["next"])
+        paused = await done(client, "pause_task", task=task, reason="lunch")
+        waited = await done(client, "wait_for_task", task=task, seconds=5)
+        resumed = await done(client, "resume_task", task=task)
+        cancelled = await done(client, "cancel_task", task=task)
         tasks = await done(client, "list_tasks", limit=1)
-        resource = await client.read_resource(f"soong://tasks/{submitted['task']}")
+        resource = await client.read_resource(f"soong://tasks/{task}")
 
     assert checked["steps"] == [{"id": "only", "kind": "agent", "title": "only", "depends_on": []}]
-    assert (submitted["approvals"], submitted["project"]) == ("inbox", str(tmp_path))
-    assert again == submitted
+    session = submitted["session"]
+    assert (session["approval_mode"], session["project"]) == ("inbox", str(tmp_path))
+    assert again["task"]["id"] == task
     assert [step["id"] for step in (*state["steps"], *rest["steps"])] == ["a", "b"]
     assert (paused["status"], resumed["status"], cancelled["status"]) == ("paused", "running", "cancelled")
     assert (waited["is_over"], waited["reason"], "resume_task" in waited["hint"]) == (True, "lunch", True)
-    assert tasks["items"][0]["id"] == submitted["task"]
-    assert submitted["task"] in str(resource.contents[0])
+    assert tasks["items"][0]["id"] == task
+    assert task in str(resource.contents[0])
 
 
 @pytest.mark.spec("MCP-02.b")
@@ -65,7 +67,7 @@ async def test_a_run_is_read_by_pages_and_an_artifact_by_its_digest(scene: HttpH
     kept = await scene.api.artifacts.put("Grüße ".encode() * 5_000, "text/plain", "long.txt")
     async with mcp_client(scene, await scene.token(BOB, (Right.READ,)), wire) as client:
         first = await done(client, "read_run", run=run, view="events", limit=20)
-        second = await done(client, "read_run", run=run, view="events", limit=50, after=first["next_after"])
+        second = await done(client, "read_run", run=run, view="events", limit=50, after=int(first["next"]))
         artifact = await done(client, "read_artifact", digest=kept.digest, limit=19_999)
         end = await done(client, "read_artifact", digest=kept.digest, offset=artifact["next_offset"])
         last = await done(client, "read_artifact", digest=kept.digest, offset=end["next_offset"])
@@ -73,14 +75,14 @@ async def test_a_run_is_read_by_pages_and_an_artifact_by_its_digest(scene: HttpH
         workers, usage = await done(client, "list_workers"), await done(client, "show_usage", by="model")
         transcript = await done(client, "read_run", run=run)
 
-    numbers = [one["number"] for one in (*first["entries"], *second["entries"])]
+    numbers = [int(one["id"]) for one in (*first["items"], *second["items"])]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert second["next_after"] is None
+    assert second["next"] is None
     assert artifact["text"] + end["text"] + last["text"] == "Grüße " * 5_000
     assert run in [one["id"] for one in runs["items"]]
     assert workers["workers"] == [] or workers["workers"][0]["slots"] > 0
     assert (usage["by"], usage["left_out"]) == ("model", 0)
-    assert transcript["run"] == run
+    assert transcript["status"] == "running"
 
 
 @pytest.mark.spec("MCP-02.e")
@@ -91,7 +93,7 @@ async def test_a_wait_ends_with_a_change_and_never_outlasts_its_seconds(
     """Clients cut calls at 60 s, whatever progress they hear of (anthropics/claude-code#58687, #22542)."""
     loop = asyncio.get_running_loop()
     async with mcp_client(scene, await scene.token(ADA, (Right.RUN,)), wire) as client:
-        task = (await done(client, "submit_plan", plan=PLAN, project=str(tmp_path)))["task"]
+        task = (await done(client, "submit_plan", plan=PLAN, project=str(tmp_path)))["task"]["id"]
         began_s = loop.time()
         first = await done(client, "wait_for_task", task=task, seconds=1)
         took_s = loop.time() - began_s
@@ -137,7 +139,7 @@ async def test_the_sessions_of_another_principal_are_read_and_not_steered(
     scene: HttpHarness, tmp_path: Path, wire: str
 ) -> None:
     async with mcp_client(scene, await scene.token(ADA), wire) as owner:
-        task = (await done(owner, "submit_plan", plan=PLAN, project=str(tmp_path)))["task"]
+        task = (await done(owner, "submit_plan", plan=PLAN, project=str(tmp_path)))["task"]["id"]
     async with mcp_client(scene, await scene.token(BOB, (Right.RUN,)), wire) as other:
         seen = await done(other, "show_task", task=task)
         words = [
@@ -202,7 +204,7 @@ async def test_a_goal_is_given_to_an_agent(scene: HttpHarness, tmp_path: Path) -
         given = await done(
             client, "submit_goal", goal="Find the bug.", project=str(tmp_path), model="openai-chat:gpt-5", budget="1usd"
         )
-        result = await done(client, "task_result", task=given["task"])
+        result = await done(client, "task_result", task=given["task"]["id"])
 
-    assert (result["status"], result["exit_code"], result["answer"]) == ("running", 130, "")
-    assert given["title"] == "Find the bug."
+    assert (result["status"], result["exit_code"], result["answer"]) == ("running", 130, None)
+    assert given["task"]["title"] == "Find the bug."

@@ -93,7 +93,6 @@ class HomeApi:
         query: Query | None = None,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = timing.COMMAND_LIMIT_S,
     ) -> Document:
         """Return the document that an operation returns.
 
@@ -101,7 +100,9 @@ class HomeApi:
             HomeUnreachableError: no service serves this here; the operation may have been done all the same.
             SoongError: the operation was refused.
         """
-        text = self._read(method, path, query, body, headers or {}, timeout_s)
+        # A change waits for the word of an owner; a service that does not answer a reader at once is frozen.
+        limit_s = timing.MINUTE_S if method != "GET" else timing.COMMAND_LIMIT_S + int((query or {}).get("wait", 0))
+        text = self._read(method, path, query, body, headers or {}, limit_s)
         document: Document = json.loads(text) if text else {}
         return document
 

@@ -176,6 +176,8 @@ class HomeApiSocket:
             await self._serve(self._listener, self._stop.wait)
         except Exception:  # commands then work in processes of their own
             log.exception("home_api_failed")
+            self._path.unlink(missing_ok=True)
+            self._listener.close()
 
     async def close(self) -> None:
         """Serve nobody any more."""

@@ -15,6 +15,7 @@ from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.question_text import list_text, short_id, show_text
 from soong.orchestrator.client.home_api import ApiProblemError, Document
 from soong.orchestrator.client.program import program
+from soong.shared.core import timing
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
 
@@ -22,7 +23,6 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 MANY = 1000
 SHOWN = 50
-MOST_WAIT_S = 30
 
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _ID = typer.Argument(..., metavar="ID", help="The question's id, or enough of its end or beginning to be the only one.")
@@ -126,7 +126,7 @@ def _answer(text: str, choice: str, reason: str, wait_s: float) -> None:
         path = f"/v1/approvals/{question['id']}/answer"
         try:
             answered = api.call(
-                "POST", path, query={"wait": min(MOST_WAIT_S, round(wait_s))}, body=body, is_reading=True
+                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body, is_reading=True
             )
         except SoongError as error:
             code, sentence = refused(question, error)

@@ -302,7 +302,9 @@ async def answer_approval(
     has_left: Left,
     request_id: RequestId,
     body: AnswerBody,
-    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for the decision to take effect.")] = 5,
+    wait: Annotated[
+        int, Query(ge=0, le=timing.PATIENCE_S, description="Seconds to wait for the decision to take effect.")
+    ] = 5,
 ) -> AnswerableApproval:
     """Answer a question. The first answer counts, from any channel; the call waits briefly for the owner's decision."""
     store = service.store

@@ -26,11 +26,6 @@ ENDED: Final[Mapping[str, Literal["completed", "failed"]]] = {
     EventType.TOOL_DENIED: "failed",
 }
 """How a call has ended, by the event that says so."""
-_CHOICES: Final = {
-    "allow_once": Choice.ALLOW_ONCE,
-    "allow_for_session": Choice.ALLOW_FOR_SESSION,
-    "deny": Choice.DENY,
-}
 
 
 @dataclass(slots=True)
@@ -49,7 +44,7 @@ class FrontEndQuestions:
         call = tool_call_of(request, whole)
         answer = await self.connection.request_permission(self.session_id, call, options_of(request))
         chosen = getattr(answer.outcome, "option_id", None)
-        choice = _CHOICES.get(chosen or "", Choice.DENY)
+        choice = next((one for one in Choice if one == chosen), Choice.DENY)
         if choice is Choice.ALLOW_FOR_SESSION and not request.offers_session:
             choice = Choice.DENY  # an option that was not offered
         status: schema.ToolCallStatus = "failed" if choice is Choice.DENY else "in_progress"

@@ -6,15 +6,14 @@ VS Code, which is only read; a text that looks like a secret goes to a file of i
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from soong.shared.core.config import CONFIG_FILE, Config, load_config, parse_config
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UsageError
+from soong.shared.core.file_systems import replace_file
 from soong.shared.core.mcp_config import INNER_REFERENCE, OWN_ID, WHOLE_REFERENCE, McpServerConfig
 from soong.shared.sandbox.redact import redactor
 from soong.shared.toolsets.mcp.catalogue import FOLDER
@@ -102,17 +101,7 @@ def _text(home: Path) -> str:
 
 def _write(home: Path, text: str) -> None:
     path = home / CONFIG_FILE
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{CONFIG_FILE}.", dir=home)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, text, path.stat().st_mode & 0o777 if path.exists() else 0o600)
 
 
 def _section(name: str, section: Mapping[str, Any]) -> str:
@@ -180,7 +169,7 @@ def imported_servers(
                 continue
             if keeps:
                 for place, secret in secrets.items():
-                    _keep(place, secret)
+                    replace_file(place, secret)
             taken[name] = section
     notes += [f"there is no server {name!r} in these files" for name in sorted(set(only) - taken.keys())]
     return taken, notes
@@ -232,13 +221,6 @@ def _imported_section(name: str, said: Mapping[str, Any], home: Path) -> tuple[S
     if said.get("disabled") is True:
         section["enabled"] = False
     return section, secrets
-
-
-def _keep(place: Path, secret: str) -> None:
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(secret)
 
 
 def _without_comments(text: str) -> str:

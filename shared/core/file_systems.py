@@ -1,7 +1,8 @@
-"""What file system a path lies on, by the kernel's list of mounts; and flushing it."""
+"""What file system a path lies on, by the kernel's list of mounts; flushing it, and files that are replaced."""
 
 import ctypes
 import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -38,3 +39,19 @@ def flush_file_system(descriptor: int) -> None:
     elif flush(descriptor):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace the text of a file, whose folder is made. A reader sees the old text or the new one. Raises: OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

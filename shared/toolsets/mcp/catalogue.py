@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.file_systems import replace_file
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, digest, dump, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
@@ -144,13 +145,8 @@ class SnapshotFolder:
         """Replace a server's snapshot. In a home that cannot be written the old one stays."""
         if self._folder is None:
             return
-        text = dump(snapshot.as_json())
-        temporary = self._folder / f".{snapshot.server_id}.{os.getpid()}.tmp"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.touch(mode=0o600)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self._folder / f"{snapshot.server_id}.json")
+            replace_file(self._folder / f"{snapshot.server_id}.json", dump(snapshot.as_json()))
         except OSError as error:
             log.info("mcp_snapshot_not_written", server=snapshot.server_id, error=str(error))
 

@@ -6,7 +6,6 @@ a log, a command line or a snapshot.
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from soong.shared.core.file_systems import replace_file
 from soong.shared.core.log import get_logger
 
 log = get_logger(__name__)
@@ -112,18 +112,7 @@ class LoginFolder:
 
     def write(self, login: ServerLogin) -> None:
         """Replace the login at a server. A reader sees the old one or this. Raises: OSError."""
-        place = self._path(login.server)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=place.parent, prefix=".login-")  # mode 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(login.model_dump_json())
-                file.flush()
-                os.fsync(file.fileno())
-            Path(draft).replace(place)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        replace_file(self._path(login.server), login.model_dump_json())
 
     def remove(self, server_id: str) -> bool:
         """Remove the login at a server; say whether there was one. Raises: OSError."""

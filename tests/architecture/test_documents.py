@@ -9,6 +9,7 @@ import pytest
 
 from soong.orchestrator.cli.application import build
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
+from tests.architecture.language import prose_of_markdown
 from tests.spec_document import ROOT, read_clauses
 
 _HINT = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
@@ -109,6 +110,23 @@ def _parse(name: str, rest: list[str]) -> None:
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
     command.make_context(name, rest)
+
+
+_WORDS = 12
+_OTHER_FORMS = ("spec.md", "security.md", "architecture.md", "api.md", "python.md", "commands.md", "CHANGELOG.md")
+"""Pages that have the same facts from another side, or are made from code."""
+
+
+def test_no_words_are_on_two_pages() -> None:
+    pages: dict[str, set[str]] = {}
+    for path in GUIDE:
+        if path.name not in _OTHER_FORMS:
+            prose = "\n".join(text for _, text in prose_of_markdown(path.read_text(encoding="utf-8")))
+            words = [word for word in re.findall(r"[\w'./-]+", prose.lower()) if word.strip(".") != "x"]  # x: code
+            for first in range(len(words) - _WORDS + 1):
+                pages.setdefault(" ".join(words[first : first + _WORDS]), set()).add(path.name)
+
+    assert {words: sorted(found) for words, found in pages.items() if len(found) > 1} == {}
 
 
 def test_every_decision_is_in_the_index() -> None:

@@ -86,7 +86,7 @@ def test_files_that_documents_name_exist() -> None:
 
 _SHELL = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ENDS = {"|", "||", "&&", ";", ">", "<", "&"}
-GUIDE = sorted([*_pages_of_root(), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")])
+PAGES = sorted([*_pages_of_root(), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")])
 
 
 def _typed(text: str) -> list[str]:
@@ -95,7 +95,7 @@ def _typed(text: str) -> list[str]:
     return [line for line in lines if line.startswith("soong ") and "…" not in line and not line.endswith("\\")]
 
 
-@pytest.mark.parametrize("path", GUIDE, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_that_a_page_shows_can_be_typed(path: Path) -> None:
     for line in _typed(path.read_text(encoding="utf-8")):
         _, name, *words = shlex.split(line, comments=True)
@@ -112,6 +112,17 @@ def _parse(name: str, rest: list[str]) -> None:
     command.make_context(name, rest)
 
 
+_GUIDE = ("tutorial", "concepts", "plans", "agents", "tools", "permissions", "operations", "python")
+
+
+def test_the_guide_of_a_newcomer_stays_short() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in _GUIDE)]
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in pages}
+
+    assert words["README.md"] <= 1_100
+    assert sum(words.values()) <= 25_000, words
+
+
 _WORDS = 12
 _OTHER_FORMS = ("spec.md", "security.md", "architecture.md", "api.md", "python.md", "commands.md", "CHANGELOG.md")
 """Pages that have the same facts from another side, or are made from code."""
@@ -119,7 +130,7 @@ _OTHER_FORMS = ("spec.md", "security.md", "architecture.md", "api.md", "python.m
 
 def test_no_words_are_on_two_pages() -> None:
     pages: dict[str, set[str]] = {}
-    for path in GUIDE:
+    for path in PAGES:
         if path.name not in _OTHER_FORMS:
             prose = "\n".join(text for _, text in prose_of_markdown(path.read_text(encoding="utf-8")))
             words = [word for word in re.findall(r"[\w'./-]+", prose.lower()) if word.strip(".") != "x"]  # x: code

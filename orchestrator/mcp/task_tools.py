@@ -14,7 +14,7 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of, called, shown, told
-from soong.orchestrator.operations import progress, runs, service, tasks
+from soong.orchestrator.operations import plans, progress, runs, service, tasks
 from soong.orchestrator.operations.documents import Page, PlanSchema, Reply, Submitted, TaskDetail
 from soong.orchestrator.operations.runs import After
 from soong.orchestrator.operations.strict import Cursor, InSession, InTask, Limit, StepCursor
@@ -110,7 +110,7 @@ async def submit_plan(
     api = await api_of(ctx)
     body = {"plan": await _plan(ctx, api, plan, plan_path, project), "inputs": inputs or {}}
     body |= {"project": _folder(api, project), "model": model, "allow": allow or [], "budget": budget}
-    return await _submitted(api, tasks.submit_task, {**body, "approval_mode": approvals}, key)
+    return await _submitted(api, plans.submit_task, {**body, "approval_mode": approvals}, key)
 
 
 async def submit_goal(
@@ -133,7 +133,7 @@ async def submit_goal(
     api = await api_of(ctx)
     body = {"goal": goal, "project": _folder(api, project), "model": model, "allow": allow or [], "budget": budget}
     body |= {"agent": agent} if agent else {}
-    return await _submitted(api, tasks.submit_ask, {**body, "approval_mode": approvals}, key)
+    return await _submitted(api, plans.submit_ask, {**body, "approval_mode": approvals}, key)
 
 
 async def _submitted(api: ApiCalls, operation: Any, body: Any, key: str) -> CallToolResult:
@@ -148,7 +148,7 @@ async def validate_plan(
 ) -> Annotated[CallToolResult, PlanSchema]:
     """Check a Soong plan and run nothing; lists every problem with its place and a fix."""
     body = {"plan": await _plan(ctx, await api_of(ctx), plan, plan_path, project)}
-    return shown(await called(ctx, tasks.validate_plan, body=body), "the plan is valid")
+    return shown(await called(ctx, plans.validate_plan, body=body), "the plan is valid")
 
 
 def _folder(api: ApiCalls, project: str) -> str:

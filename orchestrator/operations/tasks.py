@@ -1,18 +1,14 @@
-"""Tasks: submission, state and control."""
+"""Tasks: their state, and control of them."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Final, Literal
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from msgspec.structs import replace
 from pydantic import Field
 from starlette.responses import Response
 
-from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import (
-    Client,
-    Submission,
     brief_view,
     counts_of,
     in_plan_order,
@@ -21,56 +17,28 @@ from soong.orchestrator.client.client import (
     tasks_planned_by,
 )
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, NextAsk, follow_up, new_ids, title_of
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
 from soong.orchestrator.operations.documents import (
     Page,
-    PlanSchema,
-    PreviewSchema,
-    Reply,
-    Submitted,
     TaskDetail,
     page_of,
 )
-from soong.orchestrator.operations.events import TASKS_TOLD
-from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import (
     MAX_LIMIT,
     Body,
     Cursor,
     InSession,
     Limit,
-    SessionId,
     StepCursor,
     StrictRoute,
     TaskId,
 )
-from soong.orchestrator.operations.submissions import (
-    AskBody,
-    FollowUpBody,
-    PlanBody,
-    PreviewBody,
-    SubmissionBody,
-    check_follow_up,
-    ids_of,
-    prepared,
-    prepared_ask,
-    preview_document,
-    previewed,
-    read_plan,
-)
-from soong.orchestrator.schemas.run import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
-from soong.shared.core.errors import ConflictError, NotFoundError
-from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
-from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
-from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.plan.graph import mermaid
-from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.reader import planned_limits
@@ -79,7 +47,6 @@ from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right
-from soong.shared.storage.store import Store
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 
@@ -134,159 +101,8 @@ class DispatchBody(Body):
 
 Brief = Annotated[bool, Query(description="With more than 1,000 steps the first and some that failed, not all.")]
 NO_REASON = CommandBody()
-_Work = TypeVar("_Work", SubmissionBody, AskBody)
-Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Client], Submission]
-"""Makes a body ready to be written, for a principal and with these ids."""
 MOST_DRAWN: Final = 1_000
 """Steps of a task in one picture."""
-
-IdempotencyKey = Annotated[
-    str,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{0,255}$",
-        description="A name of the caller's own for this submission, such as a UUID.",
-    ),
-]
-
-TraceParent = Annotated[
-    str,
-    Header(
-        alias="traceparent",
-        description="The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored.",
-    ),
-]
-
-
-@router.post(
-    "/v1/tasks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
-async def submit_task(
-    service: Service,
-    caller: Runner,
-    body: SubmissionBody,
-    idempotency_key: IdempotencyKey = "",
-    traceparent: TraceParent = "",
-) -> Reply:
-    """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
-
-    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
-    """
-    return await _submit(service, caller, body, prepared, idempotency_key, traceparent)
-
-
-@router.post(
-    "/v1/asks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
-async def submit_ask(
-    service: Service,
-    caller: Runner,
-    body: AskBody,
-    idempotency_key: IdempotencyKey = "",
-    traceparent: TraceParent = "",
-) -> Reply:
-    """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
-
-    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
-    """
-    return await _submit(service, caller, body, prepared_ask, idempotency_key, traceparent)
-
-
-async def _submit(
-    service: Service, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
-) -> Reply:
-    """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
-    if body.allows:
-        caller.require(Right.APPROVE)
-    ids = ids_of(key, caller.principal, body) if key else new_ids()
-    if key and await _stands(service.store, ids):
-        return await _submitted(service, ids, status=200)
-    # A plan of thousands of steps is no matter of milliseconds.
-    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), service.client)
-    return await _written(service, ready, traceparent, is_named=bool(key))
-
-
-@router.post(
-    "/v1/sessions/{session_id}/asks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
-async def submit_follow_up(
-    service: Service,
-    caller: Runner,
-    session_id: SessionId,
-    body: FollowUpBody,
-    idempotency_key: IdempotencyKey = "",
-    traceparent: TraceParent = "",
-) -> Reply:
-    """Give the agent of a session's last ask another goal: it knows the conversation so far.
-
-    The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
-    """
-    store, catalogue = service.store, await service.catalogue()
-    session = await store.sessions.session(session_id)
-    await check_follow_up(caller, session, store.consent, catalogue, service.client.settings)
-    task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
-    if task_id and await _stands(store, Ids(session_id, task_id)):
-        if (await store.tasks.task(task_id)).title != title_of(body.goal):
-            raise _reused()
-        return await _submitted(service, Ids(session_id, task_id), status=200)
-    ask = NextAsk(body.goal, body.agent, body.model, settings=read_settings(body.settings), task_id=task_id)
-    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, service.client.clock)
-    return await _written(service, ready, traceparent, is_named=bool(task_id))
-
-
-async def _last_root(store: Store, session_id: str) -> Run:
-    """Return the root run of the newest ask of a session. Raises: NotFoundError."""
-    for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD):
-        if task.kind is TaskKind.ASK:
-            return await store.runs.run(task.root_run_id)
-    raise NotFoundError("session with an ask", session_id)
-
-
-async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> Reply:
-    """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
-    # The caller's span, and never the one that this process was started by.
-    task = replace(ready.task, trace_parent=well_formed(traceparent))
-    try:
-        await service.client.submit(replace(ready, task=task))
-    except ConflictError as error:
-        if not is_named:
-            raise
-        raise _reused() from error  # by another request at the same moment
-    return await _submitted(service, Ids(ready.session.id, ready.task.id), status=201)
-
-
-@router.post("/v1/tasks/preview")
-async def preview_plan(service: Service, _caller: Runner, body: PreviewBody) -> PreviewSchema:
-    """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
-
-    The yes to a step as it is shown goes into `step_grants` of its submission.
-    """
-    preview = await asyncio.to_thread(previewed, body, await service.catalogue(), service.client.settings)
-    return preview_document(preview)
-
-
-@router.post("/v1/tasks/validate")
-async def validate_plan(service: Service, _caller: Reader, body: PlanBody) -> PlanSchema:
-    """Check a plan and write nothing. Every problem is listed with its place and a fix."""
-    plan = await asyncio.to_thread(read_plan, body.plan, await service.catalogue(), body.source)
-    inputs: list[Any] = [
-        {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
-        for one in plan.inputs
-    ]
-    steps: list[Any] = [
-        {"id": one.id, "kind": str(one.kind), "title": one.title, "depends_on": list(one.depends_on)}
-        for one in plan.steps
-    ]
-    return PlanSchema(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan))
 
 
 @router.get("/v1/tasks")
@@ -295,7 +111,7 @@ async def list_tasks(
 ) -> Page[TaskSchema]:
     """List tasks, newest first, with the number of steps in each status."""
     found = await service.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
-    return page_of([await _shape(service, task) for task in found], limit, found[-1].id if found else "")
+    return page_of([await task_schema(service, task) for task in found], limit, found[-1].id if found else "")
 
 
 @router.get("/v1/tasks/{task_id}")
@@ -358,7 +174,7 @@ async def pause_task(service: Service, caller: Runner, task_id: TaskId, body: Co
     """Let nothing of a task start; what runs is handed back."""
     task, tasks = await steered(service, caller, task_id)
     await tasks.pause(task, reason=body.reason)
-    return await _shape(service, await service.store.tasks.task(task_id))
+    return await task_schema(service, await service.store.tasks.task(task_id))
 
 
 @router.post("/v1/tasks/{task_id}/resume")
@@ -377,7 +193,7 @@ async def resume_task(service: Service, caller: Runner, task_id: TaskId, body: R
         of_task = NO_BUDGET if asked.limits is None else planned_limits(asked.limits)
         await raise_limits(store.budgets, task, of_session=parse_budget(asked.budget), of_task=of_task)
     await tasks.resume(task, reason=asked.reason or "resumed")
-    return await _shape(service, await service.store.tasks.task(task_id))
+    return await task_schema(service, await service.store.tasks.task(task_id))
 
 
 @router.post("/v1/tasks/{task_id}/cancel")
@@ -385,7 +201,7 @@ async def cancel_task(service: Service, caller: Runner, task_id: TaskId, body: C
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
     task, tasks = await steered(service, caller, task_id)
     await tasks.cancel(task, reason=body.reason)
-    return await _shape(service, await service.store.tasks.task(task_id))
+    return await task_schema(service, await service.store.tasks.task(task_id))
 
 
 @router.post("/v1/tasks/{task_id}/retry")
@@ -394,7 +210,7 @@ async def retry_task(service: Service, caller: Runner, task_id: TaskId, body: Re
     task, tasks = await steered(service, caller, task_id)
     asked = body or RetryBody()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
-    return await _shape(service, await service.store.tasks.task(task_id))
+    return await task_schema(service, await service.store.tasks.task(task_id))
 
 
 @router.post("/v1/tasks/{task_id}/dispatch")
@@ -410,30 +226,7 @@ async def dispatch_workers(service: Service, caller: Runner, task_id: TaskId, bo
     if body.says_what_to_do:
         check_own(caller, await service.store.sessions.session(task.session_id))
     await tasks.dispatch_worker(task, **dict(body))
-    return await _shape(service, await service.store.tasks.task(task_id))
-
-
-async def _stands(store: Store, ids: Ids) -> bool:
-    """Say whether a submission has been written already. Raises: ProblemError when another has, with the same key."""
-    try:
-        task = await store.tasks.task(ids.task)
-    except NotFoundError:
-        return False
-    if task.session_id != ids.session:
-        raise _reused()
-    return True
-
-
-def _reused() -> ProblemError:
-    detail = "something else was submitted with this `Idempotency-Key`; take a new key for a new submission"
-    return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
-
-
-async def _submitted(service: Service, ids: Ids, *, status: int) -> Reply:
-    store = service.store
-    session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
-    shape = Submitted(session=SessionSchema.of(session), task=await _shape(service, task))
-    return Reply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})
+    return await task_schema(service, await service.store.tasks.task(task_id))
 
 
 async def steered(service: Service, caller: Caller, task_id: str) -> tuple[Task, TaskService]:
@@ -443,5 +236,6 @@ async def steered(service: Service, caller: Caller, task_id: str) -> tuple[Task,
     return task, service.tasks_of(caller)
 
 
-async def _shape(service: Service, task: Task) -> TaskSchema:
+async def task_schema(service: Service, task: Task) -> TaskSchema:
+    """Return a task with the number of its steps in each status."""
     return TaskSchema.of(task, step_counts=(await service.store.tasks.counts(task.id)).by_status)

@@ -1,0 +1,229 @@
+"""Plans and goals: checked, previewed, and submitted as tasks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from fastapi import APIRouter, Header
+from msgspec.structs import replace
+
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import (
+    Client,
+    Submission,
+)
+from soong.orchestrator.client.submission import Ids, NextAsk, follow_up, new_ids, title_of
+from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.context import Reader, Runner, Service
+from soong.orchestrator.operations.documents import (
+    PlanSchema,
+    PreviewSchema,
+    Reply,
+    Submitted,
+)
+from soong.orchestrator.operations.events import TASKS_TOLD
+from soong.orchestrator.operations.problems import ProblemCode, ProblemError
+from soong.orchestrator.operations.strict import (
+    SessionId,
+    StrictRoute,
+)
+from soong.orchestrator.operations.submissions import (
+    AskBody,
+    FollowUpBody,
+    PlanBody,
+    PreviewBody,
+    SubmissionBody,
+    check_follow_up,
+    ids_of,
+    prepared,
+    prepared_ask,
+    preview_document,
+    previewed,
+    read_plan,
+)
+from soong.orchestrator.operations.tasks import task_schema
+from soong.orchestrator.schemas.run import SessionSchema
+from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.core.telemetry import well_formed
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.kinds.agent import read_settings
+from soong.shared.permissions.access.token import Right
+from soong.shared.storage.store import Store
+
+router = APIRouter(route_class=StrictRoute, tags=["tasks"])
+
+_Work = TypeVar("_Work", SubmissionBody, AskBody)
+Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Client], Submission]
+"""Makes a body ready to be written, for a principal and with these ids."""
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{0,255}$",
+        description="A name of the caller's own for this submission, such as a UUID.",
+    ),
+]
+
+TraceParent = Annotated[
+    str,
+    Header(
+        alias="traceparent",
+        description="The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored.",
+    ),
+]
+
+
+@router.post(
+    "/v1/tasks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_task(
+    service: Service,
+    caller: Runner,
+    body: SubmissionBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+) -> Reply:
+    """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
+
+    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
+    """
+    return await _submit(service, caller, body, prepared, idempotency_key, traceparent)
+
+
+@router.post(
+    "/v1/asks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_ask(
+    service: Service,
+    caller: Runner,
+    body: AskBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+) -> Reply:
+    """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
+
+    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
+    """
+    return await _submit(service, caller, body, prepared_ask, idempotency_key, traceparent)
+
+
+async def _submit(
+    service: Service, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
+) -> Reply:
+    """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
+    if body.allows:
+        caller.require(Right.APPROVE)
+    ids = ids_of(key, caller.principal, body) if key else new_ids()
+    if key and await _stands(service.store, ids):
+        return await _submitted(service, ids, status=200)
+    # A plan of thousands of steps is no matter of milliseconds.
+    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), service.client)
+    return await _written(service, ready, traceparent, is_named=bool(key))
+
+
+@router.post(
+    "/v1/sessions/{session_id}/asks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_follow_up(
+    service: Service,
+    caller: Runner,
+    session_id: SessionId,
+    body: FollowUpBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+) -> Reply:
+    """Give the agent of a session's last ask another goal: it knows the conversation so far.
+
+    The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
+    """
+    store, catalogue = service.store, await service.catalogue()
+    session = await store.sessions.session(session_id)
+    await check_follow_up(caller, session, store.consent, catalogue, service.client.settings)
+    task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
+    if task_id and await _stands(store, Ids(session_id, task_id)):
+        if (await store.tasks.task(task_id)).title != title_of(body.goal):
+            raise _reused()
+        return await _submitted(service, Ids(session_id, task_id), status=200)
+    ask = NextAsk(body.goal, body.agent, body.model, settings=read_settings(body.settings), task_id=task_id)
+    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, service.client.clock)
+    return await _written(service, ready, traceparent, is_named=bool(task_id))
+
+
+async def _last_root(store: Store, session_id: str) -> Run:
+    """Return the root run of the newest ask of a session. Raises: NotFoundError."""
+    for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD):
+        if task.kind is TaskKind.ASK:
+            return await store.runs.run(task.root_run_id)
+    raise NotFoundError("session with an ask", session_id)
+
+
+async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> Reply:
+    """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
+    # The caller's span, and never the one that this process was started by.
+    task = replace(ready.task, trace_parent=well_formed(traceparent))
+    try:
+        await service.client.submit(replace(ready, task=task))
+    except ConflictError as error:
+        if not is_named:
+            raise
+        raise _reused() from error  # by another request at the same moment
+    return await _submitted(service, Ids(ready.session.id, ready.task.id), status=201)
+
+
+@router.post("/v1/tasks/preview")
+async def preview_plan(service: Service, _caller: Runner, body: PreviewBody) -> PreviewSchema:
+    """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
+
+    The yes to a step as it is shown goes into `step_grants` of its submission.
+    """
+    preview = await asyncio.to_thread(previewed, body, await service.catalogue(), service.client.settings)
+    return preview_document(preview)
+
+
+@router.post("/v1/tasks/validate")
+async def validate_plan(service: Service, _caller: Reader, body: PlanBody) -> PlanSchema:
+    """Check a plan and write nothing. Every problem is listed with its place and a fix."""
+    plan = await asyncio.to_thread(read_plan, body.plan, await service.catalogue(), body.source)
+    inputs: list[Any] = [
+        {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
+        for one in plan.inputs
+    ]
+    steps: list[Any] = [
+        {"id": one.id, "kind": str(one.kind), "title": one.title, "depends_on": list(one.depends_on)}
+        for one in plan.steps
+    ]
+    return PlanSchema(title=plan.title, inputs=inputs, steps=steps, mermaid=mermaid(plan))
+
+
+async def _stands(store: Store, ids: Ids) -> bool:
+    """Say whether a submission has been written already. Raises: ProblemError when another has, with the same key."""
+    try:
+        task = await store.tasks.task(ids.task)
+    except NotFoundError:
+        return False
+    if task.session_id != ids.session:
+        raise _reused()
+    return True
+
+
+def _reused() -> ProblemError:
+    detail = "something else was submitted with this `Idempotency-Key`; take a new key for a new submission"
+    return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
+
+
+async def _submitted(service: Service, ids: Ids, *, status: int) -> Reply:
+    store = service.store
+    session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
+    shape = Submitted(session=SessionSchema.of(session), task=await task_schema(service, task))
+    return Reply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})

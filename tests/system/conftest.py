@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.cli_scene import CliHarness, scene
 from tests.system.deployment import Deployment
 from tests.system.faults.servers import MortalPostgres, MortalRedis, mortal_postgres, mortal_redis
 
@@ -19,6 +20,13 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         urls = (request.getfixturevalue("postgres_url"), request.getfixturevalue("redis_tcp_url"))
     async with Deployment(*urls, tmp_path) as deployment:
         yield deployment
+
+
+@pytest.fixture
+def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
+    """A home and the folder that commands are called in; ``SCENE`` of a module says how they are made."""
+    with scene(**getattr(request.module, "SCENE", {})) as one:
+        yield one
 
 
 @pytest.fixture

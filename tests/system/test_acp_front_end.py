@@ -1,7 +1,7 @@
 """``soong acp`` as an editor uses it: the SDK's client talks to the command, whose workers write (ACP-02)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +12,11 @@ from acp import RequestError, schema
 from llmock.scenarios import Delay, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, until
 from tests.waiting import others_run
 from tests.wires.wire import Wires
+
+SCENE = {"models": "openai-chat:gpt-*"}
 
 PLANNER, WORKER = "openai-chat:gpt-5", "openai-chat:gpt-5-mini"
 pytestmark = pytest.mark.timeout(240)
@@ -59,12 +61,6 @@ class Editor:
         """Return the plans that were shown: the status of each entry by its text."""
         plans = [one for one in self.updates if isinstance(one, schema.AgentPlanUpdate)]
         return [{entry.content: entry.status for entry in plan.entries} for plan in plans]
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(models="openai-chat:gpt-*") as one:
-        yield one
 
 
 @asynccontextmanager

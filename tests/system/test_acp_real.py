@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,17 @@ from llmock.testing import LLMockServer
 
 from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, until
 from tests.system.test_acp_child import answer, questions
 from tests.system.test_acp_front_end import PLANNER, planner, writing
 from tests.system.test_worker_families import worker_of
 from tests.wires.wire import Wires
 
+SCENE = {"models": "openai-chat:gpt-*"}
+
 pytestmark = pytest.mark.timeout(600)
 RECORDED = Path(__file__).parents[1] / "acp" / "recorded.py"
 SECRET = "the content of a key"
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(models="openai-chat:gpt-*") as one:
-        yield one
 
 
 def said(prompt: str, turn: int, **response: Any) -> dict[str, Any]:

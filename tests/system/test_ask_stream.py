@@ -2,25 +2,20 @@
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 from llmock.scenarios import Delay, Match, Reply, StreamFault, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CliHarness, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, until
 from tests.system.test_cli_ask import PLANNER, WORKER, planner
 from tests.wires.wire import Wires
+
+SCENE = {"is_warm": True, "models": "openai-chat:gpt-*"}
 
 STALL_S = 8.0
 LISTENS_AFTER_S = 3.0
 ANSWER = "The folder holds nothing at all, as far as anybody can see from here."
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
-        yield one
 
 
 @pytest.mark.spec("EVT-05")

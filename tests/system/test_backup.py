@@ -2,12 +2,11 @@
 
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
 
 WRITE = """
 title: Write
@@ -33,12 +32,6 @@ steps:
     depends_on: [list]
     step: {kind: python, call: builtin.echo, inputs: {n: "${n}"}}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 def restored(cli: CliHarness, archive: Path) -> CliHarness:

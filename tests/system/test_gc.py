@@ -1,10 +1,10 @@
 """``soong gc`` beside a service that works: what has ended goes, what runs is not disturbed (OPS-10)."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
+
+SCENE = {"is_warm": True}
 
 WRITE = """
 title: Write
@@ -14,12 +14,6 @@ steps:
     script: builtin.calls
     inputs: {calls: [{call: code.write_file, with: {path: out/note.txt, content: a note}}]}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 @pytest.mark.spec("OPS-10.d")

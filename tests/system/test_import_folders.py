@@ -5,13 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
 from tests.warm import called
 
 pytestmark = pytest.mark.timeout(180)
@@ -42,12 +41,6 @@ steps:
     script: builtin.calls
     inputs: {calls: [{call: team.square, with: {x: 4}}]}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 def from_guide(folder: Path) -> dict[str, str]:

@@ -2,22 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.mcp.scene import SERVER
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness
+
+SCENE = {"is_warm": True}
 
 ODD = SERVER.with_name("odd_server.py")
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 @pytest.mark.spec("MCP-01.a", "MCP-01.n")

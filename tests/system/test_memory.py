@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,14 @@ from llmock.testing import LLMockServer
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from tests.architecture.document_examples import agrees, perform, sittings
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
 from tests.wires.wire import Wires
+
+SCENE = {"is_warm": True}
 
 PLANNER = "openai-chat:gpt-5"
 LONG = "The suite is slow because each test starts a server of its own and none is shared. " * 8
 PROPOSED = {"memories": [{"content": "Tests share one server since May.", "scope": "project", "tags": ["tests"]}]}
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 def planner(*calls: ToolCall, text: str = "") -> Reply:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,10 @@ from llmock.scenarios import Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
 from soong.shared.agents.compaction import LEFT_OUT
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness
 from tests.wires.wire import MODELS, Wires
+
+SCENE = {"is_warm": True}
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAN = """
@@ -19,12 +20,6 @@ title: look
 steps:
   - {id: look, instructions: "Say what is in this folder.", model: "%s", allowed_tools: [code.list_dir]}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 @pytest.mark.spec("REG-04")

@@ -1,12 +1,11 @@
 """The whole service under an activated environment of the project, in which each program is a trap."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import LIMIT_S, CliHarness, scene
+from tests.system.cli_scene import LIMIT_S, CliHarness
 
 NAMED_BY_OURS = ("rg", "redis-server", "valkey-server", "git", "uname", "ldconfig", "gcc", "ld", "id", "ps", "tput")
 OVERWRITE_AND_SEARCH = """
@@ -23,12 +22,6 @@ steps:
           with: {path: project/.venv/bin/rg, content: "${inputs.program}", overwrite: true}
         - {call: code.search, with: {query: needle, glob: "*.txt"}}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 def trap(cli: CliHarness) -> str:

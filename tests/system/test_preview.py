@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule
 from soong.shared.storage.sql.store import open_store
-from tests.system.cli_scene import CliHarness, Terminal, scene
+from tests.system.cli_scene import CliHarness, Terminal
 from tests.system.deployment import Deployment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-17")]
@@ -40,12 +40,6 @@ steps:
     allowed_tools: [code.write_file]
     script: builtin.echo
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
 
 PLAN = """
 title: Who
@@ -16,12 +15,6 @@ modules: [work]
 steps:
   - {id: who, kind: python, call: team.who}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 def project(cli: CliHarness, name: str) -> Path:

@@ -1,14 +1,15 @@
 """Plans with limits, run by the service: the first limit that is reached ends the task, and says which (DIS-07)."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from llmock.scenarios import Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness
 from tests.wires.wire import Wires
+
+SCENE = {"is_warm": True}
 
 MODEL = "openai-chat:gpt-4o"
 LOOK = ToolCall("code__list_dir", {"path": "."})
@@ -20,12 +21,6 @@ steps:
   - {id: two, depends_on: [one], instructions: Look., model: "openai-chat:gpt-4o", allowed_tools: [code.list_dir]}
   - {id: three, depends_on: [two], kind: python, call: builtin.echo, on_failure: keep}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 def step_of(ended: Any, step_id: str) -> Any:

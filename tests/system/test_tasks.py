@@ -1,7 +1,7 @@
 """Tasks as people and programs steer them: grown, tried again from a step, followed from any event."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,8 +10,10 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.step import Outcome
 from tests.scripted import call, calls
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, until
 from tests.system.deployment import Deployment
+
+SCENE = {"is_warm": True}
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -28,12 +30,6 @@ steps:
   - {id: end, kind: python, call: builtin.echo, depends_on: [each], inputs: {all: "${each.output}"}}
   - {id: other, kind: python, call: builtin.echo, inputs: {x: 1}}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        yield one
 
 
 @pytest.mark.spec("DAG-08.e", "DAG-07")

@@ -62,108 +62,78 @@ def answer_now(bench: ConsentHarness) -> None:
     gate.set()
 
 
-HELD_BY_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "raise a question in another run's name": (INSERT_REQUEST.replace("%(run)s", "%(victim)s"), DENIED),
-    "raise a question in the name of a run that has ended": (INSERT_REQUEST.replace("%(run)s", "%(finished)s"), DENIED),
+REFUSED: dict[str, str] = {
+    "raise a question in another run's name": INSERT_REQUEST.replace("%(run)s", "%(victim)s"),
+    "raise a question in the name of a run that has ended": INSERT_REQUEST.replace("%(run)s", "%(finished)s"),
     "raise a question in the name of the session's own agent": (
-        f"{REQUEST} SELECT %(id)s, id, session_id, %(call)s, 1, %(body)s FROM runs WHERE role = 'orchestrator' LIMIT 1",
-        DENIED,
+        f"{REQUEST} SELECT %(id)s, id, session_id, %(call)s, 1, %(body)s FROM runs WHERE role = 'orchestrator' LIMIT 1"
     ),
-    "raise a question of its own run in another session": (
-        INSERT_REQUEST.replace("%(session)s", "'sess_other'").replace("%(run)s", "%(own)s"),
-        DENIED,
+    "raise a question of its own run in another session": INSERT_REQUEST.replace("%(session)s", "'sess_other'").replace(
+        "%(run)s", "%(own)s"
     ),
     "raise a question that is decided": (
-        f"{DECIDED_REQUEST} VALUES (%(id)s, %(own)s, %(session)s, 'c', 'decided', %(body)s)",
-        DENIED,
+        f"{DECIDED_REQUEST} VALUES (%(id)s, %(own)s, %(session)s, 'c', 'decided', %(body)s)"
     ),
-    "alter what is asked while it is shown": ("UPDATE permission_requests SET body = %(body)s", DENIED),
-    "withdraw another's question": (
-        "UPDATE permission_requests SET state = 'withdrawn' WHERE run_id = %(victim)s",
-        NOTHING,
-    ),
-    "answer for a person": (
-        "INSERT INTO answers (request_id, choice) SELECT id, 'allow_once' FROM permission_requests",
-        DENIED,
-    ),
-    "read what others answered": ("SELECT * FROM answers", DENIED),
+    "alter what is asked while it is shown": "UPDATE permission_requests SET body = %(body)s",
+    "answer for a person": "INSERT INTO answers (request_id, choice) SELECT id, 'allow_once' FROM permission_requests",
+    "read what others answered": "SELECT * FROM answers",
     "write an unsigned decision": (
-        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', '{}' FROM permission_requests",
-        DENIED,
+        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', '{}' FROM permission_requests"
     ),
     "write a decision signed with a key of its own": (
-        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', %(decision)s FROM permission_requests",
-        DENIED,
+        "INSERT INTO decisions (request_id, id, body) SELECT id, 'dec_x', %(decision)s FROM permission_requests"
     ),
     "publish its own key": (
-        "INSERT INTO signing_keys (id, public_key, created_us) VALUES ('key_mine', decode(%(key)s, 'hex'), 1)",
-        DENIED,
+        "INSERT INTO signing_keys (id, public_key, created_us) VALUES ('key_mine', decode(%(key)s, 'hex'), 1)"
     ),
-    "exchange the deployment's key": ("UPDATE signing_keys SET public_key = decode(%(key)s, 'hex')", DENIED),
+    "exchange the deployment's key": "UPDATE signing_keys SET public_key = decode(%(key)s, 'hex')",
     "revoke the deployment's key": (
-        "INSERT INTO key_retirements (key_id, is_revoked, retired_us) SELECT id, 1, 1 FROM signing_keys",
-        DENIED,
+        "INSERT INTO key_retirements (key_id, is_revoked, retired_us) SELECT id, 1, 1 FROM signing_keys"
     ),
-    "call a key that was revoked good again": ("DELETE FROM key_retirements", DENIED),
-    "use a decision that nobody made": (
-        f"{USE} VALUES ('dec_x', %(own)s, 'c', 1)",
-        DENIED,
-    ),
+    "call a key that was revoked good again": "DELETE FROM key_retirements",
+    "use a decision that nobody made": f"{USE} VALUES ('dec_x', %(own)s, 'c', 1)",
     "write a call into another's ledger": (
-        f"{CALL} VALUES (%(victim)s, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started')",
-        DENIED,
+        f"{CALL} VALUES (%(victim)s, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started')"
     ),
-    "end another's call": ("UPDATE calls SET status = 'ended' WHERE run_id = %(victim)s", NOTHING),
     "write into another's log": (
-        "INSERT INTO events (run_id, seq, type, time_us, data) VALUES (%(victim)s, 99, 'permission_decided', 1, '{}')",
-        DENIED,
+        "INSERT INTO events (run_id, seq, type, time_us, data) VALUES (%(victim)s, 99, 'permission_decided', 1, '{}')"
     ),
-    "write into another's context": (
-        f"{NODE} VALUES (%(victim)s, 99, 0, 'user', '{{}}', 1)",
-        DENIED,
-    ),
-    "count another's log on": ("UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(victim)s", NOTHING),
-    "take another's run": (
-        "UPDATE runs SET worker_id = %(own_worker)s, fence = fence + 1 WHERE id = %(victim)s",
-        NOTHING,
-    ),
-    "take another's step": (
-        "UPDATE steps SET worker_id = %(own_worker)s, fence = fence + 1 WHERE key = %(victim_step)s",
-        NOTHING,
-    ),
-    "park another's run": ("UPDATE steps SET status = 'blocked', worker_id = '' WHERE key = %(victim_step)s", NOTHING),
-    "end another's step with a result of its own": (
-        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(victim_step)s",
-        NOTHING,
-    ),
-    "clear another's taint": ("UPDATE runs SET tainted_us = NULL WHERE id = %(victim)s", NOTHING),
-    "taint another's run": ("UPDATE runs SET tainted_us = 1 WHERE id = %(victim)s", NOTHING),
+    "write into another's context": f"{NODE} VALUES (%(victim)s, 99, 0, 'user', '{{}}', 1)",
     "hold the session's own agent": (
-        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running' WHERE role IN ('main', 'orchestrator')",
-        DENIED,
+        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running' WHERE role IN ('main', 'orchestrator')"
     ),
-    "give its work to another": ("UPDATE runs SET worker_id = %(victim_worker)s WHERE id = %(own)s", DENIED),
+    "give its work to another": "UPDATE runs SET worker_id = %(victim_worker)s WHERE id = %(own)s",
     "pose as another's process": (
-        "INSERT INTO workers (id, credential) SELECT 'wrk_x', credential FROM workers WHERE id = %(victim_worker)s",
-        DENIED,
+        "INSERT INTO workers (id, credential) SELECT 'wrk_x', credential FROM workers WHERE id = %(victim_worker)s"
     ),
-    "declare another gone": ("UPDATE workers SET state = 'gone' WHERE id = %(victim_worker)s", NOTHING),
-    "beat for another": ("UPDATE workers SET beat = beat + 1 WHERE id = %(victim_worker)s", NOTHING),
     "report of another's run": (
-        "INSERT INTO reports (run_id, type, data, time_us) VALUES (%(victim)s, 'security', '{}', 1)",
-        DENIED,
+        "INSERT INTO reports (run_id, type, data, time_us) VALUES (%(victim)s, 'security', '{}', 1)"
     ),
-    "read what was reported": ("SELECT * FROM reports", DENIED),
+    "read what was reported": "SELECT * FROM reports",
     "write into the audit log": (
-        "INSERT INTO audit (chain, number, time_us, kind, data, digest) VALUES ('c', 1, 1, 'answer', '{}', '')",
-        DENIED,
+        "INSERT INTO audit (chain, number, time_us, kind, data, digest) VALUES ('c', 1, 1, 'answer', '{}', '')"
     ),
-    "read the audit log": ("SELECT * FROM audit", DENIED),
-    "read who may use the API": ("SELECT * FROM api_tokens", DENIED),
-    "loosen its session's policy": ("UPDATE sessions SET policy = '{}'", DENIED),
-    "widen its surface": ("UPDATE surfaces SET body = '{}'", DENIED),
+    "read the audit log": "SELECT * FROM audit",
+    "read who may use the API": "SELECT * FROM api_tokens",
+    "loosen its session's policy": "UPDATE sessions SET policy = '{}'",
+    "widen its surface": "UPDATE surfaces SET body = '{}'",
 }
-"""What is tried, how, and what comes of it: the statement is refused, or finds no row that it may touch."""
+UNTOUCHED: dict[str, str] = {
+    "withdraw another's question": "UPDATE permission_requests SET state = 'withdrawn' WHERE run_id = %(victim)s",
+    "end another's call": "UPDATE calls SET status = 'ended' WHERE run_id = %(victim)s",
+    "count another's log on": "UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(victim)s",
+    "take another's run": "UPDATE runs SET worker_id = %(own_worker)s, fence = fence + 1 WHERE id = %(victim)s",
+    "take another's step": "UPDATE steps SET worker_id = %(own_worker)s, fence = fence + 1 WHERE key = %(victim_step)s",
+    "park another's run": "UPDATE steps SET status = 'blocked', worker_id = '' WHERE key = %(victim_step)s",
+    "end another's step with a result of its own": (
+        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(victim_step)s"
+    ),
+    "clear another's taint": "UPDATE runs SET tainted_us = NULL WHERE id = %(victim)s",
+    "taint another's run": "UPDATE runs SET tainted_us = 1 WHERE id = %(victim)s",
+    "declare another gone": "UPDATE workers SET state = 'gone' WHERE id = %(victim_worker)s",
+    "beat for another": "UPDATE workers SET beat = beat + 1 WHERE id = %(victim_worker)s",
+}
+"""What is tried and finds no row that it may touch; what is in REFUSED is refused."""
 
 
 @pytest.mark.spec("PER-12.a", "PER-16")
@@ -183,11 +153,12 @@ async def test_what_others_hold_cannot_be_touched_and_their_question_is_answered
             "key": signer.public_key.hex(),
         }
 
-        outcomes = {what: await deployment.try_(statement, **values) for what, (statement, _) in HELD_BY_OTHERS.items()}
+        tried = {**REFUSED, **UNTOUCHED}
+        outcomes = {what: await deployment.try_(statement, **values) for what, statement in tried.items()}
         answer_now(bench)
         (verdict,) = await waiting
 
-    assert outcomes == {what: expected for what, (_, expected) in HELD_BY_OTHERS.items()}
+    assert outcomes == {**dict.fromkeys(REFUSED, DENIED), **dict.fromkeys(UNTOUCHED, NOTHING)}
     assert verdict.is_allowed
     assert [shown.id for shown in callback_of(bench).shown] == [request.id]
     assert callback_of(bench).shown[0].identity == deployment.victim.identity

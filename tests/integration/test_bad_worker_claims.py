@@ -1,7 +1,5 @@
 """A worker's process that has turned bad, and what nobody holds: it may claim that like any worker, and no more."""
 
-from typing import Any
-
 import pytest
 
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
@@ -12,92 +10,68 @@ from tests.model.builders import make_children, make_map, make_step, make_task, 
 
 EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
 TAKE_STEP = "UPDATE steps SET status = 'running', worker_id = %(own_worker)s, fence = {fence}, starts = {starts}"
-HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
-    "write into its context": (f"{NODE} VALUES (%(free)s, 1, 0, 'user', '{{}}', 1)", DENIED),
-    "write into its log": (
-        f"{EVENT} VALUES (%(free)s, 99, 'run_started', 1, '{{}}')",
-        DENIED,
-    ),
+HELD_BY_NOBODY: dict[str, str] = {
+    "write into its context": f"{NODE} VALUES (%(free)s, 1, 0, 'user', '{{}}', 1)",
+    "write into its log": f"{EVENT} VALUES (%(free)s, 99, 'run_started', 1, '{{}}')",
     "write into the log of the session's own agent": (
-        f"{EVENT} SELECT id, 99, 'task_completed', 1, '{{}}' FROM runs WHERE role = 'orchestrator' LIMIT 1",
-        DENIED,
+        f"{EVENT} SELECT id, 99, 'task_completed', 1, '{{}}' FROM runs WHERE role = 'orchestrator' LIMIT 1"
     ),
-    "count its context on": ("UPDATE runs SET last_node = 3 WHERE id = %(free)s", DENIED),
-    "count its log on": ("UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(free)s", DENIED),
-    "say when it started": ("UPDATE runs SET started_us = 1 WHERE id = %(free)s", DENIED),
-    "raise its fence": ("UPDATE runs SET fence = 9 WHERE id = %(free)s", DENIED),
-    "say what it used": ("UPDATE runs SET usage = '{\"requests\": 1}' WHERE id = %(free)s", DENIED),
-    "end it": ("UPDATE runs SET status = 'failed', end_reason = 'failed', ended_us = 1 WHERE id = %(free)s", DENIED),
+    "count its context on": "UPDATE runs SET last_node = 3 WHERE id = %(free)s",
+    "count its log on": "UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(free)s",
+    "say when it started": "UPDATE runs SET started_us = 1 WHERE id = %(free)s",
+    "raise its fence": "UPDATE runs SET fence = 9 WHERE id = %(free)s",
+    "say what it used": "UPDATE runs SET usage = '{\"requests\": 1}' WHERE id = %(free)s",
+    "end it": "UPDATE runs SET status = 'failed', end_reason = 'failed', ended_us = 1 WHERE id = %(free)s",
     "hold it without its step": (
-        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running', fence = fence + 1 WHERE id = %(free)s",
-        DENIED,
+        "UPDATE runs SET worker_id = %(own_worker)s, status = 'running', fence = fence + 1 WHERE id = %(free)s"
     ),
-    "count starts that were none": ("UPDATE steps SET starts = 1 WHERE key = %(free_step)s", DENIED),
-    "raise the step's fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(free_step)s", DENIED),
+    "count starts that were none": "UPDATE steps SET starts = 1 WHERE key = %(free_step)s",
+    "raise the step's fence": "UPDATE steps SET fence = fence + 1 WHERE key = %(free_step)s",
     "take the step and keep its fence": (
-        f"{TAKE_STEP.format(fence='fence', starts='starts + 1')} WHERE key = %(free_step)s",
-        DENIED,
+        f"{TAKE_STEP.format(fence='fence', starts='starts + 1')} WHERE key = %(free_step)s"
     ),
     "take the step with a fence beyond all": (
-        f"{TAKE_STEP.format(fence='9007199254740991', starts='starts + 1')} WHERE key = %(free_step)s",
-        DENIED,
+        f"{TAKE_STEP.format(fence='9007199254740991', starts='starts + 1')} WHERE key = %(free_step)s"
     ),
     "take the step as if it had been started before": (
-        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 2')} WHERE key = %(free_step)s",
-        DENIED,
+        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 2')} WHERE key = %(free_step)s"
     ),
     "take a step that waits for another": (
-        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 1')} WHERE key = %(waiting_step)s",
-        DENIED,
+        f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 1')} WHERE key = %(waiting_step)s"
     ),
     "complete the step without holding it": (
-        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(free_step)s",
-        DENIED,
+        "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(free_step)s"
     ),
-    "open a step and leave what it waits for": (
-        "UPDATE steps SET status = 'ready' WHERE key = %(waiting_step)s",
-        DENIED,
-    ),
-    "block a step": ("UPDATE steps SET status = 'blocked' WHERE key = %(free_step)s", DENIED),
+    "open a step and leave what it waits for": "UPDATE steps SET status = 'ready' WHERE key = %(waiting_step)s",
+    "block a step": "UPDATE steps SET status = 'blocked' WHERE key = %(free_step)s",
     "open a step before what it waits for has ended": (
-        "UPDATE steps SET status = 'ready', open_deps = 0, ready_us = 1 WHERE key = %(waiting_step)s",
-        DENIED,
+        "UPDATE steps SET status = 'ready', open_deps = 0, ready_us = 1 WHERE key = %(waiting_step)s"
     ),
     "let a step wait for nothing, so that the end of what it waits for fails": (
-        "UPDATE steps SET open_deps = 0 WHERE key = %(waiting_step)s",
-        DENIED,
+        "UPDATE steps SET open_deps = 0 WHERE key = %(waiting_step)s"
     ),
     "let a step wait for fewer than have still to end": (
-        "UPDATE steps SET open_deps = open_deps - 1 WHERE key = %(joining_step)s",
-        DENIED,
+        "UPDATE steps SET open_deps = open_deps - 1 WHERE key = %(joining_step)s"
     ),
     "complete a map step before its items have ended": (
-        "UPDATE steps SET status = 'completed', open_deps = 0, ended_us = 1 WHERE key = %(map_step)s",
-        DENIED,
+        "UPDATE steps SET status = 'completed', open_deps = 0, ended_us = 1 WHERE key = %(map_step)s"
     ),
     "let a map step wait for fewer items than have still to end": (
-        "UPDATE steps SET open_deps = 1 WHERE key = %(map_step)s",
-        DENIED,
+        "UPDATE steps SET open_deps = 1 WHERE key = %(map_step)s"
     ),
-    "let a step wait for more": ("UPDATE steps SET open_deps = open_deps + 1 WHERE key = %(waiting_step)s", DENIED),
-    "say how far a step is": ("UPDATE steps SET progress = 'done' WHERE key = %(free_step)s", DENIED),
-    "give its own step to another run": (
-        "UPDATE steps SET holder_run_id = %(victim)s WHERE key = %(own_step)s",
-        DENIED,
-    ),
-    "settle its own failure": (
-        "UPDATE steps SET status = 'failed', is_settled = 1 WHERE key = %(own_step)s",
-        DENIED,
-    ),
-    "write far beyond its own log": (f"{EVENT} VALUES (%(own)s, 9000000, 'run_started', 1, '{{}}')", DENIED),
-    "write far beyond its own context": (f"{NODE} VALUES (%(own)s, 9000000, 0, 'user', '{{}}', 1)", DENIED),
-    "write into what its own log has": (f"{EVENT} VALUES (%(own)s, 1, 'run_started', 1, '{{}}')", DENIED),
-    "count its own log down": ("UPDATE runs SET last_seq = 0 WHERE id = %(own)s", DENIED),
-    "count its own log beyond all": ("UPDATE runs SET last_seq = 9007199254740991 WHERE id = %(own)s", DENIED),
-    "raise its run's fence": ("UPDATE runs SET fence = fence + 1 WHERE id = %(own)s", DENIED),
-    "say when its own run started": ("UPDATE runs SET started_us = 1 WHERE id = %(own)s", DENIED),
-    "count its step as never started": ("UPDATE steps SET starts = 0 WHERE key = %(own_step)s", DENIED),
-    "raise its own fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(own_step)s", DENIED),
+    "let a step wait for more": "UPDATE steps SET open_deps = open_deps + 1 WHERE key = %(waiting_step)s",
+    "say how far a step is": "UPDATE steps SET progress = 'done' WHERE key = %(free_step)s",
+    "give its own step to another run": "UPDATE steps SET holder_run_id = %(victim)s WHERE key = %(own_step)s",
+    "settle its own failure": "UPDATE steps SET status = 'failed', is_settled = 1 WHERE key = %(own_step)s",
+    "write far beyond its own log": f"{EVENT} VALUES (%(own)s, 9000000, 'run_started', 1, '{{}}')",
+    "write far beyond its own context": f"{NODE} VALUES (%(own)s, 9000000, 0, 'user', '{{}}', 1)",
+    "write into what its own log has": f"{EVENT} VALUES (%(own)s, 1, 'run_started', 1, '{{}}')",
+    "count its own log down": "UPDATE runs SET last_seq = 0 WHERE id = %(own)s",
+    "count its own log beyond all": "UPDATE runs SET last_seq = 9007199254740991 WHERE id = %(own)s",
+    "raise its run's fence": "UPDATE runs SET fence = fence + 1 WHERE id = %(own)s",
+    "say when its own run started": "UPDATE runs SET started_us = 1 WHERE id = %(own)s",
+    "count its step as never started": "UPDATE steps SET starts = 0 WHERE key = %(own_step)s",
+    "raise its own fence": "UPDATE steps SET fence = fence + 1 WHERE key = %(own_step)s",
 }
 
 
@@ -115,9 +89,9 @@ async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None
     others = {f"{name}_step": f"{task.id}/{name}" for name in ("waiting", "joining", "map")}
     names = {"free": step.run.identity.run_id, "free_step": step.key, **others}
 
-    outcomes = {what: await deployment.try_(statement, **names) for what, (statement, _) in HELD_BY_NOBODY.items()}
+    outcomes = {what: await deployment.try_(statement, **names) for what, statement in HELD_BY_NOBODY.items()}
 
-    assert outcomes == {what: expected for what, (_, expected) in HELD_BY_NOBODY.items()}
+    assert outcomes == dict.fromkeys(HELD_BY_NOBODY, DENIED)
     good_worker = await open_worker(deployment.bench.store)
     advance = await deployment.bench.store.claims.advance(
         good_worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=1

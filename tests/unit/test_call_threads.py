@@ -9,23 +9,11 @@ from random import Random
 
 import pytest
 
-from soong.shared.core.call_threads import MAX_THREADS, in_thread
+from soong.shared.core.call_threads import in_thread
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
 
 _WHO: ContextVar[str] = ContextVar("who", default="nobody")
-
-
-async def test_a_call_runs_on_another_thread_and_gives_its_result() -> None:
-    assert await in_thread(threading.get_ident) != threading.get_ident()
-
-
-async def test_a_call_runs_in_the_context_of_its_caller() -> None:
-    token = _WHO.set("caller")
-    try:
-        assert await in_thread(_WHO.get) == "caller"
-    finally:
-        _WHO.reset(token)
 
 
 async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
@@ -36,18 +24,6 @@ async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
 async def test_a_stop_iteration_which_no_future_takes_is_an_error_all_the_same() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await in_thread(next, iter(()))
-
-
-async def test_more_calls_than_threads_all_end() -> None:
-    results = await asyncio.gather(*(in_thread(pow, 2, number) for number in range(50 * MAX_THREADS)))
-
-    assert results == [2**number for number in range(50 * MAX_THREADS)]
-
-
-async def test_as_many_calls_as_there_are_threads_run_at_once() -> None:
-    all_there = threading.Barrier(2)
-
-    await asyncio.gather(in_thread(all_there.wait, 30), in_thread(all_there.wait, 30))
 
 
 async def test_a_cancelled_call_that_has_begun_runs_to_its_end_and_harms_no_other() -> None:

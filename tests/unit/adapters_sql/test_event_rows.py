@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.jsontext import MAX_DEPTH
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
@@ -18,23 +17,6 @@ from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIE
 def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}", **more: str) -> Any:
     own = {"run_id": run_id, "seq": seq, "type": "own", "time_us": 5, "data": data, "preceding": preceding}
     return SimpleNamespace(**own | {"step_key": ""} | more)
-
-
-def test_a_row_gives_its_earlier_events_and_then_its_own() -> None:
-    found = list(events_of([row(3, '[["first",1,{"a":1}],["second",2,{}]]')]))
-
-    assert [(event.seq, event.type, event.time_us) for event in found] == [
-        (1, "first", 1),
-        (2, "second", 2),
-        (3, "own", 5),
-    ]
-    assert found[0].data == {"a": 1}
-
-
-def test_a_page_that_begins_within_a_row_has_the_rest_of_it() -> None:
-    rows = [row(3, '[["first",1,{}],["second",2,{}]]'), row(1, run_id="other")]
-
-    assert [event.seq for event in events_of(rows, after=1)] == [2, 3, 1]
 
 
 @pytest.mark.spec("OPS-12.d")
@@ -64,16 +46,6 @@ def test_what_is_no_list_of_events_makes_the_row_malformed(preceding: str) -> No
     assert "preceding" in str(event.data["reason"])
 
 
-def test_an_earlier_event_may_be_as_deep_as_any() -> None:
-    data: dict[str, Any] = {}
-    for _ in range(MAX_DEPTH - 1):
-        data = {"d": data}
-
-    first, _ = events_of([row(2, json.dumps([["deep", 1, data]]))])
-
-    assert first.data == data
-
-
 def test_events_of_one_write_share_rows_up_to_a_size() -> None:
     buffer = RunLogBuffer(9)
     buffer.add("r", events=[NewEvent("short", {"n": n}) for n in range(ROW_ENTRIES + 1)])
@@ -90,23 +62,6 @@ def test_events_of_one_write_share_rows_up_to_a_size() -> None:
 def node_row(number: int, preceding: str = "", *, payload: str = "{}") -> Any:
     names = {"run_id": "r", "number": number, "parent": number - 1, "kind": "assistant", "created_us": 5}
     return SimpleNamespace(**names, payload=payload, preceding=preceding)
-
-
-def test_a_row_gives_its_earlier_nodes_and_then_its_own() -> None:
-    found = list(nodes_of([node_row(3, '[[0,"system",{"a":1}],[null,"user",{}]]')]))
-
-    assert [(node.number, node.parent, node.kind) for node in found] == [
-        (1, 0, NodeKind.SYSTEM),
-        (2, 1, NodeKind.USER),
-        (3, 2, NodeKind.ASSISTANT),
-    ]
-    assert (found[0].payload, {node.created_us for node in found}) == ({"a": 1}, {5})
-
-
-def test_a_page_of_nodes_that_begins_within_a_row_has_the_rest_of_it() -> None:
-    rows = [node_row(3, '[[0,"system",{}],[null,"user",{}]]')]
-
-    assert [node.number for node in nodes_of(rows, after=1)] == [2, 3]
 
 
 @pytest.mark.spec("OPS-12.d")

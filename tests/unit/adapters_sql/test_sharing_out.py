@@ -11,46 +11,11 @@ def make_lane(
     return ReadyGroup(key, session, (scope,) if scope else (), ready, turn, [head])
 
 
-@pytest.mark.spec("DIS-10")
-def test_sessions_take_turns_within_one_claim() -> None:
-    lanes = [make_lane("a", "one", ready=100), make_lane("b", "two", ready=2)]
-
-    turns = share_out(lanes, 6, {}, last_turn=0)
-
-    assert turns.order == ["a", "b", "a", "b", "a", "a"]
-    assert turns.turn == {"one": 6, "two": 4}
-
-
-@pytest.mark.spec("DIS-10")
-def test_the_session_served_longest_ago_is_served_first() -> None:
-    lanes = [make_lane("a", "one", turn=9), make_lane("b", "two", turn=3)]
-
-    assert share_out(lanes, 1, {}, last_turn=9).order == ["b"]
-
-
-def test_within_a_session_priority_goes_before_age() -> None:
-    old, urgent = make_lane("old", head=(0, 0, 1)), make_lane("urgent", head=(0, -5, 2), ready=1)
-
-    assert share_out([old, urgent], 2, {}, last_turn=0).order == ["urgent", "old"]
-
-
 @pytest.mark.spec("PER-13")
 def test_what_was_parked_goes_before_what_has_priority() -> None:
     urgent, parked = make_lane("urgent", head=(0, -5, 1)), make_lane("parked", head=(-1, 0, 2), ready=1)
 
     assert share_out([urgent, parked], 2, {}, last_turn=0).order == ["parked", "urgent"]
-
-
-def test_lanes_of_one_session_share_its_turn() -> None:
-    lanes = [
-        make_lane("a1", "one", head=(0, 0, 1)),
-        make_lane("a2", "one", head=(0, 0, 2)),
-        make_lane("b", "two", head=(0, 0, 3)),
-    ]
-
-    order = share_out(lanes, 6, {}, last_turn=0).order
-
-    assert [lane[0] for lane in order] == ["a", "b"] * 3
 
 
 @pytest.mark.spec("DIS-03")

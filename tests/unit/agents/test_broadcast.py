@@ -133,21 +133,6 @@ async def test_while_nobody_listens_no_text_is_sent() -> None:
     await one.close()
 
 
-async def test_who_comes_late_sees_all_of_the_answer() -> None:
-    audience = Audience()
-    one = broadcast(audience)
-    say(one, "before anybody listened, ")
-    await asyncio.sleep(0.01)
-    watching = asyncio.create_task(audience.watch())
-    await others_run()
-
-    say(one, "and after ")
-
-    await audience.until("before anybody listened, and after ")
-    watching.cancel()
-    await one.close()
-
-
 @pytest.mark.parametrize(
     "payload",
     [

@@ -18,11 +18,11 @@ from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
-from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.schedule import run_turn
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
@@ -313,23 +313,6 @@ async def test_of_a_run_that_goes_on_elsewhere_no_call_is_recorded_as_aborted() 
     assert bench.interruption.aborted_calls == 0
 
 
-@pytest.mark.spec("RES-01.d")
-async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
-    async def load(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        node = ContextNode("skill", "review", f"how to review with {SECRET}")
-        return ToolResult("", (TextBlock("loaded"),), context_nodes=(node,))
-
-    bench = await make_bench(make_tool(handler=load, traits=lambda _: Traits(is_read_only=True)))
-
-    await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
-
-    result, added = await bench.store.runs.nodes(bench.run_id)
-    assert (result.kind, added.kind) == (NodeKind.TOOL_RESULT, NodeKind.SKILL)
-    assert added.payload["tool_call_id"] == "c1"
-    assert added.payload["text"] == "how to review with [redacted]"
-    assert bench.store.writes == 1
-
-
 @pytest.mark.spec("EVT-05.d")
 async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_until_it_ends() -> None:
     bench = await make_bench()
@@ -417,59 +400,6 @@ async def test_an_answer_that_only_reads_is_written_with_the_first_end_of_its_ca
     assert (before, bench.store.writes) == (0, 3)
     assert await _kinds(bench) == [NodeKind.ASSISTANT, *[NodeKind.TOOL_RESULT] * 3]
     assert (await bench.types())[0] == "model_responded"
-
-
-@pytest.mark.spec("EXE-06.d", "EVT-01.b", "DAG-09.a")
-async def test_an_answer_that_writes_is_written_with_the_start_of_its_call() -> None:
-    seen: list[tuple[list[NodeKind], list[str]]] = []
-
-    async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        seen.append((await _kinds(bench), await bench.types()))
-        return None
-
-    bench = await make_bench(make_tool(permission=Permission.WRITE, handler=look))
-    call = ToolCall("c1", "test.echo", {})
-
-    await _answer(bench, call)
-    await bench.pipeline.execute(call)
-
-    assert seen == [([NodeKind.ASSISTANT], ["model_responded", "tool_started"])]
-    assert bench.store.writes == 2
-    assert await _kinds(bench) == [NodeKind.ASSISTANT, NodeKind.TOOL_RESULT]
-
-
-async def test_an_answer_is_written_in_the_transaction_of_its_question() -> None:
-    bench, told = await make_bench(), list[tuple[list[NodeKind], list[str]]]()
-
-    async def question(nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> str:
-        told.append(([node.kind for node in nodes], [str(event.type) for event in events]))
-        return "req_1"
-
-    await _answer(bench, ToolCall("c1", "test.echo", {}))
-    raised = await bench.log.write_kept(question)
-    await bench.log.flush()
-
-    assert (raised, told) == ("req_1", [([NodeKind.ASSISTANT], ["model_responded"])])
-    assert bench.store.writes == 0
-
-
-@pytest.mark.spec("EXE-11")
-async def test_an_answer_is_written_while_a_long_read_runs() -> None:
-    bench = await make_bench(make_tool(handler=holding(lambda: bench)), write_after_s=0)
-    call = ToolCall("c1", "test.echo", {})
-
-    await _answer(bench, call)
-    running = asyncio.ensure_future(bench.pipeline.execute(call))
-    await until(lambda: _is_written(bench))
-
-    assert await _kinds(bench) == [NodeKind.ASSISTANT]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert await _kinds(bench) == [NodeKind.ASSISTANT, NodeKind.TOOL_RESULT]
-
-
-async def _is_written(bench: CallLogHarness) -> bool:
-    return bool(await bench.store.runs.nodes(bench.run_id))
 
 
 async def test_an_answer_is_written_before_whatever_else_is() -> None:

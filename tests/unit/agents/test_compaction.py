@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelHTTPError
+from pydantic_ai.exceptions import ModelContextWindowExceededError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
 
 from soong.shared.agents.compaction import (
@@ -113,17 +113,6 @@ async def test_a_history_that_stays_too_long_ends_as_token_limit() -> None:
 
 
 @pytest.mark.spec("DIS-12.c")
-@pytest.mark.parametrize("answers", [(FULL,), (shouting(1), FULL)], ids=["first request", "later"])
-async def test_compaction_can_be_switched_off(answers: tuple[ModelResponse | Exception, ...]) -> None:
-    talker = Talker(*answers)
-
-    end, _ = await run(talker, small(CompactionStrategy.OFF))
-
-    assert end.end_reason is EndReason.TOKEN_LIMIT
-    assert talker.answers == []
-
-
-@pytest.mark.spec("DIS-12.c")
 async def test_an_opening_that_is_too_long_ends_as_token_limit() -> None:
     talker = Talker(FULL)
 
@@ -131,16 +120,6 @@ async def test_an_opening_that_is_too_long_ends_as_token_limit() -> None:
 
     assert end.end_reason is EndReason.TOKEN_LIMIT
     assert talker.answers == []
-
-
-@pytest.mark.parametrize("summary", [ModelHTTPError(400, "test", "no"), says(" ")], ids=["refused", "empty"])
-async def test_without_a_summary_older_results_are_left_out(summary: ModelResponse | Exception) -> None:
-    talker = Talker(shouting(1), shouting(2), shouting(3), summary, says("done"))
-
-    end, _ = await run(talker, small())
-
-    assert end.output == "done"
-    assert text_of(talker.told[-1]).count(LEFT_OUT) == 2
 
 
 async def test_a_compaction_is_not_repeated_before_the_next_answer() -> None:

@@ -10,7 +10,6 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelResponse
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.shared.agents.definition import builtin_definitions
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.config import ToolsConfig, parse_config
@@ -18,7 +17,6 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.deferred import (
-    DEFERRED,
     MAX_LOADED,
     DeferredTools,
     ToolSearch,
@@ -94,25 +92,6 @@ def search(query: str, id_: str = "s1", **more: Any) -> ModelResponse:
 def told(talker: Talker, turn: int) -> str:
     part: Any = talker.told[turn][-1].parts[0]
     return str(part.content)
-
-
-@pytest.mark.spec("DEF-01.a", "DEF-01.b", "ETS-01.i", "REG-09")
-async def test_a_found_tool_is_given_with_its_schema_and_offered_after_all_others() -> None:
-    talker = Talker(
-        search("the label of a pull request", limit=1),
-        calls(("big__tool_2", {"pull_id": "7"}, "c1")),
-        says("done"),
-    )
-
-    end, _ = await run(talker, catalogue(big(1), big(2, "pull"), big(3)))
-
-    first = ["test__note", "internal__tool_search"]
-    assert offered(talker) == [first, [*first, "big__tool_2"], [*first, "big__tool_2"]]
-    assert '"pull_labels":{"type":"string"' in told(talker, 1)
-    assert (end.output, told(talker, 2)) == ("done", "{'pull_id': '7'}")
-    description = talker.info[0].function_tools[1].description or ""
-    assert "- big.tool_1: change issue 1\n- big.tool_2: change pull 2\n- big.tool_3" in description
-    assert {info.function_tools[1].description for info in talker.info} == {description}  # what is cached stays
 
 
 @pytest.mark.spec("DEF-01.d")
@@ -192,18 +171,6 @@ def test_without_configuration_there_is_no_search(role: Role) -> None:
     assert TOOL_SEARCH not in compute_surface(catalogue_.tools, SurfaceRequest(role)).tools
 
 
-@pytest.mark.spec("DEF-01.a", "ETS-01")
-def test_what_is_deferred_is_stored_with_the_run() -> None:
-    config = parse_config("[tools]\ndefer = ['code.*', 'agent.*']\nalways_load = ['agent.*', 'code.search']")
-    definition = builtin_definitions().get("orchestrator")
-    on = Catalogue((*ToolSearch(config.tools).tools(), *Catalogue().tools[:-1]), config=config)
-
-    document = on.surface_of_ask(definition, Role.ORCHESTRATOR)
-
-    assert document[DEFERRED] == ["code.list_dir", "code.read_file"]
-    assert DEFERRED not in Catalogue().surface_of_ask(definition, Role.ORCHESTRATOR)
-
-
 async def test_the_number_of_loaded_tools_is_bounded() -> None:
     tools = [big(number) for number in range(MAX_LOADED + 10)]
     ids = [" ".join(tool.name for tool in tools[start : start + 10]) for start in range(0, len(tools), 10)]
@@ -226,22 +193,3 @@ async def test_a_catalogue_of_300_tools_costs_a_tenth_when_it_is_deferred() -> N
         sizes[bool(config.defer)] = len(json.dumps(sent))
 
     assert sizes[True] * 10 < sizes[False], sizes
-
-
-@pytest.mark.parametrize(
-    ("query", "first"),
-    [
-        ("big.tool_1", "big.tool_1"),
-        ("pull request state", "big.tool_2"),
-        ("pulls", "big.tool_2"),
-        ("wiki_until", "big.tool_3"),
-        ("日程", "big.tool_4"),
-    ],
-)
-async def test_tools_are_found_by_name_hint_parameter_and_stem(query: str, first: str) -> None:
-    calendar = big(4, "event", description="管理日程安排。")
-    talker = Talker(search(query, limit=1), says("done"))
-
-    await run(talker, catalogue(big(1), big(2, "pull"), big(3, "wiki"), calendar))
-
-    assert json.loads(told(talker, 1))["name"] == first

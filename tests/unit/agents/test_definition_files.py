@@ -10,7 +10,6 @@ from soong.shared.agents.definition_document import read_definition
 from soong.shared.agents.definition_files import (
     MAX_BYTES,
     LiveDefinitions,
-    definition_file,
     definition_files,
     known_definitions,
 )
@@ -125,10 +124,6 @@ def test_what_is_wrong_is_told_with_its_line(text: str, said: str) -> None:
     assert any(said in one for one in problems(text)), problems(text)
 
 
-def test_all_problems_of_a_file_are_told_at_once() -> None:
-    assert len(problems("---\ntemperature: hot\nthinking: deep\ncolour: red\n---\n")) == 5
-
-
 def test_a_files_name_that_can_be_no_id_needs_a_name() -> None:
     assert (
         "notes (1).md:2: the file's name 'notes (1)' cannot be an id; add `name:`" in problems(SHORT, "notes (1).md")[0]
@@ -182,14 +177,6 @@ def test_what_is_no_readable_text_file_is_told(tmp_path: Path) -> None:
     assert "it is not UTF-8 text" in found["latin"]
     assert found.keys() == {"fifo", "folder", "huge", "latin", "lost", "memory"}
     assert known_definitions(tmp_path).ids == known_definitions(None).ids
-
-
-def test_one_file_is_read_wherever_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "mine.md"
-    path.write_text(SHORT)
-
-    assert definition_file(path).problems == ()
-    assert "does not exist" in str(definition_file(tmp_path / "none.md").problems[0])
 
 
 def test_definitions_are_those_of_now_and_read_again_when_a_file_changes_only(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """The loop: what a model is told, what its answers lead to, and how a run ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from pydantic_ai.exceptions import ModelConnectionError, ModelContextWindowExceededError, ModelHTTPError
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -15,7 +15,7 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
@@ -23,7 +23,6 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.result import ErrorType, ToolError
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
-from tests.waiting import others_run
 
 SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -99,38 +98,6 @@ def error_told(talker: Talker) -> dict[str, str]:
     return dict(part.metadata["error"])
 
 
-def kinds(nodes: Sequence[Any]) -> list[NodeKind]:
-    return [node.kind for node in nodes]
-
-
-async def test_a_run_without_calls_leaves_all_its_writing_to_the_steps_end() -> None:
-    end, notebook = await run(Talker(says("done")))
-
-    assert (end.end_reason, end.output, end.outcome, end.error) == (EndReason.COMPLETED, "done", Outcome.CLEAN, None)
-    assert notebook.appends == 0
-    assert kinds(end.nodes) == [NodeKind.SYSTEM, NodeKind.USER, NodeKind.ASSISTANT, NodeKind.RESULT]
-    assert [event.type for event in end.events] == [EventType.MODEL_REQUESTED, EventType.MODEL_RESPONDED]
-    assert end.usage.requests == 1
-
-
-async def test_what_led_to_a_call_is_written_before_the_call_runs() -> None:
-    seen: list[list[NodeKind]] = []
-    notebook = Notebook()
-
-    async def look(_context: ToolContext, _call_input: JsonObject) -> Json:
-        seen.append(kinds(notebook.written))
-        return None
-
-    tool = replace(SHOUT, handler=look)
-    talker = Talker(calls(("test__shout", {"text": "x"}, "c1")), says("done"))
-
-    end, _ = await run(talker, make_task(tools=(tool,)), notebook=notebook)
-
-    assert seen == [[NodeKind.SYSTEM, NodeKind.USER, NodeKind.ASSISTANT]]
-    assert kinds(notebook.written)[-1] is NodeKind.TOOL_RESULT
-    assert kinds(end.nodes) == [NodeKind.ASSISTANT, NodeKind.RESULT]
-
-
 @pytest.mark.spec("ETS-01.d", "REG-04.d")
 async def test_a_model_is_offered_the_surface_only_under_names_its_provider_takes() -> None:
     talker = Talker(calls(("test__write_it", {"text": "x"}, "c1")), says("done"))
@@ -140,15 +107,6 @@ async def test_a_model_is_offered_the_surface_only_under_names_its_provider_take
     assert [tool.name for tool in talker.info[0].function_tools] == ["test__shout", "test__write_it", "test__break"]
     assert notebook.started_calls == ["c1"]
     assert [node.payload["tool"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ["test.write_it"]
-
-
-@pytest.mark.spec("REG-05.b")
-async def test_a_models_description_of_a_tool_ends_with_its_long_instructions() -> None:
-    talker = Talker(says("done"))
-
-    await run(talker, make_task(tools=(replace(SHOUT, prompt="Only for names."),)))
-
-    assert talker.info[0].function_tools[0].description == "Shouts.\n\nOnly for names."
 
 
 @pytest.mark.spec("ETS-02.a")
@@ -201,14 +159,6 @@ async def test_an_output_holds_to_the_steps_schema(answers: list[ModelResponse])
     end, _ = await run(Talker(*answers), make_task(output_schema=SCHEMA))
 
     assert (end.end_reason, end.output) == (EndReason.COMPLETED, {"n": 3})
-
-
-async def test_a_violation_is_reported_to_the_model_as_the_calls_result() -> None:
-    talker = Talker(final({"n": "three"}), final({"n": 3}, "f2"))
-
-    await run(talker, make_task(output_schema=SCHEMA))
-
-    assert "$.n" in error_told(talker)["message"]
 
 
 async def test_an_output_that_never_holds_ends_the_run_after_a_few_tries() -> None:
@@ -325,48 +275,6 @@ async def test_a_run_that_reports_its_own_step_as_failed_ends_so_without_another
     assert (len(talker.told), len(again.told)) == (1, 0)
 
 
-@pytest.mark.spec("EXE-03.a")
-@pytest.mark.parametrize(("limit", "at_once"), [(1, 1), (2, 2), (10, 4)])
-async def test_reads_of_a_turn_run_beside_each_other_up_to_the_limit(limit: int, at_once: int) -> None:
-    inside, most = 0, 0
-
-    async def look(_context: ToolContext, _call_input: JsonObject) -> Json:
-        nonlocal inside, most
-        inside, most = inside + 1, max(most, inside + 1)
-        await others_run(5)
-        inside -= 1
-        return None
-
-    tool = ToolDefinition("test.look", "Look.", SHOUT.input_schema, look, Permission.READONLY)
-    talker = Talker(calls(*(("test__look", {"text": "x"}, f"c{n}") for n in range(4))), says("done"))
-
-    await run(talker, make_task(tools=(tool,), limits=AgentLimits(parallel_reads=limit)))
-
-    assert most == at_once
-
-
-@pytest.mark.spec("DIS-09.a")
-async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -> None:
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    limited = ModelHTTPError(status_code=429, model_name="m", body=None)
-    away = ModelConnectionError("m", "connection reset")
-    talker = Talker(limited, away, says("done"))
-
-    end, notebook = await run(talker, sleep=sleep)
-
-    assert end.output == "done"
-    assert len(pauses) == 2
-    assert pauses[0] < 1.0 <= pauses[1] <= 2.0
-    # A pause that is shown is written with what came before it; the rest is left for the end.
-    left = [event.data["attempt"] for event in end.events if event.type == EventType.MODEL_FAILED]
-    assert left == [1, 2][2 - len(left) :]
-    assert notebook.events.count(EventType.MODEL_FAILED) + len(left) == 2
-
-
 @pytest.mark.spec("DIS-09.a")
 @pytest.mark.parametrize(
     ("status", "attempts", "is_retryable"),
@@ -469,36 +377,7 @@ async def test_what_the_content_filter_stopped_is_no_result() -> None:
     assert (end.error.type, end.error.retryable) == ("content_filter", False)
 
 
-@pytest.mark.spec("DIS-12.c")
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(ModelContextWindowExceededError("m", "too long"), id="known to the library"),
-        pytest.param(
-            ModelHTTPError(400, "m", {"error": {"type": "exceed_context_size_error", "n_ctx": 512}}), id="llama.cpp"
-        ),
-    ],
-)
-async def test_a_full_context_ends_the_run_as_token_limit(error: Exception) -> None:
-    end, _ = await run(Talker(error, says("never")))
-
-    assert end.end_reason is EndReason.TOKEN_LIMIT
-    assert end.error is not None
-    assert end.error.message.startswith("the model's context is full")
-    assert not end.error.retryable
-
-
 async def test_a_tool_that_asks_for_it_does_not_stop_the_run() -> None:
     end, _ = await run(Talker(calls(("test__break", {}, "c1")), says("done")))
 
     assert end.end_reason is EndReason.COMPLETED
-
-
-async def test_the_prompt_ends_with_inputs_and_places_as_one_json_text() -> None:
-    talker = Talker(says("done"))
-
-    await run(talker, make_task(instructions="look", inputs={"a": 1}, run_dirs={"cwd": "/w"}))
-
-    system, user = talker.told[0][0].parts
-    assert system.part_kind == "system-prompt"
-    assert user.content == ["look", '{"inputs":{"a":1},"run_dirs":{"cwd":"/w"}}']  # type: ignore[union-attr]

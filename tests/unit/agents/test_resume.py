@@ -173,12 +173,6 @@ async def test_a_resumed_run_counts_the_turns_and_usage_of_its_first_life() -> N
     assert end.usage.requests == 3
 
 
-async def test_a_claim_that_died_before_its_first_node_starts_again() -> None:
-    end = await play(Notebook(), World(), is_resumed=True)
-
-    assert end.output == {"sum": 219}
-
-
 async def test_a_node_of_a_newer_program_is_refused() -> None:
     nodes = await whole_run()
     newer = replace(nodes[0], payload={**nodes[0].payload, "v": 99})

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,44 +87,6 @@ async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
 @pytest.fixture(params=[False, True], ids=["on a thread", "cheap"])
 def is_cheap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-async def test_a_cheap_one_makes_its_calls_one_after_the_other_without_a_thread() -> None:
-    threads: set[str] = set()
-
-    async def doubled(inputs: dict[str, Any], agent: AgentHandle) -> Any:
-        threads.add(threading.current_thread().name)
-        found = [(await agent.call("test.double", n=n))["doubled"] for n in inputs["numbers"]]
-        threads.add(threading.current_thread().name)
-        return {"sum": sum(found)}
-
-    scene = Scene(is_cheap=True)
-    end = await scene.play(doubled, numbers=[1, 2])
-    nodes = [*scene.notebook.written, *end.nodes]
-
-    assert (end.output, scene.turns) == ({"sum": 6}, [["t1c1"], ["t2c1"]])
-    assert threads == {threading.current_thread().name}
-    for cut in range(3, len(nodes)):  # the first three are written at once
-        again = Scene(Notebook(written=nodes[:cut]), is_cheap=True)
-        assert (await again.play(doubled, is_resumed=True, numbers=[1, 2])).output == {"sum": 6}
-
-
-async def test_its_calls_are_the_runs_and_what_it_returns_is_the_output() -> None:
-    scene = Scene()
-
-    end = await scene.play(summed, numbers=[1, 2, 3])
-
-    assert (end.end_reason, end.output, end.usage.tool_calls) == (EndReason.COMPLETED, {"sum": 12}, 5)
-    assert (sorted(scene.reads), scene.writes) == ([1, 2, 3], [12, 13])
-
-
-async def test_calls_awaited_at_once_are_one_turn_and_run_side_by_side() -> None:
-    scene = Scene()
-
-    await scene.play(summed, numbers=[1, 2, 3])
-
-    assert scene.turns == [["t1c1", "t1c2", "t1c3"], ["t2c1"], ["t3c1"]]
-    assert scene.most_at_once == 3
 
 
 async def test_more_calls_at_once_than_a_turn_holds_are_several_turns() -> None:
@@ -240,20 +201,6 @@ async def test_an_error_that_it_lets_through_ends_the_run_as_failed(is_cheap: bo
     assert end.error is not None
     assert end.error.type == "execution_failed"
     assert "ToolCallError: test.store was denied" in end.error.message
-
-
-async def test_what_it_raises_ends_the_run_with_the_last_line_of_the_traceback_and_its_place(is_cheap: bool) -> None:
-    async def broken(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
-        await agent.call("test.double", n=1)
-        empty: dict[str, int] = {}
-        return empty[agent.cwd]
-
-    end = await Scene(is_cheap=is_cheap).play(broken)
-
-    assert end.error is not None
-    assert end.error.message.startswith("the script failed: KeyError: '/c' (at ")
-    assert f"{Path(__file__).name}:" in end.error.message
-    assert end.error.retryable
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,6 @@ async def hinted(timeline: Timeline, until_s: float = 1.0) -> Timeline:
     return timeline
 
 
-@pytest.mark.spec("OPS-01")
-@pytest.mark.parametrize("demand", [TWO_HELD, WAITING], ids=["several steps on one worker", "a step waits"])
-async def test_a_worker_is_added_for_what_lasts_and_within_a_quarter_of_a_second(demand: Demand) -> None:
-    timeline = await hinted(Timeline(lambda _now_s: demand))
-
-    assert len(timeline.grown) == 1
-    assert timeline.grown[0] < 0.25
-
-
 @pytest.mark.parametrize("demand", [IDLE, CALM, Demand(2, 2), Demand(0, 0, frozenset({STEP}))], ids=str)
 async def test_none_is_added_for_what_the_workers_can_do_or_where_none_lives(demand: Demand) -> None:
     assert not (await hinted(Timeline(lambda _now_s: demand, most=4))).grown
@@ -90,14 +81,6 @@ async def test_tasks_that_follow_one_another_add_none_and_cost_few_looks() -> No
 
     assert not timeline.grown
     assert len(timeline.looks) <= 2 * 10 / 0.4
-
-
-async def test_workers_are_added_one_by_one_up_to_the_most_as_long_as_each_has_several_steps() -> None:
-    timeline = Timeline(lambda _now_s: Demand(timeline.count, 9), most=4)
-
-    await hinted(timeline, until_s=5)
-
-    assert timeline.count == 4
 
 
 async def test_no_row_is_read_where_no_worker_may_be_added() -> None:

@@ -84,10 +84,6 @@ def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
         child.kill()
 
 
-def test_our_own_process_is_alive() -> None:
-    assert make_record().is_process_alive
-
-
 @on_linux
 @pytest.mark.parametrize("by_s", [-3600, -2, 2, 3600])
 def test_a_clock_that_is_set_leaves_a_service_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: int) -> None:

@@ -17,7 +17,6 @@ from soong.shared.agents.definition import MEMORY_EXTRACTOR, builtin_definitions
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
-from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.sessions.session import CommandKind
@@ -25,7 +24,6 @@ from soong.shared.engine.tasks.step import Claim, Task
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.memory.files import FileMemory
-from soong.shared.tools.surface import Surface
 from soong.shared.toolsets.memory.provider import Memory
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.contract.test_asks import ask, take_up
@@ -106,25 +104,6 @@ class MemoryScene:
 async def memory(tmp_path: Path) -> MemoryScene:
     store = MemoryStore()
     return MemoryScene(store, await open_scene(store), tmp_path)
-
-
-@pytest.mark.spec("MEM-02.a", "MEM-02.c")
-async def test_a_session_that_ends_gets_a_run_of_its_own_that_reads_it_without_tools(memory: MemoryScene) -> None:
-    former = await memory.answered()
-
-    await memory.close()
-
-    (job,) = await memory.jobs()
-    claim = await take_up(memory.scene, job.id)
-    assert (claim.identity.definition, claim.identity.role, claim.identity.model) == (
-        MEMORY_EXTRACTOR,
-        Role.MAIN,
-        former.identity.model,
-    )
-    assert Surface.from_json(claim.surface).tools == ()
-    assert claim.spec.inputs["conversation"] == [{"asked": "find the bug", "answered": LONG}]
-    assert job.inputs["sources"] == [former.identity.run_id]
-    assert not await memory.is_closed()
 
 
 @pytest.mark.spec("MEM-02.b")

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
-
 from soong.orchestrator.owner.dispatcher import HEARD_OF, Dispatcher
 from tests.contract.scene import open_scene
 from tests.model.builders import make_step, make_worker
@@ -32,17 +30,6 @@ async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStor
     return Dispatcher(store.claims, store.sessions, queue, board), board, store, queue
 
 
-async def test_workers_are_called_in_turn() -> None:
-    dispatcher, board, _, _ = await a_dispatcher("wrk_1", "wrk_2")
-    await dispatcher.dispatch()
-    ears = [await board.subscribe_worker(worker) for worker in ("wrk_1", "wrk_2")]
-
-    called = [await dispatcher.call_worker() for _ in ears]
-
-    assert called == [True, True]
-    assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
-
-
 async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
     dispatcher, _, store, _ = await a_dispatcher()
     assert not await dispatcher.call_worker()
@@ -64,23 +51,6 @@ async def test_what_a_call_has_not_reached_is_sent_over_the_queue() -> None:
     await dispatcher.dispatch()
 
     assert queue.sent == 1
-
-
-@pytest.mark.parametrize(("ready", "called"), [(1, 1), (3, 2)])
-async def test_as_many_idle_workers_are_called_as_messages_are_sent(ready: int, called: int) -> None:
-    scene = await open_scene(MemoryStore())
-    board, queue = MemoryBus(), Queue()
-    await scene.store.sessions.register_worker(make_worker("wrk_full", slots=0))
-    other = await scene.another_worker()
-    dispatcher = Dispatcher(scene.store.claims, scene.store.sessions, queue, board)
-    ears = [await board.subscribe_worker(worker) for worker in (scene.worker, other, "wrk_full")]
-    await scene.task(*(f"s{number}" for number in range(ready)))
-
-    await dispatcher.dispatch()
-
-    heard = [await ear.wait(0.01) for ear in ears]
-    assert queue.sent == called
-    assert [heard.count(("",)), heard[-1]] == [called, ()]
 
 
 async def test_who_is_not_able_to_is_not_called_though_a_message_may_reach_it() -> None:

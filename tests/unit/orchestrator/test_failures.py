@@ -1,7 +1,6 @@
 """Which failures are tried again by themselves, how often and when (DAG-05)."""
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -67,26 +66,6 @@ async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: Contrac
 
 
 @pytest.mark.spec("DAG-05.c")
-async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: ContractHarness) -> None:
-    claim = await scene.start(make_step("a", max_attempts=3))
-    waits = []
-    for _ in range(2):
-        await fail(scene, claim, "provider_failed")
-        due_us = (await scheduler(scene).reconcile(scene.own)).due_us
-        assert due_us is not None
-        waits.append((due_us - scene.now_us) / 1_000_000)
-        scene.clock.advance(timedelta(microseconds=due_us - scene.now_us))
-        await scheduler(scene).reconcile(scene.own)
-        claim = await scene.claim_one()
-    await fail(scene, claim, "provider_failed")
-    look = await scheduler(scene).reconcile(scene.own)
-
-    assert waits == [1.0, 2.0]
-    assert (await scene.store.tasks.step(claim.step_key)).attempt == 3
-    assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
-
-
-@pytest.mark.spec("DAG-05.c")
 async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     step = await scene.store.tasks.step(claim.step_key)
@@ -122,17 +101,6 @@ async def service() -> AsyncIterator[OneLoop]:
 
 def fails(**more: Json) -> dict[str, Json]:
     return {"id": "f", "kind": "python", "call": "builtin.fail", "backoff_s": 0.01, **more}
-
-
-@pytest.mark.parametrize(
-    ("more", "attempts"),
-    [({}, 1), ({"on_failure": "retry"}, 4), ({"on_failure": "retry", "retries": 1}, 2), ({"retries": 2}, 3)],
-    ids=["no word of it", "retry", "retry once", "a number"],
-)
-async def test_a_plan_says_how_often_a_step_is_tried(service: OneLoop, more: dict[str, Json], attempts: int) -> None:
-    task = await service.run({"title": "t", "steps": [fails(**more)]})
-
-    assert (await service.store.tasks.steps(task.id))[0].attempt == attempts
 
 
 @step_function("test.wrong_value")
@@ -187,19 +155,3 @@ async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -
     statuses = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
     assert (task.status, task.reason) == (TaskStatus.FAILED, "f")
     assert statuses == {"f": StepStatus.FAILED, "w": StepStatus.CANCELLED}
-
-
-@pytest.mark.spec("DAG-10")
-async def test_keep_hands_on_why_it_failed(service: OneLoop) -> None:
-    bad = fails(on_failure="keep", inputs={"message": "the disk is full"})
-    told: dict[str, Json] = {
-        "id": "told",
-        "kind": "python",
-        "call": "builtin.echo",
-        "depends_on": ["f"],
-        "inputs": {"why": "${f.error.message}", "got": "${f.output}"},
-    }
-
-    task = await service.run({"title": "t", "steps": [bad, told]})
-
-    assert (await service.outputs(task.id))["told"] == {"why": "RuntimeError: the disk is full", "got": None}

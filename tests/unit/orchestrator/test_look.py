@@ -252,14 +252,6 @@ async def test_a_session_is_looked_at_once_when_its_next_retry_is_due() -> None:
     assert store.looks == 1
 
 
-async def test_messages_are_sent_for_what_a_called_worker_leaves() -> None:
-    broker = CountedBroker()
-    orchestrator = await called(MemoryStore(), MemoryBus(), broker)
-    assert (list(orchestrator._owned), broker.sent) == (["sess_1"], 0)
-
-    await until(lambda: broker.sent, 10)
-
-
 async def advance(store: MemoryStore, *ends: StepEnd, claim: int = 0) -> Advance:
     return await store.claims.advance(
         "wrk_1", ends, claim=claim, pools=("default",), capabilities=(), live_workers=1, now_us=START_US

@@ -54,26 +54,6 @@ async def test_a_wide_fan_out_and_its_join_run_once_each(service: OneLoop) -> No
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
 
-async def test_a_map_step_grows_by_its_items_and_hands_on_their_outputs_in_order(service: OneLoop) -> None:
-    over: dict[str, Json] = {
-        "id": "each",
-        "kind": "map",
-        "over": "${list.output.names}",
-        "as": "name",
-        "depends_on": ["list"],
-        "step": {"kind": "python", "call": "builtin.echo", "inputs": {"hello": "${name}"}},
-    }
-
-    task = await service.run(
-        plan(echo("list", {"names": ["c", "a", "b"]}), over, echo("end", {"all": "${each.output}"}, "each"))
-    )
-
-    outputs = await service.outputs(task.id)
-    assert outputs["each"] == [{"hello": "c"}, {"hello": "a"}, {"hello": "b"}]
-    assert outputs["end"] == {"all": outputs["each"]}
-    assert outputs["each[a]"] == {"hello": "a"}
-
-
 async def test_a_map_over_nothing_completes_with_an_empty_list(service: OneLoop) -> None:
     over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
     child: dict[str, Json] = {"kind": "python", "call": "builtin.echo"}
@@ -96,19 +76,6 @@ async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop
     assert task.status is TaskStatus.FAILED
     assert failed.error is not None
     assert "not a list" in failed.error.message
-
-
-@pytest.mark.spec("DAG-05")
-async def test_a_failed_step_is_tried_again_with_a_new_run(service: OneLoop) -> None:
-    flaky: dict[str, Json] = {"id": "f", "kind": "python", "call": "builtin.fail", "inputs": {"times": 2}, "retries": 2}
-
-    task = await service.run(plan({**flaky, "backoff_s": 0.01}))
-
-    runs = await service.store.runs.list_runs(task_id=task.id)
-    attempts = [run for run in runs if run.identity.step_key]
-    assert task.status is TaskStatus.COMPLETED
-    assert [run.attempt for run in attempts] == [1, 2, 3]
-    assert [run.retry_of for run in attempts] == ["", attempts[0].id, attempts[1].id]
 
 
 @pytest.mark.spec("DAG-05.b")

@@ -108,12 +108,6 @@ def test_quoted_scalars_are_text_and_blocks_keep_their_lines() -> None:
     assert value == {"a": "1", "b": "true", "c": "one\ntwo\n"}
 
 
-def test_each_part_knows_its_line() -> None:
-    document = read_document("title: x\nsteps:\n  - id: a\n    depends_on:\n      - b\n", "p.yaml")
-
-    assert document.place(("steps", 0, "depends_on", 0)) == "p.yaml:5 steps[0].depends_on[0]"
-
-
 def test_a_part_that_is_not_there_is_placed_at_what_is_around_it() -> None:
     document = read_document("title: x\nsteps:\n  - id: a\n", "p.yaml")
 

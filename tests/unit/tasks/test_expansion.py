@@ -1,17 +1,15 @@
 """Rows made of plans: lineage, edges, a map's children, retries."""
 
 import pytest
-from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
-from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, map_items
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
-from soong.shared.engine.tasks.new_tasks import new_task, next_attempt, retried_step
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan
@@ -79,23 +77,6 @@ def test_a_task_has_its_steps_with_keys_edges_and_policies() -> None:
     assert third.depends_on == (second.key, first.key)
     assert (first.max_attempts, first.on_failure, first.priority) == (3, FailurePolicy.FAIL_TASK, 7)
     assert (made.created_us, made.plan["title"]) == (5, "Two and a map")
-
-
-@pytest.mark.spec("CARD-3")
-def test_every_run_is_a_worker_below_the_orchestrators_root_run() -> None:
-    made = make()
-    root = made.root_run.identity
-
-    runs = [step.run for step in made.steps if step.run is not None]
-
-    assert root.role is Role.ORCHESTRATOR
-    assert len(runs) == 2
-    for run in runs:
-        assert (run.identity.role, run.identity.session_id) == (Role.WORKER, "sess_1")
-        assert (run.identity.parent_run_id, run.identity.parent_agent_id) == (root.run_id, root.agent_id)
-        assert run.identity.task_id == made.id
-    assert len({run.token for run in (*runs, made.root_run)}) == 3
-    assert all(len(run.token) == 32 for run in runs)
 
 
 def test_a_map_step_has_no_run_and_keeps_its_childrens_surface() -> None:
@@ -233,52 +214,6 @@ def run_of(new: NewRun) -> Run:
         started_us=None,
         ended_us=None,
     )
-
-
-def test_the_next_attempt_is_a_new_agent_with_the_same_parents_and_surface() -> None:
-    made = make()
-    step = row_of(made.steps[0])
-    assert made.steps[0].run is not None
-    last = run_of(made.steps[0].run)
-
-    run = next_attempt(replace(step, attempt=1, run_id=last.id), last)
-
-    assert (run.attempt, run.retry_of) == (2, last.id)
-    assert run.surface == last.surface
-    assert run.identity.parent_run_id == made.root_run.identity.run_id
-    assert run.identity.run_id != last.id
-    assert run.identity.agent_id != last.identity.agent_id
-    assert run.token != made.steps[0].run.token
-
-
-def test_steps_that_ask_for_the_same_share_one_surface_and_others_have_their_own() -> None:
-    text = """
-title: Many
-steps:
-  - {id: a, instructions: x, script: builtin.echo}
-  - {id: b, instructions: y, script: builtin.echo}
-  - {id: c, instructions: x, script: builtin.echo, allowed_tools: [code.read_file]}
-"""
-    first, same, other = (step.run.surface for step in make(parse_plan(text, "p.yaml")).steps if step.run is not None)
-
-    assert first is same
-    assert (first["asked"], other["asked"]) == ([], ["code.read_file"])
-
-
-def test_the_next_attempt_needs_the_tools_of_its_new_surface() -> None:
-    made = make(parse_plan("title: t\nsteps: [{id: a, instructions: x, script: builtin.echo}]", "p.yaml"))
-    step, run = row_of(made.steps[0]), made.steps[0].run
-    assert run is not None
-    last = run_of(run)
-
-    again = retried_step(
-        replace(step, attempt=1, run_id=last.id),
-        last,
-        StepSpec("a", instructions="x", script="builtin.echo"),
-        lambda _: {"v": 1, "decisions": [["code.search", True, "asked"], ["code.edit_file", False, "not asked"]]},
-    )
-
-    assert [need for need in again.needs if need.startswith("tool:")] == ["tool:code.search"]
 
 
 # -- claim modes

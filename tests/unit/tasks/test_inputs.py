@@ -1,5 +1,4 @@
 import pytest
-from msgspec import convert
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.jsontext import Json
@@ -7,7 +6,7 @@ from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Outcome, StepResult
+from soong.shared.engine.tasks.step import StepResult
 
 PLAN = parse_plan(
     """\
@@ -22,12 +21,6 @@ steps: [{id: a, instructions: x}]
 """,
     "p.yaml",
 )
-
-
-def test_values_of_a_command_line_take_the_type_of_their_input() -> None:
-    bound = bind_inputs(PLAN, {"where": "7", "depth": "5", "deep": "true", "names": '["a"]'})
-
-    assert bound == {"where": "7", "depth": 5, "deep": True, "names": ["a"], "more": None}
 
 
 @pytest.mark.parametrize(
@@ -46,31 +39,6 @@ def test_inputs_that_do_not_fit_are_refused_by_name(given: dict[str, Json], prob
         bind_inputs(PLAN, given)
 
     assert problem in str(raised.value)
-
-
-@pytest.mark.spec("DAG-02.c")
-def test_a_step_learns_the_results_it_asks_for() -> None:
-    spec: dict[str, Json] = {
-        "instructions": "see ${a.output.x}",
-        "inputs": {"how": "${a.outcome}", "all": "${steps.a}"},
-    }
-    results = {"a": StepResult("a", StepStatus.COMPLETED, {"x": 1}, Outcome.PARTIAL)}
-
-    bound = bind_step(convert(spec, StepSpec), {}, results)
-
-    assert bound.instructions == "see 1"
-    assert bound.inputs == {
-        "how": "partial",
-        "all": {
-            "output": {"x": 1},
-            "status": "completed",
-            "outcome": "partial",
-            "error": None,
-            "denials": [],
-            "unknown_effects": [],
-            "partial": None,
-        },
-    }
 
 
 def test_a_result_without_what_is_asked_of_it_is_named() -> None:

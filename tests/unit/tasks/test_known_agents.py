@@ -30,23 +30,6 @@ def step(agent: str) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize(
-    ("agent", "hint"),
-    [
-        ("reviwer", "did you mean 'reviewer'? known: default_worker_agent, reviewer, writer"),
-        ("nothing-like-it", "known: default_worker_agent, reviewer, writer"),
-    ],
-    ids=["a slip", "something else"],
-)
-def test_a_plan_learns_the_nearest_and_all_that_are_known(agent: str, hint: str) -> None:
-    with pytest.raises(InvalidPlanError) as refused:
-        plan_from_json({"title": "t", "steps": [step(agent)]}, "plan", catalogue().known())
-
-    assert [(one.problem, one.hint) for one in refused.value.problems] == [
-        (f"there is no agent definition {agent!r}", hint)
-    ]
-
-
-@pytest.mark.parametrize(
     ("change", "place"),
     [
         ({"add_steps": [{"id": "new", "instructions": "x", "agent": "reviwer"}]}, "update add_steps[0].agent"),
@@ -94,24 +77,6 @@ def test_a_step_has_the_model_of_its_definition(fields: JsonObject, model: str) 
     assert plan.steps[0].model == model
     assert plan.steps[1].step is not None
     assert plan.steps[1].step.model == model
-
-
-async def test_so_has_one_that_is_added_or_tried_again_by_another_agent() -> None:
-    scene = await open_scene(MemoryStore())
-    task = await scene.store.tasks.task(
-        await scene.task(make_step("a", kind=StepKind.AGENT, spec={"instructions": "x"}))
-    )
-    steps = await scene.store.tasks.steps(task.id)
-    change: JsonObject = {
-        "add_steps": [{"id": "new", "instructions": "x", "agent": "writer"}],
-        "retry_steps": [{"step": "a", "agent": "writer"}],
-    }
-
-    update = read_update(change, task, steps, MODELS)
-    own = read_update({"retry_steps": [{"step": "a", "agent": "writer", "model": "m:n"}]}, task, steps, MODELS)
-
-    assert (update.steps[0].model, update.attempts[0].changes["model"]) == ("openai:gpt-5", "openai:gpt-5")
-    assert own.attempts[0].changes["model"] == "m:n"
 
 
 def test_where_definitions_are_not_known_none_is_refused() -> None:

@@ -8,14 +8,11 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentDefinitionRegistry, ModelOptions
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.expansion import expand_map
-from soong.shared.engine.tasks.growth import planned
-from soong.shared.engine.tasks.new_tasks import new_task, retried_step
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.kinds.agent import parse_settings, read_settings, with_settings
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.step import NewTask, StepResult
-from tests.unit.agents.parts import row_of, task_of
-from tests.unit.tasks.test_expansion import SESSION, run_of
+from soong.shared.engine.tasks.step import NewTask
+from tests.unit.tasks.test_expansion import SESSION
 
 PLAN = """\
 title: t
@@ -52,38 +49,12 @@ def of_steps(task: NewTask) -> dict[str, Json]:
     return own | {step.step_id: options(step.spec.child_surface) for step in task.steps if step.spec.child_surface}
 
 
-@pytest.mark.spec("DIS-09")
-def test_a_step_sets_what_its_definition_leaves_open_or_says_otherwise() -> None:
-    assert of_steps(made()) == {
-        "plain": {"temperature": 0.2, "timeout_s": 9.0},
-        "own": {"temperature": 1.0, "timeout_s": 9.0, "thinking": "high"},
-        "each": {"temperature": 0.2, "timeout_s": 9.0, "max_tokens": 10},
-    }
-
-
 def test_a_command_sets_them_for_all_agents() -> None:
     assert of_steps(made(settings=parse_settings(["temperature=0", "thinking=off", "cache=false"]))) == {
         "plain": {"temperature": 0.0, "timeout_s": 9.0, "thinking": "off", "cache": False},
         "own": {"temperature": 0.0, "timeout_s": 9.0, "thinking": "off", "cache": False},
         "each": {"temperature": 0.0, "timeout_s": 9.0, "max_tokens": 10, "thinking": "off", "cache": False},
     }
-
-
-def test_items_of_a_map_and_later_attempts_keep_them() -> None:
-    task = made(settings={"temperature": 0.0})
-    rows = {step.step_id: row_of(step) for step in task.steps}
-    dependencies: dict[str, StepResult] = {}
-    children = expand_map(rows["each"], task_of(task), dependencies, task.root_run.identity)
-
-    assert [options(child.run.surface) for child in children if child.run] == [
-        {"temperature": 0.0, "timeout_s": 9.0, "max_tokens": 10}
-    ] * 2
-    own = next(step for step in task.steps if step.step_id == "own")
-    assert own.run is not None
-    surface_of = Catalogue(definitions=AgentDefinitionRegistry([CALM])).surface_of
-    again = retried_step(rows["own"], run_of(own.run), planned(rows["own"]), surface_of)
-    assert again.run is not None
-    assert options(again.run.surface) == {"temperature": 0.0, "timeout_s": 9.0, "thinking": "high"}
 
 
 @pytest.mark.parametrize(

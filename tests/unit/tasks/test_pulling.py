@@ -8,7 +8,6 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.growth import planned_task, standing_of
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
@@ -49,20 +48,6 @@ def pull_workers(document: JsonObject, *more: Step, planner: Planner | None = No
     return (planner or Planner(KNOWN, default_model="m")).pull_workers(dispatch, task, [*steps, *more], ROOT).steps
 
 
-def test_pull_workers_are_agents_beside_the_plan_under_the_tasks_root_run() -> None:
-    first, second = pull_workers({"count": 2, "max_steps": 5, "instructions": "Be quick in ${inputs.folder}."})
-
-    assert [step.step_id for step in (first, second)] == ["pull-worker-1", "pull-worker-2"]
-    assert first.is_pull_worker
-    assert first.run is not None
-    assert (first.run.identity.role, first.run.identity.parent_run_id) == (Role.WORKER, "run_root")
-    assert (first.depends_on, first.on_failure, first.max_attempts) == ((), FailurePolicy.KEEP, 1)
-    assert first.spec.max_steps == 5
-    assert "at most 5" in first.spec.instructions
-    assert "Be quick in ${inputs.folder}." in first.spec.instructions
-    assert first.claim_mode is ClaimMode.ASSIGNED
-
-
 def test_additional_pull_workers_get_other_ids() -> None:
     (first,) = pull_workers({})
     standing = replace(row_of(first), is_pull_worker=True)
@@ -70,18 +55,6 @@ def test_additional_pull_workers_get_other_ids() -> None:
     (second,) = pull_workers({}, standing)
 
     assert second.step_id == "pull-worker-2"
-
-
-def test_the_tools_for_steps_are_always_among_a_pull_workers() -> None:
-    asked: list[object] = []
-
-    def surface_of(step: object) -> JsonObject:
-        asked.append(getattr(step, "allowed_tools", None))
-        return {}
-
-    pull_workers({"allowed_tools": ["code.read_file"]}, planner=Planner(KNOWN, surface_of, "m"))
-
-    assert asked == [(*PULL_WORKER_TOOLS, "code.read_file")]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidPlanError
-from soong.shared.engine.runs.budgets import Budget
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
 
@@ -52,20 +51,6 @@ def test_a_step_takes_its_fields_and_defaults() -> None:
         PlanInput("depth", "integer", is_required=False, default=3),
         PlanInput("where", "string", "a folder"),
     )
-
-
-@pytest.mark.spec("DIS-07", "DAG-08")
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ("{max_turns: 3, tokens: 4, cost_usd: 0.5, wall_s: 1.5}", Budget(4, 500_000, 3, 1_500_000)),
-        ("{cost_usd: 0.0000001}", Budget(microusd=1)),
-        ("{max_turns: null}", Budget()),
-        ("{}", Budget()),
-    ],
-)
-def test_a_plan_has_limits_of_its_task(limits: str, expected: Budget) -> None:
-    assert parse("- {id: a, instructions: look}", f"title: t\nlimits: {limits}").limits == expected
 
 
 @pytest.mark.spec("DIS-07", "DAG-08")
@@ -336,19 +321,6 @@ def test_a_plan_without_steps_is_refused() -> None:
         parse_plan("title: t\nsteps: []", "p.yaml")
 
 
-def test_all_problems_are_reported_at_once_in_document_order() -> None:
-    with pytest.raises(InvalidPlanError) as raised:
-        parse("- {id: a, instructions: x, depends_on: [q]}\n- {id: a, instructions: y, retries: -1}\n- {id: b}")
-
-    assert [found.place for found in raised.value.problems] == [
-        "p.yaml:3 steps[0].depends_on[0]",
-        "p.yaml:4 steps[1].retries",
-        "p.yaml:4 steps[1].id",
-        "p.yaml:5 steps[2]",
-    ]
-    assert len(str(raised.value).splitlines()) == 4
-
-
 @pytest.mark.spec("DAG-02.b")
 def test_two_cycles_of_ten_thousand_steps_are_found_without_recursion() -> None:
     count = 10_000
@@ -415,13 +387,6 @@ def test_a_bad_head_is_refused(head: str, problem: str) -> None:
 
 
 # -- claim modes
-@pytest.mark.spec("DAG-03")
-def test_a_step_says_that_it_is_to_be_pulled() -> None:
-    plan = parse("- {id: a, instructions: look, claim: pull}\n- {id: b, instructions: look}\n")
-
-    assert [step.claim for step in plan.steps] == [ClaimMode.PULL, ClaimMode.ASSIGNED]
-
-
 @pytest.mark.parametrize(
     ("step", "said"),
     [
@@ -460,11 +425,6 @@ def test_a_word_of_a_closed_set_lists_the_set_once() -> None:
         parse_plan("title: T\nsteps:\n- {id: a, kind: foreach, instructions: go}\n", "plan")
 
     assert str(raised.value) == ("plan:3 steps[0].kind: 'foreach' is not one of agent, python, map; write one of them")
-
-
-def test_a_limit_is_written_out() -> None:
-    with pytest.raises(InvalidPlanError, match="at most 2592000"):
-        parse_plan("title: T\nsteps:\n- {id: a, instructions: go, timeout_s: 9999999}\n", "plan")
 
 
 def test_the_text_of_a_plan_in_place_of_a_path_is_recognised() -> None:

@@ -125,17 +125,3 @@ async def test_no_allow_rule_answers_a_question_of_a_call_and_a_deny_rule_refuse
     assert not allowing.asks_each_time(CallFacts.of(question))
     assert question.target.scope == ""  # and so no grant for the session is offered
     assert evaluate(Policy((Rule(Effect.DENY, "test.ask/*"),)), question).effect is Effect.DENY
-
-
-async def test_after_an_answer_the_rest_of_the_time_runs_on(tmp_path: Path) -> None:
-    async def asks_and_hangs(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        await context.ask(QUESTION)
-        await asyncio.Event().wait()
-        return None
-
-    gate = SlowPerson(Verdict(is_allowed=True, author="person"))
-
-    result = await pipeline(gate, tmp_path, asks_and_hangs).execute(ToolCall("call_1", "test.asks", {}))
-
-    assert result.error is not None
-    assert result.error.type == "timeout"

@@ -9,7 +9,6 @@ from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import digest, parse_strict
 from soong.shared.sandbox.process import ProcessRunner
-from soong.shared.tools.definition import Target
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock
 from tests.unit.tools.hook_programs import Programs, hook_runs
@@ -27,29 +26,6 @@ async def denied(bench: PipelineHarness) -> str:
     assert result.error.type is ErrorType.HOOK_DENIED
     assert (bench.gate.asked, bench.log.starts) == ([], [])
     return result.error.message
-
-
-@pytest.mark.spec("EXE-13")
-async def test_a_program_learns_of_the_call_in_one_document(programs: Programs) -> None:
-    programs.python("open('told.json', 'w').write(json.dumps(told))")
-    tool = make_tool(target=lambda _context, _input: Target("path", "/p", "/p/x"))
-
-    assert (await programs.bench(tool).call("test.echo", text="hé")).ok
-
-    told: Any = parse_strict((programs.home / "told.json").read_bytes())
-    assert {key: told[key] for key in ("v", "stage", "hook", "tool_call_id", "input")} == {
-        "v": 1,
-        "stage": "pre",
-        "hook": "check",
-        "tool_call_id": "call_1",
-        "input": {"text": "hé"},
-    }
-    assert told["tool"] == {"name": "test.echo", "permission": "readonly", "tags": ["readonly"]}
-    assert told["run_dirs"] == {"project": str(programs.project), "cwd": str(programs.project)}
-    assert (told["derived"]["target"]["shown"], told["derived"]["cwd"]) == ("/p/x", str(programs.project))
-    assert (told["run"]["run_id"], told["run"]["role"]) == ("run_1", "worker")
-    assert told["effect_id"] == "run_1/call_1"
-    assert "result" not in told
 
 
 @pytest.mark.spec("EXE-13")

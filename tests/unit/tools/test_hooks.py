@@ -122,16 +122,6 @@ async def test_ask_beats_allow_whatever_the_order_and_allow_replaces_nobody() ->
     assert bench.gate.asked[0].hook_result == "ask"
 
 
-@pytest.mark.spec("EXE-13.b")
-async def test_a_hook_can_stop_the_run() -> None:
-    bench = bench_with(pre(PreOutcome("stop", "enough")), pre(RuntimeError()))
-
-    result = await bench.call("test.echo")
-
-    assert result.error is not None
-    assert (result.error.message, result.error.details) == ("enough", {"hook": "checker", "stop_run": True})
-
-
 @pytest.mark.spec("EXE-13.b", "EXE-13.c")
 async def test_hooks_add_context_and_replace_what_the_model_sees() -> None:
     async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
@@ -305,28 +295,6 @@ async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may
     assert told == [{"cwd": "/p", "project": "/p"}]
 
 
-@pytest.mark.spec("EXE-13.b", "EXE-09")
-async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
-    async def slow(call: HookCall) -> PreOutcome:
-        await call.progress.report("asking the linter", {"files": 3})
-        return PreOutcome()
-
-    bench = bench_with(NamedHook("slow", slow))
-
-    await bench.call("test.echo", text="x")
-
-    (kind, data), (second, _) = bench.log.notes
-    assert (kind, second) == ("tool_progress", "hook_run")
-    assert data == {
-        "tool_call_id": "call_1",
-        "tool": "test.echo",
-        "hook": "slow",
-        "message": "asking the linter",
-        "data": {"files": 3},
-        "event_id": "call_1.7.1",
-    }
-
-
 @pytest.mark.spec("EXE-13.e")
 @pytest.mark.parametrize("stage", ["pre", "post"])
 async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
@@ -438,22 +406,6 @@ async def test_a_post_hook_cannot_make_a_failure_a_success() -> None:
 
     assert result.error is not None
     assert result.error.type is ErrorType.EXECUTION_FAILED
-
-
-@pytest.mark.spec("EXE-13")
-async def test_each_post_hook_sees_what_the_one_before_made_of_the_content() -> None:
-    async def louder(_call: HookCall, result: ToolResult) -> PostOutcome:
-        block = result.content[0]
-        assert isinstance(block, TextBlock)
-        return PostOutcome((TextBlock(block.text + "!"),), (f"saw {block.text}",))
-
-    hooks = (NamedHook("one", louder), NamedHook("two", louder))
-    bench = bench_with(post=hooks)
-
-    result = await bench.call("test.echo", text="x")
-
-    assert (result.content, result.data) == ((TextBlock("x!!"),), "x")
-    assert result.metadata["hook_context"] == ["saw x", "saw x!"]
 
 
 def test_hooks_of_two_sources_are_asked_in_their_order() -> None:

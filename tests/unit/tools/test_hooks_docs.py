@@ -74,18 +74,6 @@ async def test_the_program_of_the_example_denies_vendored_code(tmp_path: Path) -
     assert allowed.ok
 
 
-@pytest.mark.spec("EXE-13")
-async def test_the_function_of_the_example_has_the_call_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdk, "_PRE", {})
-    exec(compile(example("python", 1), "docs/reference/hooks.md", "exec"), {"__name__": "example"})
-    tool = make_tool("code.run_command", input_schema=TEXT_INPUT)
-    bench = make_bench([tool], hooks=sdk.registered_hooks())
-
-    await bench.call("code.run_command", text="x")
-
-    assert bench.gate.asked[0].hook_result == "ask"
-
-
 SECTION = TEXT.partition("## Around what a server asks")[2]
 
 

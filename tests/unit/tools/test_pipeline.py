@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, UnconfirmedDecisionError
-from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
@@ -41,17 +41,6 @@ async def failure(bench: PipelineHarness, tool: str = "test.echo", **fields: Jso
     assert result.error is not None
     assert bench.ended == result
     return result.error.type
-
-
-@pytest.mark.spec("EXE-01", "EXE-06.a", "EXE-12")
-async def test_a_call_is_permitted_started_and_finished_in_this_order() -> None:
-    bench = make_bench([make_tool()])
-
-    result = await bench.call("test.echo", text="hi")
-
-    assert result.content == (TextBlock("hi"),)
-    assert bench.log.entries == [("started", "call_1"), ("finished", "call_1")]
-    assert bench.gate.asked[0].input_digest == digest({"text": "hi"})
 
 
 @pytest.mark.spec("ETS-02.a", "RES-05")
@@ -224,23 +213,6 @@ async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
     assert bench.artifacts.stored == [b"x" * 50_000]
 
 
-@pytest.mark.spec("RES-03.b")
-async def test_the_limit_is_the_tools_own_where_it_has_one() -> None:
-    big = returning({"rows": ["x" * 100] * 3})
-    bench = make_bench(
-        [
-            make_tool("test.small", handler=big, max_result_chars=200),
-            make_tool("test.page", handler=big, max_result_chars=200, keeps_full_output=True),
-        ]
-    )
-
-    small, page = await bench.call("test.small"), await bench.call("test.page")
-
-    assert small.metadata["truncated"] is True
-    assert small.data == page.data
-    assert page.artifacts == ()
-
-
 async def test_data_for_programs_has_a_limit_of_its_own() -> None:
     config = PipelineConfig(max_result_chars=100, max_data_chars=500)
     bench = make_bench([make_tool(handler=returning({"x": "y" * 600}))], config=config)
@@ -332,38 +304,9 @@ async def test_no_time_limit_is_above_the_maximum_from_any_source(own: timedelta
         assert await failure(bench) is ErrorType.TIMEOUT
 
 
-@pytest.mark.spec("EXE-08.a")
-async def test_a_tool_without_a_limit_of_its_own_has_the_default() -> None:
-    config = PipelineConfig(default_timeout=timedelta(milliseconds=10))
-    bench = make_bench([make_tool(handler=_waiting)], config=config)
-
-    async with asyncio.timeout(5):
-        assert await failure(bench) is ErrorType.TIMEOUT
-
-
 async def _waiting(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
     await asyncio.Event().wait()
     return None
-
-
-@pytest.mark.spec("EXE-09.a")
-async def test_progress_is_an_event_while_the_handler_runs() -> None:
-    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        await context.progress.report("reading", {"file": 1})
-        return "done"
-
-    bench = make_bench([make_tool(handler=handler)])
-
-    await bench.call("test.echo")
-
-    assert bench.log.entries == [("started", "call_1"), ("note", "tool_progress"), ("finished", "call_1")]
-    assert bench.log.notes[0][1] == {
-        "tool_call_id": "call_1",
-        "tool": "test.echo",
-        "message": "reading",
-        "data": {"file": 1},
-        "event_id": "call_1.7.2",
-    }
 
 
 async def _interrupted(work: Awaitable[Any], reached: asyncio.Event) -> None:
@@ -514,14 +457,6 @@ async def test_a_tools_own_permission_check_can_only_tighten(verdict: Any, type:
 
     assert await failure(bench) is type
     assert bench.gate.asked == []
-
-
-async def test_a_tool_that_asks_to_be_asked_is_asked() -> None:
-    bench = make_bench([make_tool(check_permissions=lambda *_: "ask")])
-
-    await bench.call("test.echo")
-
-    assert bench.gate.asked[0].hook_result == "ask"
 
 
 async def test_a_target_that_refuses_ends_the_call_before_anyone_is_asked() -> None:

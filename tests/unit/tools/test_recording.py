@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
 from soong.shared.tools.execution import PROGRESS_BURST
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PostOutcome, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import (
@@ -135,22 +135,6 @@ async def test_a_call_that_its_own_tool_refuses_has_its_decision_as_an_event() -
 
 # -- evidence
 @pytest.mark.spec("RES-01.e")
-async def test_a_result_names_the_events_of_its_call() -> None:
-    async def handler(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        await context.progress.report("half way")
-        return "done"
-
-    bench = make_bench([make_tool(handler=handler)])
-
-    result = await bench.call("test.echo")
-
-    start, note = bench.log.starts[0], bench.log.notes[0][1]
-    assert result.evidence == (start.record.event_id, note["event_id"], bench.log.records[-1].event_id)
-    assert len(set(result.evidence)) == 3
-    assert bench.ended.evidence == result.evidence
-
-
-@pytest.mark.spec("RES-01.e")
 async def test_a_tool_cannot_name_its_own_evidence() -> None:
     bench = make_bench([make_tool(handler=gives(ToolResult("", evidence=("forged",))))])
 
@@ -158,14 +142,6 @@ async def test_a_tool_cannot_name_its_own_evidence() -> None:
 
 
 # -- context nodes
-@pytest.mark.spec("RES-01.d")
-async def test_a_call_that_runs_alone_may_add_context() -> None:
-    bench = make_bench([make_tool(handler=adds(SKILL), traits=alone)])
-
-    assert (await bench.call("test.echo")).context_nodes == (SKILL,)
-    assert bench.ended.context_nodes == (SKILL,)
-
-
 @pytest.mark.spec("RES-01.d", "RES-05")
 async def test_a_call_that_runs_beside_others_may_not() -> None:
     bench = make_bench([make_tool(handler=adds(SKILL))])
@@ -406,16 +382,6 @@ async def test_a_hook_cannot_make_a_write_of_a_call_that_runs_beside_others() ->
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT
     assert bench.gate.asked == []
-
-
-@pytest.mark.spec("RES-01")
-async def test_content_that_a_hook_replaces_is_held_to_the_same_rules() -> None:
-    async def replacing(_call: HookCall, _result: ToolResult) -> PostOutcome:
-        return PostOutcome(content=(TextBlock("lone \ud800"),))
-
-    bench = make_bench([make_tool()], hooks=Hooks(post=(NamedHook("replaces", replacing),)))
-
-    assert (await bench.call("test.echo", text="x")).content == (TextBlock("lone \ufffd"),)
 
 
 @pytest.mark.spec("REG-10.b", "REG-03.b")

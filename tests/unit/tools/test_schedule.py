@@ -117,16 +117,6 @@ def words(results: list[ToolResult]) -> list[str]:
     return [result.error.type.value if result.error else "ok" for result in results]
 
 
-@pytest.mark.spec("EXE-03.a")
-async def test_reads_run_together_up_to_the_limit() -> None:
-    executor = Executor()
-
-    results = await run_turn(calls("r" * 25), executor)
-
-    assert executor.most == 10
-    assert [result.tool_call_id for result in results] == [f"r{position}" for position in range(25)]
-
-
 @pytest.mark.spec("EXE-03.d")
 async def test_nothing_crosses_the_border_of_a_group() -> None:
     executor = Executor()
@@ -161,22 +151,6 @@ async def test_one_failed_agent_cancels_no_sibling_and_stops_only_itself() -> No
     results = await run_turn(calls("aaar"), Executor(frozenset({"a1"})))
 
     assert words(results) == ["ok", "execution_failed", "ok", "ok"]
-
-
-@pytest.mark.spec("EXE-11")
-async def test_queued_and_yielded_are_one_event_each_for_a_turn() -> None:
-    notes: list[tuple[str, JsonObject]] = []
-
-    async def note(type: str, data: JsonObject) -> None:
-        notes.append((type, data))
-
-    await run_turn(calls("rrw"), Executor(), note=note)
-
-    tools = {"r0": "code.read", "r1": "code.read", "w2": "code.write"}
-    assert notes == [
-        ("tool_queued", {"groups": [["r0", "r1"], ["w2"]], "kinds": ["reads", "write"], "tools": tools}),
-        ("tool_yielded", {"calls": ["r0", "r1", "w2"]}),
-    ]
 
 
 @pytest.mark.spec("EXE-11")

@@ -1,6 +1,5 @@
 """A definition written by hand: what is wrong with a field is told when it is registered."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -62,11 +61,3 @@ def test_a_permission_may_be_written_by_its_name() -> None:
     assert kept is not None
     assert kept.permission is Permission.READONLY
     assert "readonly" in kept.tags
-
-
-def test_a_right_definition_is_kept_as_it_is() -> None:
-    tool = make_tool("test.a", timeout=timedelta(seconds=1), aliases=("a",), tags=frozenset({"office"}))
-
-    kept = ToolRegistry().register(tool)
-
-    assert (kept.timeout, kept.aliases, kept.handler) == (tool.timeout, tool.aliases, tool.handler)

@@ -40,17 +40,6 @@ def test_every_tool_is_in_one_toolset(name: str, toolset: str) -> None:
     assert toolset_of(name) == toolset
 
 
-@pytest.mark.spec("REG-12.a", "REG-12.b", "ETS-08")
-@pytest.mark.parametrize("name", ["filesystem", "skills", "memory", "tasks", "agents", "mcp.git"])
-def test_a_toolset_is_switched_off_as_one_and_explained(name: str) -> None:
-    without, whole = surface(f'[toolsets]\n"{name}" = false'), surface("")
-
-    gone = set(whole.tools) - set(without.tools)
-
-    assert gone == {tool for tool in whole.tools if toolset_of(tool) == name} != set()
-    assert {each.rule for each in without.decisions if each.tool in gone} == {f"config toolsets.{name} = false"}
-
-
 @pytest.mark.spec("REG-12.b", "ETS-08")
 def test_a_toolset_is_reduced_tool_by_tool() -> None:
     reduced = surface('[toolsets]\nfilesystem = ["code.read_file", "*.search"]')

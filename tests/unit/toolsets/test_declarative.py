@@ -91,15 +91,6 @@ def test_a_file_that_says_no_permission_writes_and_is_marked_declarative(home: P
     assert tool.tags == {"declarative", "write"}
 
 
-def test_files_are_read_in_the_order_of_their_names_and_others_are_left_alone(home: Path) -> None:
-    write(home, "b", name="team.second")
-    write(home, "a", name="team.first")
-    (home / "tools" / "script.py").write_text("print()")
-    (home / "tools" / ".hidden.json").write_text("no JSON")
-
-    assert [tool.name for tool in tools_of(home)] == ["team.first", "team.second"]
-
-
 def test_a_home_without_a_folder_of_tools_has_none(tmp_path: Path) -> None:
     assert tools_of(tmp_path) == ()
 
@@ -125,16 +116,6 @@ def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
 
     assert [tool.name for tool in registry.definitions()] == ["code.x", "a.first"]
     assert registry.source_of("a.first") == f"file {home}/tools/echo.json"
-
-
-@pytest.mark.spec("REG-07.e", "SKL-01")
-def test_every_process_registers_skills_and_the_declared_tools_of_its_home(home: Path) -> None:
-    write(home, name="a.first")
-
-    names = [tool.name for tool in make_registry(ToolEnvironment(home)).definitions()]
-
-    assert names[-1] == "a.first"
-    assert {"internal.list_skills", "internal.load_skill", "code.read_file"} <= set(names[:-1])
 
 
 @pytest.mark.spec("CMD-02")

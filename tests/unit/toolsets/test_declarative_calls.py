@@ -15,11 +15,11 @@ from soong.shared.permissions.scope import offered_scope
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.ports import ToolCall, Verdict
-from soong.shared.tools.result import ErrorType, JsonBlock, ToolResult
+from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs
-from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
+from tests.unit.toolsets.declaring import Declared, make_declared
 from tests.waiting import until
 
 SAY_ALL = """
@@ -43,16 +43,6 @@ def declared(tmp_path: Path) -> Declared:
 
 def is_gone(pid: int) -> bool:
     return not is_alive(pid)
-
-
-@pytest.mark.spec("CMD-03")
-async def test_a_program_that_answers_null_has_answered(declared: Declared) -> None:
-    declared.python("print('{\"data\": null}')")
-
-    result = await declared.call(text="which user is that?")
-
-    assert (result.ok, result.data, result.summary) == (True, None, "null")
-    assert result.content == (JsonBlock(None),)
 
 
 @pytest.mark.spec("CMD-03.a", "CMD-05.c")
@@ -136,13 +126,6 @@ async def test_a_program_that_ends_badly_is_an_error_with_its_code_and_the_end_o
     assert await declared.error() == (ErrorType.EXECUTION_FAILED, expected)
 
 
-@pytest.mark.spec("CMD-03")
-async def test_an_error_that_a_program_reports_is_the_result(declared: Declared) -> None:
-    declared.python('print(\'{"error": {"type": "file_not_found", "message": "no such ticket"}}\')')
-
-    assert await declared.error() == (ErrorType.FILE_NOT_FOUND, "no such ticket")
-
-
 @pytest.mark.spec("CMD-03.d")
 async def test_the_log_of_a_program_that_ends_well_is_kept_beside_the_result(declared: Declared) -> None:
     declared.python("import sys; print('\\x1b[31mcareful\\x1b[0m', file=sys.stderr); print('{\"summary\": \"ok\"}')")
@@ -173,23 +156,6 @@ async def test_a_program_that_prints_more_than_its_limit_is_ended(declared: Decl
 
     assert (type_, "more than 100000 bytes" in message) == (ErrorType.LIMIT_EXCEEDED, True)
     assert is_gone(int((declared.project / "pid").read_text()))
-
-
-@pytest.mark.spec("CMD-03", "EXE-08")
-async def test_a_program_over_its_time_ends_with_all_it_started_and_its_log_is_kept(declared: Declared) -> None:
-    code = (
-        "import subprocess, sys, time; child = subprocess.Popen(['setsid', 'sleep', '100'])\n"
-        "open('pid', 'w').write(str(child.pid)); print('half way', file=sys.stderr, flush=True); time.sleep(100)"
-    )
-    declared.python(code, timeout_ms=1500)
-
-    result = await declared.call()
-
-    assert result.error is not None
-    assert result.error.type is ErrorType.TIMEOUT
-    assert "half way" in str(result.content)
-    pid = int((declared.project / "pid").read_text())
-    await until(lambda: is_gone(pid))
 
 
 @pytest.mark.spec("EXE-07")
@@ -451,12 +417,6 @@ async def test_a_handler_keeps_to_its_time_without_a_pipeline(declared: Declared
     assert result.error is not None
     assert result.error.type is ErrorType.TIMEOUT
     assert result.metadata == {"stdout": "half", "stdout_bytes": 5, "partial": True}
-
-
-async def test_the_same_python_answers_with_its_arguments(declared: Declared) -> None:
-    declared.python(SAY_ARGUMENTS, "--", "{{text}}", "{{number}}")
-
-    assert await declared.data(text="-x", number=-1) == ["--", "-x", "-1"]
 
 
 def _program(path: Path, line: str = "true") -> Path:

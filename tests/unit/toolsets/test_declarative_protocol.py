@@ -122,13 +122,6 @@ def test_a_tool_does_not_speak_for_the_core(type_: str) -> None:
     assert not result.error.retryable
 
 
-def test_an_error_without_words_takes_the_summary() -> None:
-    result = read({"is_error": True, "summary": "went wrong"})
-
-    assert result.error is not None
-    assert (result.error.type, result.error.message) == (ErrorType.EXECUTION_FAILED, "went wrong")
-
-
 @pytest.mark.spec("CMD-03.b")
 @pytest.mark.parametrize(
     ("document", "expected"),

@@ -1,9 +1,7 @@
 """The documents on declared tools and skills say what the code does; their examples run."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from soong.shared.toolsets.declarative.definition import ToolFile
 from soong.shared.toolsets.declarative.protocol import _ERROR_FIELDS, _FIELDS, CLAIMABLE
 from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
-from tests.unit.toolsets.declaring import make_declared
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -30,16 +27,6 @@ def example(name: str, language: str) -> str:
 
 def rows(text: str, heading: str) -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", text.partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
-
-
-@pytest.mark.spec("CMD-02", "CMD-03", "CMD-04")
-async def test_the_declared_example_runs(tmp_path: Path) -> None:
-    declared = make_declared(tmp_path)
-    fields: dict[str, Any] = json.loads(example("reference/declarative.md", "json"))
-    declared.write(**{**fields, "name": "team.tool"})
-    (declared.project / "-odd name.txt").write_text("a\nb\nc\n")
-
-    assert await declared.data(path="-odd name.txt") == {"lines": 3}
 
 
 def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:

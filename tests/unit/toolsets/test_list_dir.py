@@ -40,25 +40,6 @@ async def test_a_recursive_list_is_sorted_as_a_whole(project: Project) -> None:
     assert listed == sorted(listed) == ["a", "a-b", "a-b/y", "a.txt", "a/c", "a/c/d", "a/x", "b"]
 
 
-@pytest.mark.spec("FS-02.a")
-@pytest.mark.parametrize("limit", [1, 3, 7, 8])
-async def test_a_limit_gives_the_first_entries_and_says_that_more_follow(project: Project, limit: int) -> None:
-    for name in ("a/x", "a.txt", "a-b/y", "b", "a/c/d"):
-        project.file(name)
-    everything = paths(await project.data("list_dir", recursive=True))
-
-    data = await project.data("list_dir", recursive=True, limit=limit)
-
-    assert paths(data) == everything[:limit]
-    assert data["truncated"] is (limit < len(everything))
-
-
-@pytest.mark.spec("FS-02.a")
-@pytest.mark.parametrize("limit", [-1, 0, 1001, 10**9, "5 files"])
-async def test_a_limit_out_of_range_is_invalid(project: Project, limit: int) -> None:
-    assert await project.error("list_dir", limit=limit) is ErrorType.INVALID_INPUT
-
-
 @pytest.mark.spec("FS-02")
 async def test_links_are_never_followed(project: Project) -> None:
     (project.outside / "secret.txt").write_text("x")
@@ -101,10 +82,6 @@ async def test_a_file_or_nothing_cannot_be_listed(project: Project) -> None:
 
     assert await project.error("list_dir", path="x") is ErrorType.INVALID_INPUT
     assert await project.error("list_dir", path="gone") is ErrorType.FILE_NOT_FOUND
-
-
-async def test_an_empty_directory_says_so(project: Project) -> None:
-    assert text_of(await project.call("list_dir")) == "[empty]"
 
 
 @pytest.mark.spec("FS-02")

@@ -55,32 +55,6 @@ def test_a_toolset_of_a_module_is_registered_after_the_built_in_tools(module: Mo
     assert registry.source_of("code.read_file") == "built-in"
 
 
-@pytest.mark.spec("REG-06.a", "REG-06.c")
-def test_a_register_function_has_every_form_of_registering(module: Module) -> None:
-    name = module(
-        """
-        from soong import Permission, ToolDefinition
-
-        async def echo(context, call_input):
-            return call_input
-
-        class Adapter:
-            def tools(self):
-                return (ToolDefinition("team.b", "Second.", {"type": "object"}, echo),)
-
-        def register(registry):
-            registry.register_tool("team.a", "First.", {"type": "object"}, echo)
-            registry.add(Adapter())
-            registry.tool("team.c", description="Third.")(lambda: None)
-        """
-    )
-    registry = ToolRegistry()
-
-    register_modules(registry, (name, name))
-
-    assert [tool.name for tool in registry.definitions()] == ["team.a", "team.b", "team.c"]
-
-
 @pytest.mark.spec("REG-06")
 def test_the_setting_reaches_clients_by_their_settings(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -29,23 +29,6 @@ async def test_a_whole_small_file_is_read_with_its_number_of_lines(project: Proj
     assert text_of(result) == "     1\tone\n     2\ttwo\n     3\tthree\n[no newline at the end of the file]\n"
 
 
-@pytest.mark.spec("FS-01.a", "FS-01.c")
-async def test_a_page_says_where_to_go_on(project: Project) -> None:
-    project.file("x", "".join(f"{n}\n" for n in range(1, 501)))
-
-    first = await project.data("read_file", path="x")
-    second = await project.data("read_file", path="x", start_line=first["next_start_line"], max_lines=1000)
-
-    assert (first["end_line"], first["truncated"], first["next_start_line"]) == (200, True, 201)
-    assert (second["start_line"], second["end_line"], second["truncated"], second["total_lines"]) == (
-        201,
-        500,
-        False,
-        500,
-    )
-    assert first["text"] + second["text"] == (project.root / "x").read_text()
-
-
 @pytest.mark.spec("FS-01.a")
 @pytest.mark.parametrize(
     "arguments",

@@ -42,16 +42,6 @@ async def test_matches_carry_path_line_and_text_sorted_by_path_and_line(project:
     }
 
 
-@pytest.mark.spec("FS-03.a")
-async def test_a_glob_narrows_and_a_path_starts_elsewhere(project: Project) -> None:
-    for name in ("a/x.py", "a/x.md", "b/x.py"):
-        project.file(name, "hit\n")
-
-    assert found(await project.data("search", query="hit", glob="*.py")) == [("a/x.py", 1), ("b/x.py", 1)]
-    assert found(await project.data("search", query="hit", path="a")) == [("a/x.md", 1), ("a/x.py", 1)]
-    assert found(await project.data("search", query="hit", path="a/x.py")) == [("a/x.py", 1)]
-
-
 @pytest.mark.spec("FS-03.c")
 async def test_more_matches_than_the_limit_are_said_to_follow(project: Project) -> None:
     project.file("x", "hit\n" * 300)

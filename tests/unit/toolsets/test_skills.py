@@ -75,36 +75,6 @@ def shelves(tmp_path: Path) -> Shelves:
     return Shelves(tmp_path / "home", tmp_path / "project", Config())
 
 
-@pytest.mark.spec("SKL-01.a")
-async def test_skills_of_user_and_project_are_listed_with_what_they_ask_for(shelves: Shelves) -> None:
-    shelves.user("review", skill("How to review.", allowed_tools="[code.read_file, code.search]", permissions="[a:/b]"))
-    shelves.of_project("release", skill("How to release.", allowed_tools="code.read_file, code.run_command"))
-
-    result = await shelves.call("list_skills")
-
-    assert isinstance(result.data, dict)
-    assert result.data["skills"] == [
-        {
-            "name": "review",
-            "level": "user",
-            "description": "How to review.",
-            "allowed_tools": ["code.read_file", "code.search"],
-            "permissions": ["a:/b"],
-        },
-        {
-            "name": "release",
-            "level": "project",
-            "description": "How to release.",
-            "allowed_tools": ["code.read_file", "code.run_command"],
-            "permissions": [],
-        },
-    ]
-    assert text_of(result).splitlines() == [
-        "- review (user): How to review. [asks for: code.read_file, code.search, a:/b]",
-        "- release (project): How to release. [asks for: code.read_file, code.run_command]",
-    ]
-
-
 @pytest.mark.spec("SKL-01.b")
 async def test_a_loaded_skill_becomes_a_context_node(shelves: Shelves) -> None:
     path = shelves.user("review", skill(body="# Review\n\nRead twice.", allowed_tools="code.write_file"))

@@ -66,15 +66,6 @@ def test_the_four_tools_are_readonly_and_those_that_change_state_run_alone(child
     assert alone == {"agent.task_claim_step", "agent.task_update_step"}
 
 
-async def test_a_child_sees_its_task_and_its_step(child: Child) -> None:
-    result = await child.call("get")
-
-    data = cast("dict[str, Any]", result.data)
-    assert data["your_step"]["id"] == "a"
-    assert data["steps"]["ready"] == 3
-    assert not child.gate.asked
-
-
 @pytest.mark.spec("ETS-07.a", "DAG-01.c")
 async def test_a_child_sees_its_own_and_the_ready_steps_that_are_agents_work(child: Child) -> None:
     data = cast("dict[str, Any]", (await child.call("query_steps")).data)
@@ -105,13 +96,6 @@ async def test_what_is_not_its_own_is_refused(child: Child, tool: str, arguments
 
     assert result.error is not None
     assert result.error.type is error
-
-
-async def test_progress_is_recorded_in_one_line_under_the_runs_fence(child: Child) -> None:
-    result = await child.call("update_step", progress="read 3\n of 10")
-
-    assert result.ok
-    assert (await child.store.tasks.step(child.claim.step_key)).progress == "read 3 of 10"
 
 
 @pytest.mark.spec("DAG-03.b")

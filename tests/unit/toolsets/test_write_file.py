@@ -16,21 +16,6 @@ from soong.shared.toolsets.code import atomic_write
 from tests.unit.toolsets.parts import Project, text_of
 
 
-@pytest.mark.spec("FS-04.b")
-async def test_a_new_file_is_written_with_its_directories(project: Project) -> None:
-    result = await project.call("write_file", path="a/b/x.md", content="hello\n")
-
-    sha256 = hashlib.sha256(b"hello\n").hexdigest()
-    assert (project.root / "a/b/x.md").read_text() == "hello\n"
-    assert result.data == {"path": "a/b/x.md", "size": 6, "sha256": sha256, "created": True}
-    assert result.metadata["deliverable"] == {
-        "path": str(project.root / "a/b/x.md"),
-        "size": 6,
-        "sha256": sha256,
-        "created": True,
-    }
-
-
 @pytest.mark.spec("FS-04", "FS-07.f", "PER-06")
 async def test_what_is_asked_is_the_resolved_path_its_folder_and_the_size(project: Project) -> None:
     await project.call("write_file", path="a/../x.md", content="one\ntwo")

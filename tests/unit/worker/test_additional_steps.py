@@ -154,21 +154,6 @@ async def test_a_failed_run_fails_what_it_holds_for_the_same_reason() -> None:
     assert "nobody answered" in step.error.message
 
 
-async def test_a_step_that_was_reported_keeps_its_report_whatever_becomes_of_the_run() -> None:
-    process = Process()
-
-    async def work(claim: Claim) -> StepEnd:
-        more = await process.take(claim)
-        assert await process.additional.end(held(claim), end(more, "mine"))
-        assert process.additional.held_by(held(claim)) is None
-        return end(claim, status=StepStatus.FAILED, error=StepError("failed", "later"))
-
-    async with process.running(work, *own_and_more()):
-        pass
-
-    assert ((await process.step()).status, (await process.step()).output) == (StepStatus.COMPLETED, "mine")
-
-
 @pytest.mark.spec("EVT-05")
 async def test_what_is_reported_holds_no_secret() -> None:
     process = Process(redactor=Redactor(("hunter2hunter2",)))

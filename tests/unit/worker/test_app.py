@@ -29,8 +29,3 @@ def test_a_dispatch_as_it_is_sent_is_ours() -> None:
 )
 def test_a_message_of_another_form_is_not(payload: Any) -> None:
     assert not is_dispatch({}, payload)
-
-
-@pytest.mark.parametrize("header", ["eta", "expires"])
-def test_a_message_for_another_time_is_not(header: str) -> None:
-    assert not is_dispatch({header: "9999-12-31T23:59:59+00:00"}, [["disp_1"], {}, NOTHING_MORE])

@@ -62,15 +62,6 @@ class HeartbeatHarness:
             ticked()
 
 
-def test_an_answered_beat_keeps_the_incarnation() -> None:
-    bench = HeartbeatHarness(ScriptedHeartbeatWriter([True]))
-
-    bench.step(times=20)
-
-    assert bench.lost == []
-    assert bench.heart.beats == ["wrk_1"] * 20
-
-
 @pytest.mark.spec("DAG-03")
 def test_an_unanswered_beat_is_borne_for_the_trust_window_only() -> None:
     bench = HeartbeatHarness(ScriptedHeartbeatWriter([None]))

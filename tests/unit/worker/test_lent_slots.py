@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.unit.worker.test_slots import SlotsHarness, done
@@ -37,26 +35,6 @@ class Waiters:
         self.most_at_work = max(self.most_at_work, self.at_work)
         await asyncio.sleep(self.work_s)
         self.at_work -= 1
-
-
-@pytest.mark.spec("DIS-09")
-async def test_a_run_that_waits_for_long_gives_its_slot_to_other_steps() -> None:
-    waiters = Waiters(capacity=1, wait_s=0.5)
-    steps = await waiters.bench.hold("w", *"abcde")
-
-    assert {step.status for step in steps} == {StepStatus.COMPLETED}
-    assert waiters.done == [*"abcde", "w"]
-    assert waiters.most_held == 2
-    assert waiters.most_at_work == 1
-    assert waiters.bench.slots.free_slots() == 1
-
-
-async def test_a_short_wait_keeps_its_slot() -> None:
-    waiters = Waiters(capacity=1, wait_s=PATIENCE_S)
-    await waiters.bench.hold("w", *"ab")
-
-    assert waiters.done == ["w", *"ab"]
-    assert waiters.most_held == 1
 
 
 async def test_runs_whose_wait_is_over_come_before_new_steps_and_never_beyond_the_slots() -> None:

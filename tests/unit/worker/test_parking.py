@@ -80,10 +80,6 @@ async def scene(
     await asyncio.gather(run, return_exceptions=True)
 
 
-def is_timed(made: ParkingHarness) -> bool:
-    return made.parking._timer is not None
-
-
 async def _for_ever() -> None:
     await asyncio.get_running_loop().create_future()
 
@@ -113,18 +109,6 @@ async def test_a_run_with_a_call_that_still_works_is_not_parked_until_that_has_e
 
 
 @pytest.mark.spec("PER-13")
-async def test_calls_that_all_wait_are_parked_with_all_their_questions() -> None:
-    async with scene() as made:
-        with ExitStack() as waits:
-            for request in ("req_2", "req_1"):
-                waits.enter_context(made.parking.call())
-                waits.enter_context(made.parking.waiting(request))
-
-            assert await made.is_stopped()
-        assert made.rows.asked == [["req_1", "req_2"]]
-
-
-@pytest.mark.spec("PER-13")
 async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
     async with scene(after_s=30.0) as made:
         begun_s = asyncio.get_running_loop().time()
@@ -145,16 +129,6 @@ async def test_a_run_that_waits_for_nothing_is_not_parked() -> None:
         with made.parking.call():
             assert not await made.is_stopped()
         assert made.rows.asked == []
-
-
-@pytest.mark.spec("PER-13")
-async def test_an_answer_in_time_leaves_the_run_where_it_is() -> None:
-    async with scene(after_s=30.0) as made:
-        with made.parking.call():
-            with made.parking.waiting("req_1"):
-                assert is_timed(made)
-            assert not is_timed(made)
-            assert not await made.is_stopped()
 
 
 @pytest.mark.spec("PER-13")

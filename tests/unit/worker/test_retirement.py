@@ -47,10 +47,6 @@ async def test_a_worker_that_never_gets_a_step_ends_after_its_idle_time() -> Non
     assert (await retired_at()).now_s == 60
 
 
-async def test_the_time_counts_from_the_end_of_the_last_step() -> None:
-    assert (await retired_at(started=[5, 50], ended=[6, 55])).now_s == 55 + 60
-
-
 async def test_a_worker_that_holds_a_step_does_not_end_however_long_that_takes() -> None:
     hours = await retired_at(started=[59], ended=[100_000])
 

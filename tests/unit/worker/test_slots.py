@@ -84,24 +84,6 @@ def done(claim: Claim, output: Json = None) -> StepEnd:
     )
 
 
-async def test_one_dispatch_fills_all_spare_slots() -> None:
-    running = 0
-    most = 0
-
-    async def work(claim: Claim) -> StepEnd:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await others_run(20)
-        running -= 1
-        return done(claim)
-
-    steps = await SlotsHarness(work, capacity=4).hold(*"abcdefgh")
-
-    assert most == 4
-    assert {step.status for step in steps} == {StepStatus.COMPLETED}
-
-
 class SlowStore(MemoryStore):
     """Its first claim takes as long as a test lets it."""
 

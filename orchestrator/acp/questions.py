@@ -12,10 +12,12 @@ import acp
 from acp import schema
 
 from soong.orchestrator.approvals.full_input import FullInput, read_full_input
+from soong.orchestrator.approvals.question_facts import facts_of
+from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.inert import inert
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question, RequestState
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 
 MAX_OLD_BYTES: Final = 1024 * 1024
@@ -83,7 +85,8 @@ def tool_call_of(request: PermissionRequest, whole: FullInput) -> schema.ToolCal
     """Return the call that a question is about, with all that a person needs to decide."""
     who = request.identity
     title = inert(f"{request.tool} {request.shown}")[:MAX_TITLE_CHARS]
-    facts = "\n".join(f"{name}: {inert(value)}" for name, value in _facts(request).items() if value)
+    document = ApprovalSchema.of_question(Question(request, RequestState.PENDING)).model_dump()
+    facts = "\n".join(f"{name}: {inert(value)}" for name, value in facts_of(document) if value)
     blocks: list[Any] = [acp.tool_content(acp.text_block(facts))]
     diff = _diff(request, whole)
     if diff is not None:
@@ -100,26 +103,6 @@ def tool_call_of(request: PermissionRequest, whole: FullInput) -> schema.ToolCal
         locations=locations,
         raw_input=dict(whole.input),
     )
-
-
-def _facts(request: PermissionRequest) -> dict[str, str]:
-    """Return what a person is shown of a question besides its diff, by name."""
-    who = request.identity
-    unknown = [f"{one.get('tool')} {one.get('shown') or ''}" for one in request.unknown_effects]
-    return {
-        "step": f"{who.step_key.partition('/')[2]} {who.step_title}".strip(),
-        "who": f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})",
-        "parent": f"agent {who.parent_agent_id}, run {who.parent_run_id}" if who.parent_run_id else "none",
-        "dispatched": f"{who.origin.principal}, another side than the session's" if who.origin.is_foreign else "",
-        "tool": f"{request.tool} ({', '.join(dict.fromkeys((request.permission, *request.tags)))})",
-        request.target_kind or "target": request.shown,
-        "host": request.host,
-        "risk": f"{request.risk}{' - DANGEROUS' if request.is_dangerous else ''}: {request.risk_summary}",
-        "in": request.cwd,
-        "with env": ", ".join(request.env),
-        "may have happened already": "; ".join(unknown),
-        "advice": f"{request.suggested.value.replace('_', ' ')} (policy)",
-    }
 
 
 def _kind(request: PermissionRequest) -> schema.ToolKind:

@@ -21,14 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 from soong.orchestrator.approvals.full_input import FullInput, read_full_input
+from soong.orchestrator.approvals.question_facts import VALUE_CHARS, facts_of
 from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.console import cut, folded, visible
 from soong.orchestrator.cli.question_text import (
     GOES_ON,
     MARGIN,
-    VALUE_CHARS,
     age_text,
-    facts_of,
     input_lines,
     quoted,
     short_id,

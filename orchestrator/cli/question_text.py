@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from soong.orchestrator.cli.console import compact, folded, is_terminal, visible
+from soong.orchestrator.approvals.question_facts import VALUE_CHARS, facts_of, step_text
+from soong.orchestrator.cli.console import folded, is_terminal, visible
 from soong.orchestrator.cli.step_words import Document
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
 
-VALUE_CHARS: Final = 300
 SHORT_ID_CHARS: Final = 8
 WAITS: Final = "waits"
 MARGIN: Final = "  | "
@@ -38,36 +38,6 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def step_text(who: Document) -> str:
-    """Return the step that an asker works at: its id in the plan and its title."""
-    step, title = who["step_key"].partition("/")[2], who["step_title"]
-    return f"{step}  {title}".strip() if title != step else step
-
-
-def facts_of(question: Document) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a question without its preview, by name; callers leave out empty values."""
-    who, target = question["identity"], question["target"]
-    model = who["model"] or "default"
-    yield "step", step_text(who)
-    yield "who", f"{who['role']} agent {who['agent_id']}, run {who['run_id']} ({who['definition']}, model {model})"
-    foreign = f"{who['dispatched_by']}, another side than the session's: none of its rules and grants answers"
-    yield "dispatched", foreign if who["is_foreign"] else ""
-    yield "parent", f"agent {who['parent_agent_id']}, run {who['parent_run_id']}" if who["parent_run_id"] else "none"
-    words = dict.fromkeys((question["permission"], *question["tags"]))
-    yield "tool", f"{question['tool']} ({', '.join(words)})"
-    yield target["kind"] or "target", target["shown"]
-    yield "host", target["host"]
-    summary = f": {question['risk_summary']}" if question["risk_summary"] else ""
-    yield "risk", f"{question['risk']}{' - DANGEROUS' if question['is_dangerous'] else ''}{summary}"
-    yield "hook", question["hook_result"] if question["hook_result"] != "none" else ""
-    yield "in", question["cwd"]
-    yield "with env", ", ".join(question["env"])
-    yield "arguments", "" if question["preview"] else compact(question["arguments"], VALUE_CHARS)
-    for effect in question["unknown_effects"]:
-        yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
-    yield "advice", f"{question['suggested'].replace('_', ' ')} (policy)"
 
 
 def grant_text(question: Document) -> str:

@@ -12,6 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
+from soong.orchestrator.approvals.question_facts import facts_of
 from soong.orchestrator.mcp.api import SoongContext, called, lines_of, shortened, shown, told
 from soong.orchestrator.operations import approvals
 from soong.orchestrator.operations.approvals import AnswerableApproval, AnswerableApprovalDetail
@@ -21,11 +22,6 @@ from soong.shared.core import timing
 from soong.shared.core.inert import inert
 
 MAX_PREVIEW_CHARS: Final = 6_000
-_ASKED: Final = (
-    "id tool target risk risk_summary is_dangerous is_outward is_tainted identity cwd env session_grant preview "
-    "arguments unknown_effects"
-)
-"""What a person reads of a question before they answer it."""
 
 ApprovalId = Annotated[str, Field(max_length=80, description="The question's id, `req_…`.")]
 Choice = Literal["allow_once", "allow_for_session", "deny"]
@@ -80,9 +76,13 @@ async def ask_person(
     document = await called(ctx, approvals.show_approval, request_id=approval)
     if not document["may_answer"]:
         raise ToolError(f"this question is not yours to answer: {document['may_not_because']}")
-    asked = shortened({name: document[name] for name in _ASKED.split()}, MAX_PREVIEW_CHARS)
+    short = shortened(document, MAX_PREVIEW_CHARS)
+    facts = [(name, value) for name, value in facts_of(short) if name != "arguments"]
+    facts += [(name, short[name]) for name in ("is_tainted", "session_grant", "preview", "arguments")]
+    lines = filter(None, (lines_of({name: value}) for name, value in facts))
+    asked = "\n".join((f"{approval}: {short['tool']} asks for permission", *lines))
     offers_session = "allow_for_session" in document["choices"]
-    return Elicit(inert(lines_of(asked), keeps_blanks=True), PersonsAnswer if offers_session else PersonsYesOrNo)
+    return Elicit(inert(asked, keeps_blanks=True), PersonsAnswer if offers_session else PersonsYesOrNo)
 
 
 async def answer_approval(

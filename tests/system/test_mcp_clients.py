@@ -21,7 +21,7 @@ from tests.system.transcripts import check_transcript, shortened
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.d", "PER-13.g")]
 
-PAGE: Final = ROOT / "docs" / "mcp-clients.md"
+PAGE: Final = ROOT / "docs" / "reference" / "mcp-clients.md"
 PLAN: Final = """
 title: A note
 steps:
@@ -204,7 +204,7 @@ def test_claude_code_submits_waits_has_its_user_answer_and_reads(service: CliHar
     assert "it still waits" in closed["content"]
     assert [one["id"] for one in still] == [question["id"]]
     (dialog,) = claude.dialogs()
-    assert f"shown: {service.folder}/claude.txt" in dialog["message"]
+    assert f"path: {service.folder}/claude.txt" in dialog["message"]
     assert result(answered)["sentence"].startswith("allowed once by")
     assert (result(over)["status"], result(ended)["exit_code"]) == ("completed", 0)
     assert (service.folder / "claude.txt").read_text() == "hello"

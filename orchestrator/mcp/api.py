@@ -18,10 +18,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 from starlette.requests import Request
 
-from soong.orchestrator.client.home_api import ApiProblemError as RefusedError
+from soong.orchestrator.client.home_api import ApiProblemError
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.calls import DirectCalls
-from soong.orchestrator.operations.documents import Reply
+from soong.orchestrator.operations.documents import OperationReply
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.value import Value
@@ -57,10 +57,10 @@ class ApiCalls(Value):
     def rights(self) -> frozenset[str]:
         return frozenset(str(right) for right in Right if self.caller.may(right))
 
-    async def call(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> Reply:
+    async def call(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> OperationReply:
         """Return what an operation returns when it is called with these arguments.
 
-        Raises: ApiProblemError; ToolError when an id is not an id.
+        Raises: ToolProblemError; ToolError when an id is not an id.
         """
         routes = (one for one in self.routes.routes if isinstance(one, APIRoute))
         route = next(one for one in routes if inspect.unwrap(one.endpoint) is operation)
@@ -76,8 +76,8 @@ class ApiCalls(Value):
         calls, method = DirectCalls(self.routes, self.caller), next(iter(route.methods or {"GET"}))
         try:
             return await calls.reply(method, route.path.format(**ids), query=query, body=body, headers=headers)
-        except RefusedError as refused:
-            raise ApiProblemError(refused.status, refused.document) from None
+        except ApiProblemError as refused:
+            raise ToolProblemError(refused.status, refused.document) from None
 
 
 ApiOf = Callable[[Request | None], Awaitable[ApiCalls]]
@@ -111,7 +111,7 @@ async def called(
 
 
 @dataclass(eq=False)
-class ApiProblemError(ToolError):
+class ToolProblemError(ToolError):
     """A problem document as a tool's error: what is wrong, and what to do."""
 
     status: int

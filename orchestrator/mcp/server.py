@@ -19,7 +19,7 @@ from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ValidationError
 
 from soong.orchestrator.mcp import task_tools
-from soong.orchestrator.mcp.api import MAX_ERRORS_SHOWN, ApiProblemError, Document, ServerState, SoongContext, called
+from soong.orchestrator.mcp.api import MAX_ERRORS_SHOWN, Document, ServerState, SoongContext, ToolProblemError, called
 from soong.orchestrator.mcp.approval_tools import answer_approval, list_approvals, show_approval
 from soong.orchestrator.operations import runs, tasks
 from soong.shared.core.inert import inert
@@ -81,7 +81,7 @@ async def _json(ctx: SoongContext, operation: Callable[..., Any], **given: str) 
 async def _document(ctx: SoongContext, operation: Callable[..., Any], **given: str | int) -> Document:
     try:
         return await called(ctx, operation, **given)
-    except ApiProblemError as error:
+    except ToolProblemError as error:
         kind = ResourceNotFoundError if error.status == 404 else ResourceError
         raise kind(str(error)) from None
     except ToolError as error:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of, called, shown, told
 from soong.orchestrator.operations import plans, progress, runs, service, tasks
-from soong.orchestrator.operations.documents import Page, PlanSchema, Reply, Submitted, TaskDetail
+from soong.orchestrator.operations.documents import OperationReply, Page, PlanSchema, Submitted, TaskDetail
 from soong.orchestrator.operations.runs import After
 from soong.orchestrator.operations.strict import Cursor, InSession, InTask, Limit, StepCursor
 from soong.orchestrator.operations.submissions import Goal
@@ -202,7 +202,7 @@ async def wait_for_task(
     return shown({**document, "state": state, "is_over": is_over, "hint": _next(document, api, is_over=is_over)})
 
 
-async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> Reply:
+async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> OperationReply:
     """Poll until there is news; a client that asked for progress receives it every few seconds."""
     seen = f'"{after}"' if after else ""
     meta = ctx.request_context.meta

@@ -20,7 +20,7 @@ from soong.orchestrator.approvals.decide import TargetChecker, offers_session
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Approver, HasLeft, Left, Reader, Rhythm, Service, until_changed
-from soong.orchestrator.operations.documents import Page, Reply
+from soong.orchestrator.operations.documents import OperationReply, Page
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, Cursor, InSession, Limit, RequestId, StrictRoute, Wait
 from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema, TargetStatusSchema
@@ -173,15 +173,15 @@ class ApprovalsQuery:
         await self._poll()
         return self._tag != self.seen if self.seen else bool(self._told)
 
-    async def reply(self) -> Reply:
+    async def reply(self) -> OperationReply:
         await self._poll()
         headers = {"ETag": self._tag}
         if self._tag == self.seen:
-            return Reply(None, 304, headers)
+            return OperationReply(None, 304, headers)
         shown = [view.shape() for view in await self._views()]
         last = self._found[0 if self._is_all else -1].request.id if len(self._found) >= self.limit else None
         items = [*reversed(shown)] if self._is_all else shown
-        return Reply(Page[AnswerableApproval].model_construct(items=items, next=last), headers=headers)
+        return OperationReply(Page[AnswerableApproval].model_construct(items=items, next=last), headers=headers)
 
     async def _views(self) -> Sequence[ApprovalView]:
         """Return the questions in their sessions. Callers that ask at the same time share the reading of a session."""
@@ -251,7 +251,7 @@ async def list_approvals(
     wait: Wait = 0,
     attend: Attend = False,
     if_none_match: Seen = "",
-) -> Reply:
+) -> OperationReply:
     """List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
 
     With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
@@ -303,7 +303,7 @@ async def answer_approval(
     request_id: RequestId,
     body: AnswerBody,
     wait: Annotated[
-        int, Query(ge=0, le=timing.PATIENCE_S, description="Seconds to wait for the decision to take effect.")
+        int, Query(ge=0, le=round(timing.PATIENCE_S), description="Seconds to wait for the decision to take effect.")
     ] = 5,
 ) -> AnswerableApproval:
     """Answer a question. The first answer counts, from any channel; the call waits briefly for the owner's decision."""

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from soong.orchestrator.client.home_api import ApiProblemError, Document, Query, events_of, texts_of
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.documents import Reply
+from soong.orchestrator.operations.documents import OperationReply
 from soong.orchestrator.operations.limits import CALLER
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
@@ -43,14 +43,14 @@ class DirectCalls(Value):
         query: Query | None = None,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> OperationReply:
         """Return the document of an operation with its status and headers. Raises: ApiProblemError."""
         exchange = _Exchange(b"" if body is None else json.dumps(body).encode())
         await self.app(self._scope(method, path, query, headers or {}), exchange.receive, exchange.send)
         document: Any = json.loads(bytes(exchange.received)) if exchange.received else {}
         if exchange.status >= 400:
             raise ApiProblemError(exchange.status, document)
-        return Reply(document, exchange.status, exchange.headers)
+        return OperationReply(document, exchange.status, exchange.headers)
 
     async def text(self, path: str, *, query: Query | None = None) -> str:
         """Return what an operation answers with that sends text. Raises: ApiProblemError."""

@@ -19,6 +19,7 @@ from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.task_feed import TaskFeeds
 from soong.orchestrator.operations.watched_reads import SharedReads, SubscriptionPool, WatchedReads
 from soong.shared.core import timing
+from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
@@ -153,6 +154,11 @@ class ServiceParts:
         if self._catalogue is None or (self._catalogue.done() and self._catalogue.exception() is not None):
             self._catalogue = asyncio.create_task(asyncio.to_thread(Catalogue.of, self.client.settings))
         return await asyncio.shield(self._catalogue)
+
+    def settings_of(self, caller: Caller) -> Settings:
+        """Return the settings for a caller: the projects of the HTTP API do not bound the user of this machine."""
+        settings = self.client.settings
+        return settings.model_copy(update={"http_projects": ()}) if caller.is_local else settings
 
     async def target_checker(self) -> TargetChecker:
         """Return what looks at the targets of questions on this machine."""

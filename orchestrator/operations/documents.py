@@ -107,7 +107,7 @@ class HealthSchema(Schema):
     status: str
 
 
-class Reply(Value):
+class OperationReply(Value):
     """A document with a status or headers of its own; without one: nothing has changed."""
 
     document: Any
@@ -115,9 +115,9 @@ class Reply(Value):
     headers: Mapping[str, str] = {}
 
 
-def respond(returned: BaseModel | Reply) -> Response:
+def respond(returned: BaseModel | OperationReply) -> Response:
     """Return what an operation returns as it is sent."""
-    reply = returned if isinstance(returned, Reply) else Reply(returned)
+    reply = returned if isinstance(returned, OperationReply) else OperationReply(returned)
     headers = dict(reply.headers)
     if reply.document is None:
         return Response(status_code=reply.status, headers=headers)

@@ -9,16 +9,15 @@ from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import (
-    Client,
     Submission,
 )
 from soong.orchestrator.client.submission import Ids, NextAsk, follow_up, new_ids, title_of
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service
 from soong.orchestrator.operations.documents import (
+    OperationReply,
     PlanSchema,
     PreviewSchema,
-    Reply,
     Submitted,
 )
 from soong.orchestrator.operations.events import TASKS_TOLD
@@ -44,6 +43,7 @@ from soong.orchestrator.operations.submissions import (
 from soong.orchestrator.operations.tasks import task_schema
 from soong.orchestrator.schemas.run import SessionSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.kinds import TaskKind
@@ -55,7 +55,7 @@ from soong.shared.storage.store import Store
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 
 _Work = TypeVar("_Work", SubmissionBody, AskBody)
-Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Client], Submission]
+Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Settings], Submission]
 """Makes a body ready to be written, for a principal and with these ids."""
 IdempotencyKey = Annotated[
     str,
@@ -87,7 +87,7 @@ async def submit_task(
     body: SubmissionBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-) -> Reply:
+) -> OperationReply:
     """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
@@ -107,7 +107,7 @@ async def submit_ask(
     body: AskBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-) -> Reply:
+) -> OperationReply:
     """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
 
     With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
@@ -117,7 +117,7 @@ async def submit_ask(
 
 async def _submit(
     service: Service, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
-) -> Reply:
+) -> OperationReply:
     """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
     if body.allows:
         caller.require(Right.APPROVE)
@@ -125,7 +125,8 @@ async def _submit(
     if key and await _stands(service.store, ids):
         return await _submitted(service, ids, status=200)
     # A plan of thousands of steps is no matter of milliseconds.
-    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), service.client)
+    settings = service.settings_of(caller)
+    ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), settings)
     return await _written(service, ready, traceparent, is_named=bool(key))
 
 
@@ -142,14 +143,14 @@ async def submit_follow_up(
     body: FollowUpBody,
     idempotency_key: IdempotencyKey = "",
     traceparent: TraceParent = "",
-) -> Reply:
+) -> OperationReply:
     """Give the agent of a session's last ask another goal: it knows the conversation so far.
 
     The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
     """
     store, catalogue = service.store, await service.catalogue()
     session = await store.sessions.session(session_id)
-    await check_follow_up(caller, session, store.consent, catalogue, service.client.settings)
+    await check_follow_up(caller, session, store.consent, catalogue, service.settings_of(caller))
     task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
     if task_id and await _stands(store, Ids(session_id, task_id)):
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
@@ -168,7 +169,7 @@ async def _last_root(store: Store, session_id: str) -> Run:
     raise NotFoundError("session with an ask", session_id)
 
 
-async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> Reply:
+async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> OperationReply:
     """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
     # The caller's span, and never the one that this process was started by.
     task = replace(ready.task, trace_parent=well_formed(traceparent))
@@ -182,12 +183,12 @@ async def _written(service: Service, ready: Submission, traceparent: str, *, is_
 
 
 @router.post("/v1/tasks/preview")
-async def preview_plan(service: Service, _caller: Runner, body: PreviewBody) -> PreviewSchema:
+async def preview_plan(service: Service, caller: Runner, body: PreviewBody) -> PreviewSchema:
     """Show what the steps of a plan will ask for, resolved and judged, and write nothing.
 
     The yes to a step as it is shown goes into `step_grants` of its submission.
     """
-    preview = await asyncio.to_thread(previewed, body, await service.catalogue(), service.client.settings)
+    preview = await asyncio.to_thread(previewed, body, await service.catalogue(), service.settings_of(caller))
     return preview_document(preview)
 
 
@@ -222,8 +223,8 @@ def _reused() -> ProblemError:
     return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
 
 
-async def _submitted(service: Service, ids: Ids, *, status: int) -> Reply:
+async def _submitted(service: Service, ids: Ids, *, status: int) -> OperationReply:
     store = service.store
     session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
     shape = Submitted(session=SessionSchema.of(session), task=await task_schema(service, task))
-    return Reply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})
+    return OperationReply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})

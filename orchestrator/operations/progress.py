@@ -10,7 +10,7 @@ from starlette.responses import Response
 from soong.orchestrator.client.client import lack_of, tasks_planned_by
 from soong.orchestrator.client.outcome import step_report
 from soong.orchestrator.operations.context import Left, Reader, Service, until_changed
-from soong.orchestrator.operations.documents import Reply
+from soong.orchestrator.operations.documents import OperationReply
 from soong.orchestrator.operations.events import EventStream
 from soong.orchestrator.operations.strict import StrictRoute, TaskId, Wait
 from soong.orchestrator.schemas.run import tools_of
@@ -68,7 +68,7 @@ async def task_progress(
     task_id: TaskId,
     wait: Wait = 0,
     if_none_match: Seen = "",
-) -> Reply:
+) -> OperationReply:
     """Show how far a task is: steps by status, what runs, what failed, which questions wait.
 
     With `wait` the answer comes as soon as the task's status or its questions differ from those whose `ETag` is sent
@@ -84,9 +84,9 @@ async def task_progress(
                 await subscription.close()
     await wanted.look()
     if wanted.seen == wanted.tag:
-        return Reply(None, 304, {"ETag": wanted.tag})
+        return OperationReply(None, 304, {"ETag": wanted.tag})
     progress = await TaskProgress.read(service.store, (wanted.task, *wanted.planned), wanted.waiting)
-    return Reply(progress, headers={"ETag": wanted.tag})
+    return OperationReply(progress, headers={"ETag": wanted.tag})
 
 
 @router.get(

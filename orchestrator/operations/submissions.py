@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pydantic import Field, JsonValue
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Client, Submission
+from soong.orchestrator.client.client import Submission
 from soong.orchestrator.client.explanation import preview_of
 from soong.orchestrator.client.submission import Ids, SessionTerms, ask_submission, submission
 from soong.orchestrator.operations.authentication import Caller
@@ -24,6 +24,7 @@ from soong.orchestrator.operations.context import ServiceParts, check_own
 from soong.orchestrator.operations.documents import PreviewSchema
 from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.operations.strict import Body
+from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
@@ -226,7 +227,7 @@ def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBo
     return Ids(f"sess_{session}", f"task_{task}")
 
 
-def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogue, client: Client) -> Submission:
+def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogue, settings: Settings) -> Submission:
     """Make a submission ready to be written.
 
     Raises:
@@ -234,16 +235,15 @@ def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogu
             ask for what was shown of it.
         UsageError: a step has neither model nor script.
     """
-    settings = client.settings
     checked = _checked(body, catalogue, settings)
     terms = _terms(body, checked.project, catalogue, settings, principal, ids)
     if body.step_grants:
         preview = preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
         terms = replace(terms, step_grants=_consented(preview, body.step_grants))
-    return submission(checked.plan, body.inputs, terms, checked.catalogue, client.clock)
+    return submission(checked.plan, body.inputs, terms, checked.catalogue, SystemClock())
 
 
-def prepared_ask(body: AskBody, principal: str, ids: Ids, catalogue: Catalogue, client: Client) -> Submission:
+def prepared_ask(body: AskBody, principal: str, ids: Ids, catalogue: Catalogue, settings: Settings) -> Submission:
     """Make a goal ready to be written.
 
     Raises:
@@ -251,13 +251,13 @@ def prepared_ask(body: AskBody, principal: str, ids: Ids, catalogue: Catalogue, 
         UsageError: the goal is empty, or there is no model.
         NotFoundError: the agent definition is unknown.
     """
-    project, errors = _project(body.project, client.settings.http_projects)
+    project, errors = _project(body.project, settings.http_projects)
     errors += _rule_errors(body.allow, catalogue)
     if errors:
         detail = f"the goal has {len(errors)} problems; `errors` names each"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
-    terms = _terms(body, project, catalogue, client.settings, principal, ids)
-    return ask_submission(body.goal, body.agent, terms, catalogue, client.clock)
+    terms = _terms(body, project, catalogue, settings, principal, ids)
+    return ask_submission(body.goal, body.agent, terms, catalogue, SystemClock())
 
 
 def _terms(

@@ -101,7 +101,7 @@ class UnendedSchema(Schema):
     words: str
 
 
-class OpenTask(Schema):
+class OpenTaskSchema(Schema):
     id: str
     title: str
     status: TaskStatus
@@ -117,7 +117,7 @@ class StatusSchema(Schema):
     unended: list[UnendedSchema]
     questions: int = Field(description="Questions that wait for an answer.")
     open_tasks: int
-    tasks: list[OpenTask] = Field(description="Of the newest 100 tasks those that are open, newest first.")
+    tasks: list[OpenTaskSchema] = Field(description="Of the newest 100 tasks those that are open, newest first.")
 
     @classmethod
     async def read(cls, store: Store, source: MetricsSource) -> "StatusSchema":
@@ -136,7 +136,7 @@ class StatusSchema(Schema):
                 running=sum(pool.running for pool in metrics.pools.values()),
             ),
             unended=[UnendedSchema.of(one) for one in await source.holdings() if one.asked_to_end],
-            tasks=[OpenTask.of(task) for task in tasks if not task.status.is_terminal],
+            tasks=[OpenTaskSchema.of(task) for task in tasks if not task.status.is_terminal],
         )
 
 

@@ -117,7 +117,14 @@ async def test_a_poll_that_waits_is_refused_when_its_token_is_revoked_meanwhile(
 
 
 def _needed() -> list[tuple[str, str, Right]]:
-    filled = {"session_id": "sess_1", "task_id": "task_1", "run_id": "run_1", "request_id": "req_1", "digest": "0" * 64}
+    filled = {
+        "session_id": "sess_1",
+        "task_id": "task_1",
+        "run_id": "run_1",
+        "request_id": "req_1",
+        "digest": "0" * 64,
+        "kind": "task",
+    }
     return [
         (method, route.path.format(**filled), right)
         for route in routes_of(_routes())

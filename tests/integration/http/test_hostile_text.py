@@ -26,7 +26,14 @@ DOCUMENT = description()
 NUL, HALF = "a\0b", "a\ud800b"
 SAYS = {NUL: r"'a\x00b' holds a NUL character", HALF: "holds a lone surrogate"}
 SENT = {NUL: "a%00b", HALF: "a%ED%A0%80b"}
-IDS = {"request_id": "req_1", "run_id": "run_1", "session_id": "sess_1", "task_id": "task_1", "digest": "0" * 64}
+IDS = {
+    "request_id": "req_1",
+    "run_id": "run_1",
+    "session_id": "sess_1",
+    "task_id": "task_1",
+    "digest": "0" * 64,
+    "kind": "task",
+}
 
 
 class Operation(NamedTuple):

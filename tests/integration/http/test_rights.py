@@ -52,7 +52,7 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     task, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
     reader = await scene.someone(BOB, Right.READ)
-    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id}
+    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id, "kind": "task"}
     ids["request_id"] = request.id
     assert isinstance(scene.api.artifacts, FolderArtifacts)
     ids["digest"] = (await scene.api.artifacts.put(b"kept")).digest
@@ -172,7 +172,7 @@ async def test_no_operation_changes_what_is_of_another_principal(
 ) -> None:
     task, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
-    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id}
+    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id, "kind": "task"}
     bodies: dict[str, object] = {"answer": answer_to(request)[1], "asks": {"goal": "write"}}
     changing = [
         path

@@ -80,14 +80,13 @@ class ApiCalls(Value):
             raise ToolProblemError(refused.status, refused.document) from None
 
 
-ApiOf = Callable[[Request | None], Awaitable[ApiCalls]]
-"""Returns the API for the user who sent a request; None where one caller has the connection to itself."""
-
-
 class ServerState(Value):
-    """What every request of one server shares. ``rights_of`` says what its caller may do, at once."""
+    """What every request of one server shares: the API for its caller, and what the caller may do, at once.
 
-    api_of: ApiOf
+    The request is None where one caller has the connection to itself.
+    """
+
+    api_of: Callable[[Request | None], Awaitable[ApiCalls]]
     rights_of: Callable[[Request | None], frozenset[str]]
     reads_files: bool = False
     """Whether a plan may be named by its path: the caller's files are this machine's."""
@@ -134,7 +133,7 @@ def shown(document: Document, hint: str = "", most: int = _SIZES[0]) -> CallTool
     short, text = document, ""
     for size in _SIZES:
         short = shortened(document, min(size, most))
-        text = lines_of(short)
+        text = "\n".join(lines_of(short))
         if len(text) <= MAX_TEXT_CHARS and len(dump(short)) <= MAX_DOCUMENT_CHARS:
             break
     left = {name: len(value) - len(short[name]) for name, value in document.items() if isinstance(value, list)}
@@ -174,24 +173,22 @@ def shortened(value: Any, most: int, depth: int = 0) -> Any:
     return short
 
 
-def lines_of(document: Document) -> str:
-    """Return the facts of a document as lines; those that are empty, or for programs alone, are left out."""
-    return "\n".join(_lines(document, typed=2))
+def lines_of(document: Document, typed: int = 2) -> Iterator[str]:
+    """Yield the facts of a document as lines; those that are empty are left out.
 
-
-def _lines(document: Document, typed: int = 0) -> Iterator[str]:
-    """Yield the lines of a document. ``typed``: of so many levels the fields are known, and may be left out."""
+    Of so many ``typed`` levels the fields are known, and those for programs alone are left out.
+    """
     for name, value in document.items():
         if (typed and name in _ASIDE.split()) or value in ("", None, [], {}) or value is False:
             continue
         head = f"{' '.join(str(name).split())}:"
         if isinstance(value, Mapping):
             yield head
-            yield from (f"  {line}" for line in _lines(value))
+            yield from (f"  {line}" for line in lines_of(value, 0))
         elif isinstance(value, list) and any(isinstance(one, Mapping | list) or "\n" in str(one) for one in value):
             yield head
             for one in value:
-                inner = _lines(one if isinstance(one, Mapping) else {"value": one}, typed - 1 if typed else 0)
+                inner = lines_of(one if isinstance(one, Mapping) else {"value": one}, max(0, typed - 1))
                 yield from (f"{'  ' if number else '- '}{line}" for number, line in enumerate(inner))
         elif isinstance(value, list):
             yield f"{head} {', '.join(map(str, value))}"

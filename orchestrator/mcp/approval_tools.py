@@ -79,7 +79,7 @@ async def ask_person(
     short = shortened(document, MAX_PREVIEW_CHARS)
     facts = [(name, value) for name, value in facts_of(short) if name != "arguments"]
     facts += [(name, short[name]) for name in ("is_tainted", "session_grant", "preview", "arguments")]
-    lines = filter(None, (lines_of({name: value}) for name, value in facts))
+    lines = (line for name, value in facts for line in lines_of({name: value}))
     asked = "\n".join((f"{approval}: {short['tool']} asks for permission", *lines))
     offers_session = "allow_for_session" in document["choices"]
     return Elicit(inert(asked, keeps_blanks=True), PersonsAnswer if offers_session else PersonsYesOrNo)

@@ -23,8 +23,8 @@ from soong.shared.core.secret_names import SECRET_ENDINGS
 
 CHANNEL_HEADER: Final = "soong-channel"
 ENVIRONMENT_HEADER: Final = "soong-environment"
-ELSEWHERE: Final = 421
-"""The service has another environment, or sees other files, than its caller."""
+ELSEWHERE: Final = frozenset({401, 421})
+"""The service has another environment or sees other files than its caller, or the kernel does not name the caller."""
 _OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
 """Variables that choose the service, or that a request carries itself."""
 
@@ -166,9 +166,9 @@ class HomeApi:
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
-        if response.status == ELSEWHERE:
+        if response.status in ELSEWHERE:
             self.close()
-            raise HomeUnreachableError("it has another environment than this command")
+            raise HomeUnreachableError("it does not serve this command")
         return response
 
     def _lost(self, error: Exception) -> HomeUnreachableError:

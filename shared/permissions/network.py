@@ -4,11 +4,11 @@ The same words are checked a second time where a connection is made and at each 
 (:mod:`soong.shared.sandbox.network`): a call that was permitted for one host does not lead to another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
-from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.jsontext import Json
+import msgspec
+
 from soong.shared.core.value import Value
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
@@ -39,7 +39,7 @@ class NetworkPolicy(Value):
     mode: NetworkMode = NetworkMode.ASK
     hosts: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
-    is_each_time: bool = False
+    is_each_time: bool = msgspec.field(default=False, name="each_time")
     source: str = "runtime"
 
     @property
@@ -88,34 +88,6 @@ class NetworkPolicy(Value):
             tighter, hosts, _in_both(self.allowed, other), is_each_time, f"{self.source} and {other.source}"
         )
 
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "mode": str(self.mode),
-            "hosts": list(self.hosts),
-            "allowed": list(self.allowed),
-            "each_time": self.is_each_time,
-            "source": self.source,
-        }
-
-    @classmethod
-    def from_json(cls, value: Json) -> "NetworkPolicy":
-        """Read the stored form; None is the default.
-
-        Raises:
-            InvalidConfigError: it is not one.
-        """
-        if value is None:
-            return cls()
-        if not isinstance(value, Mapping):
-            raise InvalidConfigError("policy: network is not an object")
-        try:
-            mode = NetworkMode(str(value.get("mode")))
-        except ValueError as error:
-            known = ", ".join(NetworkMode)
-            raise InvalidConfigError(f"policy: network mode {value.get('mode')!r} is none of {known}") from error
-        hosts, allowed = _names(value.get("hosts", ())), _names(value.get("allowed", ()))
-        return cls(mode, hosts, allowed, value.get("each_time") is True, str(value.get("source", "config")))
-
 
 def _in_both(hosts: Sequence[str], other: NetworkPolicy) -> tuple[str, ...]:
     """Return the hosts that lie on both lists, each as the narrower of the two says it."""
@@ -136,9 +108,3 @@ def _covers(wide: str, narrow: str) -> bool:
     if not wide.startswith("*."):
         return False
     return is_host_within(narrow.removeprefix("*."), wide)
-
-
-def _names(value: Json) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
-        raise InvalidConfigError(f"policy: hosts of the network are a list of names, not {value!r}")
-    return tuple(map(str, value))

@@ -7,12 +7,13 @@ pure; the session's policy is stored as JSON in its row, so that ``--allow`` and
 not. A worker's own configuration narrows it and never widens it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta, ValidationError, convert
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
@@ -20,14 +21,13 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.permissions.network import NetworkPolicy
-from soong.shared.permissions.rules import CallFacts, Effect, Rule, read_rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import ScopeKind, is_within
 from soong.shared.tools.definition import Risk
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 
 POLICY_VERSION = 4
-_READ_VERSIONS = (1, 2, 3, 4)
 """Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values.
 
 Version 2 knew no rule of a step, version 3 no read roots. Each policy is written in the oldest version that says it, so
@@ -51,8 +51,8 @@ class Policy(Value):
     rules: tuple[Rule, ...] = ()
     mode: Mode = Mode.AUTO
     network: NetworkPolicy = msgspec.field(default_factory=NetworkPolicy)
-    is_dangerous_enabled: bool = False
-    read_roots: tuple[str, ...] = ()
+    is_dangerous_enabled: bool = msgspec.field(default=False, name="dangerous")
+    read_roots: tuple[Annotated[str, Meta(pattern="^/")], ...] = ()
     """Resolved folders that are read without being asked, besides the run's own (:mod:`soong.shared.sandbox.paths`)."""
 
     @property
@@ -81,50 +81,21 @@ class Policy(Value):
         return is_each_time or (facts.is_outward and self.network.asks_each_time)
 
     def as_json(self) -> dict[str, Json]:
-        return {
-            "v": POLICY_VERSION,
-            "mode": str(self.mode),
-            "dangerous": self.is_dangerous_enabled,
-            "network": self.network.as_json(),
-            "rules": [rule.as_json() for rule in self.rules],
-            "read_roots": list(self.read_roots),
-        }
+        return {**super().as_json(), "v": POLICY_VERSION, "rules": [rule.as_json() for rule in self.rules]}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Policy":
         """Read a stored policy; an empty object is the empty policy.
 
         Raises:
-            InvalidConfigError: it is not a policy; names the rule. A policy that cannot be read allows nothing.
+            InvalidConfigError: it is not a policy; names the place. A policy that cannot be read allows nothing.
         """
-        if value.get("v", POLICY_VERSION) not in _READ_VERSIONS:
+        if value.get("v", POLICY_VERSION) not in range(1, POLICY_VERSION + 1):
             raise InvalidConfigError(f"policy: version {value.get('v')!r} is not one this program reads")
-        rules = value.get("rules", ())
-        if isinstance(rules, str) or not isinstance(rules, Sequence):
-            raise InvalidConfigError("policy: rules is not a list")
         try:
-            mode = Mode(str(value.get("mode", Mode.AUTO)))
-        except ValueError as error:
-            raise InvalidConfigError(f"policy: mode {value.get('mode')!r} is neither auto nor strict") from error
-        return cls(
-            tuple(read_rule(position, rule) for position, rule in enumerate(rules)),
-            mode,
-            NetworkPolicy.from_json(value.get("network")),
-            value.get("dangerous") is True,
-            _folders(value.get("read_roots")),
-        )
-
-
-def _folders(value: Json) -> tuple[str, ...]:
-    """Read stored read roots. Raises: InvalidConfigError."""
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidConfigError(f"policy: read_roots {value!r} is not a list of folders")
-    folders = tuple(folder for folder in value if isinstance(folder, str) and folder.startswith("/"))
-    if len(folders) != len(value):
-        raise InvalidConfigError(f"policy: read_roots {value!r} holds something other than absolute folders")
-    return folders
+            return convert(value, cls)
+        except ValidationError as error:
+            raise InvalidConfigError(f"policy: {error}") from error
 
 
 def _in_both(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,14 +5,16 @@ Owns the facts that rules speak of and the text forms of a rule. Which rule deci
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from soong.shared.core.errors import InvalidConfigError, UsageError
+from msgspec import Meta
+
+from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
@@ -70,18 +72,18 @@ class CallFacts(Value):
         return self.is_open_world or "network" in self.tags or bool(self.target.host)
 
 
-class Rule(Value):
+class Rule(Value, forbid_unknown_fields=True):
     """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
     and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it. With a ``step`` (its key)
     it speaks of that step's own calls and, for a map step, of its children's; of no other run (PER-17).
     """
 
     effect: Effect
-    pattern: str
+    pattern: Annotated[str, Meta(min_length=1)]
     tags: frozenset[str] = frozenset()
     scope: Scope | None = None
     source: str = "config"
-    step: str = ""
+    step: Annotated[str, Meta(min_length=1)] = ""
 
     def matches(self, facts: CallFacts) -> bool:
         return (
@@ -97,16 +99,8 @@ class Rule(Value):
         return f"{self.effect} {self.pattern}{tags}" + (f":{self.scope}" if self.scope else "") + whose
 
     def as_json(self) -> dict[str, Json]:
-        scope: Json = None if self.scope is None else {"kind": str(self.scope.kind), "value": self.scope.value}
-        step: dict[str, Json] = {"step": self.step} if self.step else {}
-        return {
-            **step,
-            "effect": str(self.effect),
-            "pattern": self.pattern,
-            "tags": sorted(self.tags),
-            "scope": scope,
-            "source": self.source,
-        }
+        fields = {**super().as_json(), "tags": sorted(self.tags)}
+        return fields if self.step else {name: value for name, value in fields.items() if name != "step"}
 
 
 def is_of_step(step: str, wanted: str) -> bool:
@@ -214,37 +208,3 @@ def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool, or_e
             f"{place}: {folder!r} is too wide (the file system, a home, or a folder around it); name a folder inside"
         )
     return folder
-
-
-def read_rule(position: int, value: Json) -> Rule:
-    """Read a stored rule, the ``position``-th of its policy from 0.
-
-    Raises:
-        InvalidConfigError: it is not one; names it.
-    """
-    place = f"policy: rule {position + 1}"
-    if not isinstance(value, Mapping):
-        raise InvalidConfigError(f"{place} is not an object")
-    unknown = sorted(set(value) - {"effect", "pattern", "tags", "scope", "source", "step"})
-    if unknown:
-        raise InvalidConfigError(f"{place} has unknown fields: {', '.join(unknown)}")
-    tags, pattern = value.get("tags", ()), value.get("pattern")
-    if not isinstance(pattern, str) or not pattern or isinstance(tags, str) or not isinstance(tags, Sequence):
-        raise InvalidConfigError(f"{place}: pattern is text and tags a list, not {pattern!r} and {tags!r}")
-    try:
-        effect = Effect(str(value.get("effect")))
-    except ValueError as error:
-        raise InvalidConfigError(f"{place}: effect {value.get('effect')!r} is not deny, ask or allow") from error
-    scope, step = _read_stored_scope(value.get("scope"), place), value.get("step", "")
-    # A rule whose step is lost would speak of every run.
-    if not isinstance(step, str) or ("step" in value and not step):
-        raise InvalidConfigError(f"{place}: step {step!r} is not a key of a step")
-    return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")), step)
-
-
-def _read_stored_scope(value: Json, place: str) -> Scope | None:
-    if value is None:
-        return None
-    if isinstance(value, Mapping) and value.get("kind") in set(ScopeKind) and isinstance(value.get("value"), str):
-        return Scope(ScopeKind(str(value["kind"])), str(value["value"]))
-    raise InvalidConfigError(f"{place}: the scope {value!r} is not {{kind: path|host|exact, value: text}}")

@@ -4,15 +4,13 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target
 from soong.shared.tools.result import ErrorType
-from tests.unit.permissions.calls import FACTS, NETWORKS, POLICIES, make_facts, make_path
+from tests.unit.permissions.calls import FACTS, POLICIES, make_facts, make_path
 
 EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
 LIST = NetworkPolicy(NetworkMode.ALLOWLIST, ("*.example.org",), ("api.test",), source="config.toml")
@@ -162,25 +160,6 @@ def test_a_worker_without_a_configuration_of_its_own_takes_away_only_what_is_dan
 
     assert judge(narrowed, facts).effect is judge(replace(policy, is_dangerous_enabled=False), facts).effect
     assert narrowed.asks_each_time(facts) is policy.asks_each_time(facts)
-
-
-@given(NETWORKS)
-def test_a_network_policy_survives_its_row(network: NetworkPolicy) -> None:
-    assert NetworkPolicy.from_json(parse_strict(dump(network.as_json()))) == network
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("off", "not an object"),
-        ({"mode": "maybe"}, "'maybe' is none of ask, always_ask, allowlist, off"),
-        ({"mode": "allowlist", "hosts": "example.org"}, "list of names"),
-        ({"mode": "allowlist", "allowed": [1]}, "list of names"),
-    ],
-)
-def test_what_is_no_network_policy_is_refused(value: object, words: str) -> None:
-    with pytest.raises(InvalidConfigError, match=words):
-        NetworkPolicy.from_json(value)  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_policy_of_the_version_before_is_read_with_the_safe_values() -> None:

@@ -35,7 +35,6 @@ from soong.shared.sandbox.redact import Redactor
 
 log = get_logger(__name__)
 
-TOTAL: Final = "notifications"
 PAGE: Final = 500
 MAX_NOTICES: Final = 20
 """In one message: receivers of webhooks expect small ones."""

@@ -30,6 +30,13 @@ from soong.shared.engine.tasks.kinds import TaskKind
 
 MAX_CONTENT: Final = 8000
 LOST: Final = "worker_lost"
+_ENDS: Final[Mapping[str, str]] = {
+    EventType.RUN_PARKED: "parked",
+    EventType.STEP_RELEASED: "released",
+    EventType.RUN_COMPLETED: "completed",
+    EventType.RUN_FAILED: "failed",
+    EventType.RUN_CANCELLED: "cancelled",
+}
 _SUMS: Final = ("input_tokens", "output_tokens", "cached_tokens")
 
 
@@ -46,36 +53,28 @@ class RunSpans:
         """Yield the spans that end with an event."""
         read = self._READERS.get(event.type)
         if read is not None:
-            yield from read(self, event)
+            yield from read(self, event) or ()
 
     @property
     def _is_workflow(self) -> bool:
         return self.run.is_root and self.run.task_kind is TaskKind.PLAN
 
     # -- segments of the agent
-    def _task_created(self, event: Event) -> Iterator[Span]:
-        if self._is_workflow:
-            self._begin(event)
-        yield from ()
-
-    def _task_resumed(self, event: Event) -> Iterator[Span]:
+    def _task_continues(self, event: Event) -> None:
         if self._is_workflow and self.work.agent is None:
             self._begin(event)
-        yield from ()
 
     def _task_paused(self, event: Event) -> Iterator[Span]:
         if self._is_workflow:
             yield from self._end(event, "paused")
 
-    def _ready(self, event: Event) -> Iterator[Span]:
+    def _ready(self, event: Event) -> None:
         self.work.ready_us = event.time_us
-        yield from ()
 
-    def _claimed(self, event: Event) -> Iterator[Span]:
+    def _claimed(self, event: Event) -> None:
         if self.work.ready_us:
             self.work.queue_ms = max(0, event.time_us - self.work.ready_us) // 1000
         self.work.worker, self.work.ready_us = word(event.data, "worker"), 0
-        yield from ()
 
     def _started(self, event: Event) -> Iterator[Span]:
         # Its former holder ended without a word: an agent of an owner that died.
@@ -87,23 +86,13 @@ class RunSpans:
         self.work.agent = OpenSpan(event.time_us, counts={"fence": count(event.data, "fence")})
         self.work.notes = []
 
-    def _parked(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "parked")
-
-    def _released(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "released")
-
     def _lost(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "lost", LOST, word(event.data, "reason"))
+        return self._end(event, "lost", LOST, word(event.data, "reason"))
 
-    def _completed(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "completed")
-
-    def _failed(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "failed", word(event.data, "end_reason") or "failed")
-
-    def _cancelled(self, event: Event) -> Iterator[Span]:
-        yield from self._end(event, "cancelled", "cancelled")
+    def _over(self, event: Event) -> Iterator[Span]:
+        how = _ENDS[event.type]
+        error = {"failed": word(event.data, "end_reason") or how, "cancelled": how}.get(how, "")
+        return self._end(event, how, error)
 
     def _end(self, event: Event, how: str, error: str = "", message: str = "") -> Iterator[Span]:
         if self.work.chat is not None:
@@ -150,8 +139,7 @@ class RunSpans:
             names.OUTPUT_TOKENS: agent.counts.get("output_tokens", 0),
             names.CACHED_TOKENS: agent.counts.get("cached_tokens", 0),
         }
-        told.update({name: value for name, value in optional.items() if value})
-        return told
+        return told | _filled(optional)
 
     def _above(self) -> int:
         parent = self.run.identity.parent_run_id
@@ -181,12 +169,11 @@ class RunSpans:
             error = str(status) if status else "provider_failed"
             yield self._chat(event, error, word(event.data, "message", 1000))
 
-    def _fell_back(self, event: Event) -> Iterator[Span]:
+    def _fell_back(self, event: Event) -> None:
         to = word(event.data, "to")
         self.work.note("model_fallback", event.time_us, to)
         if self.work.chat is None:  # the same question goes to another model
             self.work.chat = OpenSpan(event.time_us, {"model": to}, {"turn": count(event.data, "turn")})
-        yield from ()
 
     def _chat(self, event: Event, error: str = "", message: str = "") -> Span:
         data = event.data
@@ -205,7 +192,7 @@ class RunSpans:
             names.RESPONSE_ID: word(data, "response_id") if is_answer else "",
             names.FINISH_REASONS: (reason,) if is_answer and (reason := word(data, "finish_reason")) else "",
         }
-        told.update({name: value for name, value in optional.items() if value})
+        told |= _filled(optional)
         if is_answer:
             used = {name: count(data, name) for name in _SUMS}
             told |= {
@@ -231,12 +218,11 @@ class RunSpans:
         )
 
     # -- tool calls
-    def _tool_started(self, event: Event) -> Iterator[Span]:
+    def _tool_started(self, event: Event) -> None:
         words = {"author": word(event.data, "author"), "rule": word(event.data, "rule")}
         if self.captures_content:
             words["input"] = _content(event.data, "input")
         keep(self.work.calls, word(event.data, "tool_call_id"), OpenSpan(event.time_us, words))
-        yield from ()
 
     def _tool_ended(self, event: Event) -> Iterator[Span]:
         data = event.data
@@ -251,7 +237,7 @@ class RunSpans:
             names.TOOL_ARGUMENTS: begun.words.get("input", ""),
             names.TOOL_RESULT: word(data, "summary", MAX_CONTENT) if self.captures_content else "",
         }
-        told.update({name: value for name, value in optional.items() if value})
+        told |= _filled(optional)
         yield self._span(
             f"{names.EXECUTE_TOOL} {tool}",
             names.EXECUTE_TOOL,
@@ -264,11 +250,10 @@ class RunSpans:
         )
 
     # -- consent
-    def _asked(self, event: Event) -> Iterator[Span]:
+    def _asked(self, event: Event) -> None:
         told = ("tool_call_id", "tool", "risk", "rule")
         words = {name: value for name in told if (value := word(event.data, name))}
         keep(self.work.asked, word(event.data, "request_id"), OpenSpan(event.time_us, words))
-        yield from ()
 
     def _decided(self, event: Event) -> Iterator[Span]:
         request = word(event.data, "request_id")
@@ -284,7 +269,7 @@ class RunSpans:
             names.AUTHOR: word(event.data, "author"),
             names.RULE: word(event.data, "rule") or begun.words.get("rule", ""),
         }
-        told.update({name: value for name, value in optional.items() if value})
+        told |= _filled(optional)
         yield self._span(
             f"{names.PERMISSION} {tool}",
             names.PERMISSION,
@@ -295,9 +280,8 @@ class RunSpans:
             error=word(event.data, "error") or ("withdrawn" if event.type == EventType.PERMISSION_WITHDRAWN else ""),
         )
 
-    def _noted(self, event: Event) -> Iterator[Span]:
+    def _noted(self, event: Event) -> None:
         self.work.note(event.type, event.time_us, word(event.data, "what"))
-        yield from ()
 
     def _span(
         self,
@@ -342,21 +326,17 @@ class RunSpans:
             message=message,
         )
 
-    _READERS: ClassVar[Mapping[str, Callable[["RunSpans", Event], Iterator[Span]]]] = {
-        EventType.TASK_CREATED: _task_created,
-        EventType.TASK_RESUMED: _task_resumed,
+    _READERS: ClassVar[Mapping[str, Callable[["RunSpans", Event], Iterator[Span] | None]]] = {
+        EventType.TASK_CREATED: _task_continues,
+        EventType.TASK_RESUMED: _task_continues,
         EventType.TASK_PAUSED: _task_paused,
         EventType.STEP_READY: _ready,
         EventType.STEP_UNPARKED: _ready,
         EventType.STEP_CLAIMED: _claimed,
         EventType.RUN_STARTED: _started,
         EventType.RUN_RESUMED: _started,
-        EventType.RUN_PARKED: _parked,
-        EventType.STEP_RELEASED: _released,
         EventType.STEP_LEASE_EXPIRED: _lost,
-        EventType.RUN_COMPLETED: _completed,
-        EventType.RUN_FAILED: _failed,
-        EventType.RUN_CANCELLED: _cancelled,
+        **dict.fromkeys(_ENDS, _over),
         EventType.MODEL_REQUESTED: _requested,
         EventType.MODEL_RESPONDED: _responded,
         EventType.MODEL_FAILED: _model_failed,
@@ -372,6 +352,10 @@ class RunSpans:
         EventType.CONTEXT_COMPACTED: _noted,
         EventType.SECURITY: _noted,
     }
+
+
+def _filled(optional: Attributes) -> dict[str, Attribute]:
+    return {name: value for name, value in optional.items() if value}
 
 
 def _content(data: JsonObject, name: str) -> str:

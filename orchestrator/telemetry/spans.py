@@ -6,15 +6,13 @@ its note of it, is the same span; and a child names its parent although that one
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import TypeAdapter
 
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 
 Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
@@ -86,31 +84,26 @@ def _number(text: str, size: int) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()) or 1
 
 
-@dataclass(slots=True)
-class OpenSpan:
+class OpenSpan(msgspec.Struct, omit_defaults=True):
     """A beginning. ``words`` and ``counts`` are what its end does not say again."""
 
     since_us: int
-    words: dict[str, str] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> JsonObject:
-        return {"since_us": self.since_us, "words": {**self.words}, "counts": {**self.counts}}
+    words: dict[str, str] = {}
+    counts: dict[str, int] = {}
 
 
-@dataclass(slots=True)
-class OpenWork:
+class OpenWork(msgspec.Struct, omit_defaults=True):
     """Of one run. ``segment`` is the number of its last segment, open or not."""
 
     segment: int = 0
     agent: OpenSpan | None = None
     """The segment that is open."""
     chat: OpenSpan | None = None
-    calls: dict[str, OpenSpan] = field(default_factory=dict)
+    calls: dict[str, OpenSpan] = {}
     """By tool call id."""
-    asked: dict[str, OpenSpan] = field(default_factory=dict)
+    asked: dict[str, OpenSpan] = {}
     """By request id."""
-    notes: list[tuple[str, int, str]] = field(default_factory=list)
+    notes: list[tuple[str, int, str]] = []
     """What happened in the open segment: (name, when, about what)."""
     ready_us: int = 0
     queue_ms: int = 0
@@ -118,22 +111,12 @@ class OpenWork:
 
     @classmethod
     def from_json(cls, state: JsonObject) -> "OpenWork":
-        return _READER.validate_python(state) if state else cls()
+        return msgspec.convert(state, cls)
 
     def as_json(self) -> JsonObject:
         """Return what is not as at the beginning."""
-        told: dict[str, Json] = {name: value for name in _NUMBERS_AND_WORDS if (value := getattr(self, name))}
-        if self.agent is not None:
-            told["agent"] = self.agent.as_json()
-        if self.chat is not None:
-            told["chat"] = self.chat.as_json()
-        if self.calls:
-            told["calls"] = {key: span.as_json() for key, span in self.calls.items()}
-        if self.asked:
-            told["asked"] = {key: span.as_json() for key, span in self.asked.items()}
-        if self.notes:
-            told["notes"] = [[*note] for note in self.notes]
-        return told
+        kept: JsonObject = msgspec.to_builtins(self)
+        return kept
 
     def note(self, name: str, time_us: int, about: str) -> None:
         if len(self.notes) < MAX_NOTES:
@@ -150,7 +133,3 @@ def keep(spans: dict[str, OpenSpan], key: str, span: OpenSpan) -> None:
 
 def counts_of(span: OpenSpan | None) -> Mapping[str, int]:
     return {} if span is None else span.counts
-
-
-_READER: Final = TypeAdapter(OpenWork)
-_NUMBERS_AND_WORDS: Final = ("segment", "ready_us", "queue_ms", "worker")

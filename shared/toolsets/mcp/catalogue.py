@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -26,7 +26,6 @@ from soong.shared.core.value import Value
 log = get_logger(__name__)
 
 FOLDER: Final = "mcp"
-SNAPSHOT_VERSION: Final = 1
 MAX_TOOLS: Final = 1_000
 MAX_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 DIGEST_CHARS: Final = 16
@@ -79,9 +78,10 @@ class ServerSnapshot(Value):
     name: str = ""
     version: str = ""
     has_resources: bool = False
-    tools: tuple[ServerTool, ...] = msgspec.field(default=())
+    tools: tuple[ServerTool, ...] = ()
     left_out: tuple[ToolExclusion, ...] = ()
     """What it listed that cannot be kept."""
+    v: Literal[2] = 2
 
     def definition_of(self, tool: ServerTool) -> str:
         """Return the digest of a tool's definition: of all that the server says of it, and of what the server is."""
@@ -91,21 +91,6 @@ class ServerSnapshot(Value):
     def digest(self) -> str:
         """The digest of what is offered, whenever it was seen."""
         return digest(sorted(self.definition_of(tool) for tool in self.tools))[:DIGEST_CHARS]
-
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "v": SNAPSHOT_VERSION,
-            "server": self.server_id,
-            "config": self.config,
-            "seen_us": self.seen_us,
-            "problem": self.problem,
-            "protocol": self.protocol,
-            "name": self.name,
-            "version": self.version,
-            "has_resources": self.has_resources,
-            "tools": [_plain(tool.native) for tool in self.tools],
-            "left_out": {each.tool: each.reason for each in self.left_out},
-        }
 
 
 def config_digest(server: McpServerConfig) -> str:
@@ -132,14 +117,13 @@ class SnapshotFolder:
             return None
         try:
             content = (self._folder / f"{server_id}.json").read_bytes()
-            said = parse_strict(content, max_bytes=MAX_SNAPSHOT_BYTES)
+            found = msgspec.convert(parse_strict(content, max_bytes=MAX_SNAPSHOT_BYTES), ServerSnapshot)
         except FileNotFoundError:
             return None
-        except (OSError, InvalidJsonError) as error:
+        except (OSError, InvalidJsonError, msgspec.ValidationError) as error:
             log.warning("mcp_snapshot_unreadable", server=server_id, error=str(error))
             return None
-        found = _snapshot_from(said)
-        return found if found is not None and found.server_id == server_id and found.config == config else None
+        return found if found.server_id == server_id and found.config == config else None
 
     def write(self, snapshot: ServerSnapshot) -> None:
         """Replace a server's snapshot. In a home that cannot be written the old one stays."""
@@ -171,27 +155,6 @@ class SnapshotFolder:
             yield
         finally:
             os.close(descriptor)
-
-
-def _snapshot_from(said: Json) -> ServerSnapshot | None:
-    if not isinstance(said, Mapping) or said.get("v") != SNAPSHOT_VERSION:
-        return None
-    tools, left_out = said.get("tools"), said.get("left_out")
-    seen = said.get("seen_us")
-    return ServerSnapshot(
-        server_id=str(said.get("server", "")),
-        config=str(said.get("config", "")),
-        seen_us=seen if isinstance(seen, int) else 0,
-        problem=str(said.get("problem", "")),
-        protocol=str(said.get("protocol", "")),
-        name=str(said.get("name", "")),
-        version=str(said.get("version", "")),
-        has_resources=said.get("has_resources") is True,
-        tools=tuple(ServerTool(tool) for tool in tools if isinstance(tool, Mapping)) if isinstance(tools, list) else (),
-        left_out=tuple(ToolExclusion(tool, str(reason)) for tool, reason in left_out.items())
-        if isinstance(left_out, Mapping)
-        else (),
-    )
 
 
 def sound_tools(listed: Sequence[object]) -> tuple[tuple[ServerTool, ...], tuple[ToolExclusion, ...]]:

@@ -8,29 +8,17 @@ by an operator: ``soong keys rotate`` or ``soong keys adopt``.
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.audit_log.notes import of_refused_key
-from soong.shared.permissions.audit_log.store import AuditStore
-from soong.shared.permissions.signing import KeyFile, KeySource, KeyStore, Signer
-from soong.shared.storage.store import retry_until_confirmed
+from soong.shared.permissions.signing import KeyFile, KeySource, Signer
+from soong.shared.storage.store import Store, retry_until_confirmed
 
 log = get_logger(__name__)
 
 HINT = "if you put it there, run `soong keys adopt`; otherwise run `soong keys rotate`"
-
-
-class AuditedKeys(Protocol):
-    """The table of keys, and the audit log."""
-
-    @property
-    def keys(self) -> KeyStore: ...
-
-    @property
-    def audit(self) -> AuditStore: ...
 
 
 @dataclass(slots=True)
@@ -40,7 +28,7 @@ class DeploymentKey:
     A key that is refused is reported once: in the log, and in the audit log as ``unpublished_key``.
     """
 
-    store: AuditedKeys
+    store: Store
     source: KeySource
     clock: Clock
     _accepted: Signer | None = None
@@ -94,7 +82,7 @@ class DeploymentKey:
         return self._accepted
 
 
-async def open_key(store: AuditedKeys, path: Path, clock: Clock) -> DeploymentKey:
+async def open_key(store: Store, path: Path, clock: Clock) -> DeploymentKey:
     """Return the key of a key file, which is made only for a deployment that has none yet.
 
     Raises:

@@ -6,11 +6,12 @@ from soong.shared.agents.acp_agents import with_acp
 from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.agents import DefinitionsOf, LookingTools, StartingTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry, recall_tools
-from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
+from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskTools
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import Ledger, TaskService
@@ -34,7 +35,7 @@ def registry_of(environment: ToolEnvironment, memory: "MemoryProvider | None" = 
 def run_sources() -> tuple[ToolAdapter, ...]:
     """Return the sources whose tools work on rows, only described here; workers and owners have them over a store."""
     return (
-        TaskTools(cast("TaskRows", None), lambda: "", SystemClock()),
+        TaskTools(cast("Ledger", None), lambda: "", SystemClock()),
         PlanningTools(cast("TaskService", None)),
         StartingTools(cast("TaskService", None)),
         LookingTools(cast("Ledger", None)),

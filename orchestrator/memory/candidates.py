@@ -6,7 +6,7 @@ workers can write beneath the folder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.core.clock import to_the_second
@@ -17,11 +17,10 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.toolsets.memory.provider import MAX_CONTENT_CHARS, Memory, MemoryScope
 
 log = get_logger(__name__)
@@ -59,16 +58,6 @@ OUTPUT_SCHEMA: Final[JsonObject] = {
 }
 
 
-class CandidateRows(Protocol):
-    """The rows that candidates are read from."""
-
-    @property
-    def runs(self) -> RunStore: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-
 class MemoryCandidate(Value):
     """A proposed memory and the run of the job that proposes it."""
 
@@ -76,19 +65,7 @@ class MemoryCandidate(Value):
     run_id: str
 
     def as_json(self) -> dict[str, Json]:
-        memory = self.memory
-        return {
-            "v": 1,
-            "id": memory.id,
-            "content": memory.content,
-            "scope": memory.scope.value,
-            "tags": list(memory.tags),
-            "project": memory.project,
-            "sources": list(memory.sources),
-            "is_tainted": memory.is_tainted,
-            "created": memory.created,
-            "run": self.run_id,
-        }
+        return {**self.memory.as_json(), "v": 1, "run": self.run_id}
 
 
 def is_job(run: Run) -> bool:
@@ -97,14 +74,14 @@ def is_job(run: Run) -> bool:
     return identity.definition == MEMORY_EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
 
 
-async def proposed(rows: CandidateRows) -> list[MemoryCandidate]:
+async def proposed(rows: Ledger) -> list[MemoryCandidate]:
     """Return what the newest jobs propose, newest job first. Raises: UnavailableError."""
     asks = await rows.tasks.list_tasks(kind=TaskKind.ASK, limit=20 * MAX_JOBS)
     jobs = [task for task in asks if OF in task.inputs and task.status is TaskStatus.COMPLETED][:MAX_JOBS]
     return [candidate for job in jobs for candidate in await candidates_of(rows, job.root_run_id)]
 
 
-async def candidates_of(rows: CandidateRows, run_id: str) -> list[MemoryCandidate]:
+async def candidates_of(rows: Ledger, run_id: str) -> list[MemoryCandidate]:
     """Return what a job proposes, by its rows; nothing for any other run, and when it has not ended well.
 
     Raises: UnavailableError.

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -22,7 +22,6 @@ from soong.orchestrator.memory.candidates import (
     OUTPUT_SCHEMA,
     PROJECT,
     SOURCES,
-    CandidateRows,
     MemoryCandidate,
     candidates_of,
     is_job,
@@ -39,16 +38,14 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership, Session
-from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.asks import spec_of_ask
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.new_tasks import new_ask
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.surface import Surface
 from soong.shared.toolsets.memory.provider import MemoryProvider
@@ -68,19 +65,6 @@ _GOAL: Final = (
 )
 
 
-class MemoryRows(CandidateRows, Protocol):
-    """What the job needs of the store."""
-
-    @property
-    def sessions(self) -> SessionStore: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-    @property
-    def runs(self) -> RunStore: ...
-
-
 @dataclass(slots=True)
 class MemoryJob:
     """Makes the jobs of an owner's sessions and keeps what they propose. ``provider`` gets it where the mode says so.
@@ -89,7 +73,7 @@ class MemoryJob:
     place, if one is configured.
     """
 
-    rows: MemoryRows
+    rows: Ledger
     config: MemoryConfig
     definition: AgentDefinition
     provider: MemoryProvider

@@ -8,11 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from soong.orchestrator.memory.candidates import CandidateRows, MemoryCandidate, candidates_of, proposed
+from soong.orchestrator.memory.candidates import MemoryCandidate, candidates_of, proposed
 from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
 
@@ -26,7 +27,7 @@ class MemoryReview(Value):
 
     provider: MemoryProvider
     folder: RootedFolder
-    rows: CandidateRows | None
+    rows: Ledger | None
     clock: Clock
 
     async def memories(self) -> Sequence[Memory]:

@@ -13,6 +13,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import CallAbort, RunStore, calls_under_way
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
@@ -31,10 +32,22 @@ from soong.shared.engine.wire.notifier import Notifier
 
 
 class SessionMemory(Protocol):
-    """What remembers a session that ends (:mod:`soong.orchestrator.memory.job`)."""
+    """What remembers sessions (:mod:`soong.orchestrator.memory.job`)."""
 
     async def begin(self, ownership: Ownership) -> bool:
         """Make a job of it, if there is something to remember; say whether one is open now, which then closes it."""
+        ...
+
+    async def ended(self, ownership: Ownership, task_id: str) -> bool:
+        """Close the session of a job that has ended; say whether the task was one."""
+        ...
+
+    def is_job(self, run: Run) -> bool:
+        """Say whether a run is a job that has ended well."""
+        ...
+
+    async def keep(self, run_id: str, /) -> None:
+        """Keep what a job proposes. Raises: UnavailableError, OSError, ForeignEntryError."""
         ...
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.commands import Commands, SessionMemory
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.shared.core.clock import Clock
@@ -45,14 +45,6 @@ class SessionAgents(Protocol):
     def drop(self, session_id: str) -> None: ...
 
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
-
-
-class EndedSessions(Protocol):
-    """Closes the session of a memory job that has ended (soong.orchestrator.memory.job)."""
-
-    async def ended(self, ownership: Ownership, task_id: str) -> bool:
-        """Say whether the task was such a job."""
-        ...
 
 
 class NoAsks:
@@ -103,7 +95,7 @@ class Parts:
     broker: SessionReviewer
     recorder: Recorder
     agents: SessionAgents = field(default_factory=NoAsks)
-    memory: EndedSessions | None = None
+    memory: SessionMemory | None = None
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Other tasks from start to stop, cancelled at the stop."""

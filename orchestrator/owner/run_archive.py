@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import Final, Protocol
+from typing import Final
 
+from soong.orchestrator.owner.commands import SessionMemory
 from soong.orchestrator.owner.run_folder import (
     StoredArtifacts,
     deliverable_names,
@@ -30,11 +31,9 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.audit_log.notes import of_tampering
-from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
@@ -51,40 +50,11 @@ PORTION_BYTES: Final = 4 * 1024 * 1024
 """Deliverables are held and written so many at a time."""
 
 
-class CandidateArchive(Protocol):
-    """Keeps what memory jobs propose (soong.orchestrator.memory.job)."""
-
-    def is_job(self, run: Run) -> bool:
-        """Say whether a run is a memory job that has ended well."""
-        ...
-
-    async def keep(self, run_id: str, /) -> None:
-        """Raises: UnavailableError, OSError, ForeignEntryError."""
-        ...
-
-
-class LoggedStore(Protocol):
-    """The rows that are written to folders, and the audit log."""
-
-    @property
-    def runs(self) -> RunStore: ...
-
-    @property
-    def audit(self) -> AuditStore: ...
-
-
-class RecordedStore(LoggedStore, Protocol):
-    """The rows that are written to folders, which remember that they are, and the audit log."""
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-
 @dataclass(slots=True)
 class RunFolderWriter:
     """Writes folders of runs, one batch after the other."""
 
-    store: LoggedStore
+    store: Store
     artifacts: StoredArtifacts
     folder: RootedFolder
     clock: Clock
@@ -171,11 +141,11 @@ class RunArchive:
     again some time later.
     """
 
-    store: RecordedStore
+    store: Store
     artifacts: StoredArtifacts
     folder: RootedFolder
     clock: Clock = field(default_factory=SystemClock)
-    memory: CandidateArchive | None = None
+    memory: SessionMemory | None = None
     waits_while: Callable[[], bool] = lambda: False
     """Says whether people's answers are dealt with: a folder takes as much CPU time as a decision."""
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)

@@ -7,13 +7,10 @@ from typing import Protocol, TypeVar
 from soong.shared.core import timing
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.budgets import BudgetStore
-from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
+from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.engine.tasks.asks import AskStore
-from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.event_feed import EventFeed, NotificationOutbox
-from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.permissions.signing import KeyStore
@@ -24,26 +21,11 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-class Store(Protocol):
+class Store(Ledger, Protocol):
     """The rows of one deployment, by what they are about. Each part is a port of its own."""
 
     @property
-    def sessions(self) -> SessionStore: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-    @property
     def asks(self) -> AskStore: ...
-
-    @property
-    def claims(self) -> ClaimStore: ...
-
-    @property
-    def runs(self) -> RunStore: ...
-
-    @property
-    def budgets(self) -> BudgetStore: ...
 
     @property
     def consent(self) -> ConsentStore: ...

@@ -12,10 +12,9 @@ from soong.shared.agents.ports import GIVEN_UP
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
-from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
@@ -27,19 +26,6 @@ MAX_PROGRESS_CHARS: Final = 500
 MAX_FAILURE_CHARS: Final = 2000
 
 _REPORTS: Final = ("progress", "output", "failure")
-
-
-class TaskRows(Protocol):
-    """The rows that the tools read, and write a step's progress to."""
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-    @property
-    def claims(self) -> ClaimStore: ...
-
-    @property
-    def runs(self) -> RunStore: ...
 
 
 class AdditionalClaims(Protocol):
@@ -71,7 +57,7 @@ class ClaimTools(Value):
     ``shown`` takes secrets out of what is stored for people (EVT-05). Without ``claims`` no additional step is given.
     """
 
-    store: TaskRows
+    store: Ledger
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str]

@@ -11,12 +11,13 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.surface import Surface
-from soong.shared.toolsets.tasks.claiming import AdditionalClaims, ClaimTools, TaskRows, own_step, step_id_of, work_of
+from soong.shared.toolsets.tasks.claiming import AdditionalClaims, ClaimTools, own_step, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
@@ -37,7 +38,7 @@ class TaskTools(Value):
     besides their own steps; without them no additional step is given.
     """
 
-    store: TaskRows
+    store: Ledger
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str] = str

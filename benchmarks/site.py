@@ -11,8 +11,7 @@ from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watc
 from benchmarks.past import call_tool, end_of
 from soong.orchestrator.approvals.question_limits import MAX_READ
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.ids import new_id
 from soong.shared.engine.sessions.session import Ownership

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.approvals.approval import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.client.client import Client, Submission, TaskSnapshot
 from soong.orchestrator.client.explanation import preview_of
@@ -403,7 +403,7 @@ def _answering(
     """Return the one callback of a session of which a program has given two."""
     if elicitation is None:
         return permission
-    from soong.orchestrator.approvals.elicitations import answering  # most programs answer no servers
+    from soong.orchestrator.approvals.responders import answering  # most programs answer no servers
 
     return answering(permission, elicitation)
 

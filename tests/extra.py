@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from soong.shared.sandbox.bubblewrap.probe import probe
+from soong.shared.sandbox.bubblewrap.wrapped import probe
 
 INSISTS: Final = os.environ.get("TEST_EXTRA") == "1"
 

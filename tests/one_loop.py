@@ -7,9 +7,8 @@ from typing import Self
 
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.parts import Parts
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock

@@ -18,7 +18,7 @@ from celery.worker.strategy import default
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_of
+from soong.shared.engine.wire.events import DISPATCH_TASK, queue_of
 from soong.shared.storage.celery.app import make_celery
 from soong.worker.lifetime import RecycleLimits
 from soong.worker.process import LoopThread, WorkerProcess

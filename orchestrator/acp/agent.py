@@ -31,7 +31,7 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.asks import follows
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.step import Task
 
 MANY: Final = 1000

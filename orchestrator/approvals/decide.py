@@ -17,6 +17,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
+from soong.shared.permissions.configured import writable_by_rule
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.request import (
@@ -30,7 +31,6 @@ from soong.shared.permissions.request import (
 )
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import Grant, is_too_wide, offered_scope
-from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType

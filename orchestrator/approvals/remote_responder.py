@@ -5,22 +5,23 @@ asks a question and when it has closed one.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from soong.orchestrator.approvals.approval import question_of, status_of_question
+from soong.orchestrator.approvals.approval import check_person, question_of, status_of_question
 from soong.orchestrator.approvals.decide import by_policy
-from soong.orchestrator.approvals.leases import ResponderLease
-from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.approvals.responders import answer_by, insert_answer, lane_of
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
+from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
+from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Provenance, Question
@@ -291,3 +292,54 @@ async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class ResponderLease:
+    """The presence of one responder in the sessions that it answers for. ``run`` keeps it until it is cancelled."""
+
+    store: SessionStore
+    notifier: Notifier
+    principal: str
+    channel: str
+    lease_s: float
+    _wanted: frozenset[str] = frozenset()
+    _rows: dict[str, str] = field(default_factory=dict)
+    """Responder ids by session."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def attend(self, session_ids: Iterable[str]) -> None:
+        """Be there for exactly these sessions from now on."""
+        wanted = frozenset(session_ids)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Beat until cancelled; while the database is away it keeps trying."""
+        try:
+            while True:
+                self._changed.clear()
+                await self._beat()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.lease_s / 3):
+                        await self._changed.wait()
+        finally:
+            for row in self._rows.values():
+                with suppress(SoongError):
+                    await asyncio.shield(self.store.detach_responder(row))
+
+    async def _beat(self) -> None:
+        try:
+            for session_id in sorted(self._rows.keys() - self._wanted):
+                await self.store.detach_responder(self._rows.pop(session_id))
+            for session_id in sorted(self._wanted):
+                if session_id not in self._rows or not await self.store.beat_responder(self._rows[session_id]):
+                    await self._attach(session_id)
+        except UnavailableError as error:
+            log.warning("responder_beat_unanswered", error=str(error))
+
+    async def _attach(self, session_id: str) -> None:
+        row = self._rows[session_id] = new_id("resp")
+        await self.store.attach_responder(Responder(row, session_id, self.principal, self.channel))
+        await self.notifier.notify_owners([session_id])

@@ -5,6 +5,7 @@ worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approva
 """
 
 import asyncio
+from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -13,9 +14,10 @@ from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
-from soong.shared.core.jsontext import JsonObject, canonical, parse_strict
+from soong.shared.core.jsontext import JsonObject, canonical, dump, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
+from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
 from soong.shared.permissions.request import (
     NO_CALLBACK,
     Answer,
@@ -26,6 +28,7 @@ from soong.shared.permissions.request import (
     Provenance,
 )
 from soong.shared.permissions.store import ConsentStore
+from soong.shared.tools.elicitation import CANCEL, ElicitationAnswer
 
 log = get_logger(__name__)
 
@@ -125,3 +128,44 @@ async def insert_answer(store: ConsentStore, answer: Answer) -> str:
 def _stored(reason: str) -> str:
     clean = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
     return clean if len(clean) <= MAX_REASON_CHARS else f"{clean[:MAX_REASON_CHARS]}…"
+
+
+def answering(
+    permission: PermissionCallback | None, elicitation: ElicitationCallback | None
+) -> PermissionCallback | None:
+    """Return the callback that has questions of servers answered by ``elicitation``, and all others by the other."""
+    if elicitation is None:
+        return permission
+
+    async def answer(request: PermissionRequest) -> PermissionDecision:
+        if request.takes_words:
+            return decision_of(await elicitation(ElicitationRequest.of(request)))
+        if permission is None:
+            raise NoCallbackError("the session has a callback for what MCP servers ask, and none for permissions")
+        return await permission(request)
+
+    return answer
+
+
+def decision_of(answer: ElicitationAnswer) -> PermissionDecision:
+    """Return an answer as it is signed.
+
+    Raises:
+        TypeError: it is something else, or its content is not JSON.
+        ValueError: its content is too long.
+    """
+    given: object = answer  # of a stranger's function: types are not believed
+    if not isinstance(given, ElicitationAnswer) or given.action not in ("accept", "decline", "cancel"):
+        raise TypeError(f"{shown(given)} is not an ElicitationAnswer")
+    match given.action:
+        case "accept":
+            words = "" if given.content is None else dump(dict(given.content))
+            if len(words) > MAX_REASON_CHARS:
+                raise ValueError(f"the content has more than {MAX_REASON_CHARS} characters")
+            return PermissionDecision(Choice.ALLOW_ONCE, words)
+        case "decline":
+            return PermissionDecision(Choice.DENY, given.reason)
+        case "cancel":
+            return PermissionDecision(Choice.DENY, f"{CANCEL}: {given.reason}" if given.reason else CANCEL)
+        case _:
+            assert_never(given.action)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.console import complain, emit, number_of, output, say, table
 from soong.orchestrator.cli.options import JSON
 from soong.shared.core.config import load_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.options import (
     ALLOW,
     BUDGET,

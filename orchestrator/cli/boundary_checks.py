@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from soong.orchestrator.approvals.provenance import is_run_here
+from soong.orchestrator.approvals.approval import is_run_here
 from soong.orchestrator.cli.checks import FULL_BYTES, MIN_FREE_BYTES, Finding, Level, existing
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.permissions.access.store import DatabaseRights
-from soong.shared.sandbox.bubblewrap.probe import probe
+from soong.shared.sandbox.bubblewrap.wrapped import probe
 from soong.shared.sandbox.family import HAS_MARK
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER

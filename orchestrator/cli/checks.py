@@ -241,8 +241,7 @@ async def check_modules(settings: Settings) -> Finding:
     such modules; a command that was allowed is not kept from it.
     """
     from soong.shared.core.config import load_config
-    from soong.shared.permissions.configured import configured_write_roots, policy_of
-    from soong.shared.permissions.writable import writable_by_rule
+    from soong.shared.permissions.configured import configured_write_roots, policy_of, writable_by_rule
     from soong.shared.sandbox.paths import is_below
     from soong.shared.toolsets.code import code_tools
     from soong.shared.toolsets.controls import module_files, program_files

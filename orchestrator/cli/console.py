@@ -133,7 +133,7 @@ def why_nobody_is_asked() -> str:
     """Say why nobody can be asked here; empty when a person can be (PER-13)."""
     if not is_terminal():
         return NO_TERMINAL
-    from soong.orchestrator.approvals.provenance import is_run_here  # psutil, which a bare --help does not pay
+    from soong.orchestrator.approvals.approval import is_run_here  # psutil, which a bare --help does not pay
 
     return OF_A_RUN if is_run_here() else ""
 

@@ -79,8 +79,7 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
         yield
         return
     from soong.orchestrator.client.bootstrap import open_metrics
-    from soong.orchestrator.telemetry.metrics import collect, text
-    from soong.orchestrator.telemetry.metrics_endpoint import MetricsEndpoint
+    from soong.orchestrator.telemetry.metrics import MetricsEndpoint, collect, text
 
     metrics, clock = open_metrics(settings), SystemClock()
 
@@ -196,7 +195,7 @@ def backup(
 
     The service may run: the database is copied as it is at one moment, then the files that it names.
     """
-    from soong.orchestrator.approvals.provenance import check_person_now
+    from soong.orchestrator.approvals.approval import check_person_now
     from soong.orchestrator.backup.create import create_backup
 
     check_person_now("back up a home")
@@ -225,7 +224,7 @@ def restore(
 
     Restore only your own backups: a home has configuration and programs, which decide what agents may do.
     """
-    from soong.orchestrator.approvals.provenance import check_person_now
+    from soong.orchestrator.approvals.approval import check_person_now
     from soong.orchestrator.backup.restore import restore_backup
 
     check_person_now("restore a home")

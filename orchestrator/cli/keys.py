@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.approvals.approval import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.options import JSON

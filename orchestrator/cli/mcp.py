@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli import mcp_servers
 from soong.orchestrator.cli.console import output, say
 from soong.orchestrator.cli.mcp_servers import asked, must_be_known, opened

@@ -242,7 +242,7 @@ def _report(one: dict[str, Any]) -> str:
 
 
 def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
-    from soong.shared.toolsets.mcp.resources import resources_scope
+    from soong.shared.toolsets.mcp.toolset import resources_scope
 
     config = tools.servers.config.servers[name]
     snapshot = tools.servers.snapshot(name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.console import emit, output, say, table, visible
 from soong.orchestrator.cli.options import JSON
 from soong.shared.core import timing
@@ -18,7 +18,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from soong.orchestrator.memory.candidates import MemoryCandidate
+    from soong.orchestrator.memory.job import MemoryCandidate
     from soong.orchestrator.memory.review import MemoryReview
     from soong.shared.toolsets.memory.provider import Memory
 
@@ -55,7 +55,7 @@ def list_memories(
 @app.command()
 def show(memory: str = _ID, *, is_json: bool = JSON) -> None:
     """Show a memory or a candidate in full, with where it comes from."""
-    from soong.orchestrator.memory.candidates import MemoryCandidate
+    from soong.orchestrator.memory.job import MemoryCandidate
 
     found = asyncio.run(_found(load_settings(), memory))
     state = "candidate" if isinstance(found, MemoryCandidate) else "memory"
@@ -172,7 +172,7 @@ async def _reject(settings: Settings, texts: Sequence[str]) -> None:
 
 
 async def _forget(settings: Settings, text: str) -> None:
-    from soong.orchestrator.memory.candidates import MemoryCandidate
+    from soong.orchestrator.memory.job import MemoryCandidate
 
     async with _review(settings) as review:
         found = await review.find(text)
@@ -184,7 +184,7 @@ async def _forget(settings: Settings, text: str) -> None:
 
 async def _candidate(review: "MemoryReview", text: str) -> "MemoryCandidate":
     """Return the candidate that is meant. Raises: UsageError."""
-    from soong.orchestrator.memory.candidates import MemoryCandidate
+    from soong.orchestrator.memory.job import MemoryCandidate
 
     found = await review.find(text)
     if not isinstance(found, MemoryCandidate):

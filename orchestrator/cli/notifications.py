@@ -89,7 +89,7 @@ def _grouped(notices: Sequence[Notice], order: Sequence[str]) -> list[tuple[str,
 
 
 async def _test(settings: Settings, name: str) -> str:
-    from soong.orchestrator.notifications.opening import try_channel
+    from soong.orchestrator.notifications.sender import try_channel
 
     config = load_config(settings.home).notifications
     if name not in config.channels:
@@ -100,7 +100,7 @@ async def _test(settings: Settings, name: str) -> str:
 
 
 async def _retry(settings: Settings, message: str, channel: str) -> int:
-    from soong.orchestrator.approvals.provenance import check_person
+    from soong.orchestrator.approvals.approval import check_person
 
     async with opened_store(settings) as store:
         await check_person(store.sessions, "send notifications again")

@@ -25,8 +25,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 from soong.shared.engine.tasks.step import NewTask
-from soong.shared.permissions.configured import configured_write_roots
-from soong.shared.permissions.writable import writable_by_rule
+from soong.shared.permissions.configured import configured_write_roots, writable_by_rule
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.controls import module_files
 from soong.shared.toolsets.modules import look_in

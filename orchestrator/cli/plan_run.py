@@ -13,7 +13,7 @@ from typing import Final
 import typer
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.console import emit, output, say, spelled_out, visible, why_nobody_is_asked
 from soong.orchestrator.cli.plan_modules import PlanModules, keep_modules, read_plan
 from soong.orchestrator.cli.service_run import Handed, RunArguments, read_inputs, say_who_answers, tell_detached

@@ -11,7 +11,7 @@ import typer
 import yaml
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.console import emit_text, say, visible, why_nobody_is_asked
 from soong.orchestrator.cli.ids import newest_open_task, opened_store
 from soong.orchestrator.cli.options import RESULT_AS_JSON, SLOTS, WORKERS

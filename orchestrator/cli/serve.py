@@ -158,7 +158,7 @@ class LinkMaker:
 
 async def _link(settings: Settings, address: str) -> str:
     """Return an address that signs in the browser that opens it first, within a minute."""
-    from soong.orchestrator.approvals.provenance import check_person
+    from soong.orchestrator.approvals.approval import check_person
     from soong.orchestrator.cli.ids import opened_store
     from soong.shared.core.clock import SystemClock
     from soong.shared.permissions.access.token import Right, make_token

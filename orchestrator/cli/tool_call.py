@@ -47,7 +47,7 @@ def terminal_callback() -> PermissionCallback | None:
     """Return the person at this terminal as callback; None when nobody is there. Standard output is for the result."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return None
-    from soong.orchestrator.approvals.provenance import is_run_here  # psutil
+    from soong.orchestrator.approvals.approval import is_run_here  # psutil
 
     if is_run_here():
         return None

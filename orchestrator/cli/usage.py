@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import typer
 
-from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import opened_store

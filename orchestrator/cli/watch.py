@@ -22,7 +22,7 @@ from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 
 RESTARTS = 3
 

@@ -188,7 +188,7 @@ def open_artifacts(settings: Settings) -> "ArtifactFiles":
 
 def open_broker(settings: Settings) -> object:
     """Return the Celery app by which Flower reads the queues and events of a deployment."""
-    from soong.shared.engine.wire.jobs import queue_of
+    from soong.shared.engine.wire.events import queue_of
     from soong.shared.storage.celery.app import make_celery
 
     app = make_celery(settings.redis_url, pools=settings.pools)

@@ -23,10 +23,9 @@ from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
 from soong.shared.engine.tasks.claims import lacking
-from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
-from soong.shared.engine.tasks.planner import Planner, check_total
-from soong.shared.engine.tasks.pull_workers import waiting_for_a_pull_worker
+from soong.shared.engine.tasks.planner import Planner, check_total, waiting_for_a_pull_worker
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
 from soong.shared.engine.tasks.store import TaskEnd

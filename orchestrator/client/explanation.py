@@ -21,7 +21,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.permissions.configured import configured_write_roots, surface_request
+from soong.shared.permissions.configured import configured_write_roots, surface_request, writable_by_rule
 from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.explain import (
     CallExplanation,
@@ -35,7 +35,6 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_too_wide
-from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from soong.orchestrator.approvals.elicitations import answering
+from soong.orchestrator.approvals.responders import answering
 from soong.orchestrator.client.submission import existing_folder, program_folder
 from soong.orchestrator.client.tool_registry import registry_of, run_sources
 from soong.orchestrator.direct.gate import DirectGate
@@ -26,13 +26,12 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request, writable_by_rule
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import parse_allow, written_out
 from soong.shared.permissions.withheld import withheld_by_rule
-from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder

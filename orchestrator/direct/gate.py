@@ -13,15 +13,15 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals import decide
+from soong.orchestrator.approvals.approval import provenance_here
 from soong.orchestrator.approvals.decide import UnsignedDecision
-from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
-from soong.shared.permissions import call_facts
+from soong.shared.permissions import gate
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import answered_by_hook, check_binding, request_of, verdict_of_policy
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
@@ -66,7 +66,7 @@ class DirectGate:
     async def _verdict(self, call: GateCall, verdict: PolicyVerdict) -> Verdict:
         now_us = self.clock.now_us()
         if verdict.effect is not Effect.ASK:
-            settled = call_facts.settled(call, verdict, self.redactor)
+            settled = gate.settled(call, verdict, self.redactor)
             await self.record((NewEvent(EventType.PERMISSION_DECIDED, settled, now_us),))
             return verdict_of_policy(verdict)
         if call.is_answered:
@@ -81,7 +81,7 @@ class DirectGate:
             now_us=now_us,
             env=self.env,
         )
-        await self.record((call_facts.asked(request, verdict, call, self.redactor),))
+        await self.record((gate.asked(request, verdict, call, self.redactor),))
         try:
             async with self._turns.setdefault(lane_of(request), asyncio.Lock()):
                 decision = await self._decided(request)

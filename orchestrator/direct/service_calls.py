@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.approvals.approval import check_person
 from soong.shared.agents.definition import DEFINITION, builtin_definitions
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock

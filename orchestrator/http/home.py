@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from soong.orchestrator.approvals.provenance import provenance_of, workers_here
+from soong.orchestrator.approvals.approval import provenance_of, workers_here
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import CHANNEL_HEADER, ENVIRONMENT_HEADER, environment_digest

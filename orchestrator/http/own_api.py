@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from soong.orchestrator.approvals.provenance import provenance_here
+from soong.orchestrator.approvals.approval import provenance_here
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.client.home_api import ApiProblemError, Document, Query
 from soong.orchestrator.embedded.starter import Attachment

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from soong.orchestrator.approvals.provenance import check_person
+from soong.orchestrator.approvals.approval import check_person
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from soong.orchestrator.memory.candidates import MemoryCandidate, candidates_of, proposed
+from soong.orchestrator.memory.job import MemoryCandidate, candidates_of, proposed
 from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump

@@ -1,7 +1,7 @@
 """What is sent: the notices of one message as a title, lines and a link. Pure.
 
-The texts of the notices are inert already (soong.orchestrator.notifications.facts); a channel escapes them for its own
-form. A link leads to the console, where a person signs in: it holds no token and no answer.
+The texts of the notices are inert already (soong.orchestrator.notifications.consumer); a channel escapes them for its
+own form. A link leads to the console, where a person signs in: it holds no token and no answer.
 """
 
 from collections import Counter

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Protocol, TypeAlias
 from fastapi import Depends, Request
 
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.approvals.leases import ResponderLease
+from soong.orchestrator.approvals.remote_responder import ResponderLease
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.operations.authentication import Authenticator, Caller

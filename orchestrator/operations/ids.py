@@ -11,7 +11,7 @@ from soong.orchestrator.operations.documents import FoundId
 from soong.orchestrator.operations.strict import StrictRoute
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Question
 from soong.shared.storage.store import Store

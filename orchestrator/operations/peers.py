@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from soong.orchestrator.approvals.provenance import provenance_of, workers_here
+from soong.orchestrator.approvals.approval import provenance_of, workers_here
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.request import Provenance

@@ -42,7 +42,7 @@ from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.reader import planned_limits
-from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
+from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Task

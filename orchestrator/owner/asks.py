@@ -213,7 +213,7 @@ class AskRunner:
         former_id = follows(claim.task_inputs)
         if not former_id or claim.is_resumed:
             return claim
-        from soong.shared.agents.forking import follow_up_nodes  # the model library, which the run needs anyway
+        from soong.shared.agents.compaction import follow_up_nodes  # the model library, which the run needs anyway
 
         runs, own = self.runtime.store.runs, claim.identity
         former = await runs.run(former_id)

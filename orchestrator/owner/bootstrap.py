@@ -19,10 +19,9 @@ from soong.orchestrator.event_log.follower import Followers
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.agents.pacing import LocalPacer, Pacer
@@ -150,12 +149,12 @@ def _followers(
         if settings.metrics_port:
             parts.append(count_events(store, clock, owner_id))
     with OptionalPart("soong.orchestrator.notifications"):
-        from soong.orchestrator.notifications.opening import open_notifications
+        from soong.orchestrator.notifications.sender import open_notifications
 
         known = config.notifications
         parts.append(open_notifications(known, store, clock, owner_id, secrets, is_local=settings.is_embedded))
     with OptionalPart("soong.orchestrator.retention"):
-        from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+        from soong.orchestrator.retention.collector import AutomaticRetention, RetentionSettings
 
         retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
         if retention.wanted.is_on:

@@ -20,11 +20,10 @@ from soong.shared.engine.sessions.session import Command, CommandKind, Ownership
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import read_update
-from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.new_tasks import next_attempt
-from soong.shared.engine.tasks.planner import Planner
-from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO, read_dispatch
+from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO, Planner, read_dispatch
 from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import TaskEvent
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.capabilities import project_needed
@@ -224,7 +223,7 @@ class Commands:
 
     async def _forked(self, change: TaskChange, parent_run_id: str, command: Command) -> TaskChange:
         """Return the change with the parent's context for its one new run."""
-        from soong.shared.agents.forking import fork_nodes  # the model library, which only an owner of asks imports
+        from soong.shared.agents.compaction import fork_nodes  # the model library, which only an owner of asks imports
 
         (step,) = change.steps
         assert step.run is not None

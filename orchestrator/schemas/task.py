@@ -11,7 +11,7 @@ from soong.orchestrator.client.outcome import ExitCode, TaskOutcome
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.kinds import ClaimMode, StepKind, TaskKind
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.storage.store import Store

@@ -12,7 +12,7 @@ from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.jobs import queue_of
+from soong.shared.engine.wire.events import queue_of
 from soong.shared.storage.store import Store
 
 MOST_SUMS: Final = 200

@@ -3,18 +3,23 @@
 No counter lives in a process: whichever process is asked says the same, also right after a restart.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import errno
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, RequestHandler
 
 from soong.orchestrator.client.workers import free_slots
 from soong.orchestrator.telemetry import metrics_consumer as totals_of
 from soong.shared.core.clock import Clock
+from soong.shared.core.errors import SoongError, UnavailableError, UsageError
+from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.event_feed import ATTEMPTS, Totals
@@ -46,6 +51,10 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, str, tuple[str, ...]]]] = (
     ),
     (totals_of.QUEUE, "soong_step_queue_seconds", "Time from ready to claimed.", ()),
 )
+
+log = get_logger(__name__)
+
+Read = Callable[[], Awaitable[bytes]]
 
 
 class Snapshot(Value):
@@ -191,3 +200,50 @@ def _buckets(counted: dict[str, int]) -> tuple[Sequence[tuple[str, float]], floa
         reached += counted.get(str(most), 0)
         buckets.append((f"{most / 1000:g}", reached))
     return [*buckets, ("+Inf", reached + counted.get("inf", 0))], sum_s
+
+
+class MetricsEndpoint:
+    """Listens from ``start`` to ``stop`` on the running loop."""
+
+    def __init__(self, read: Read) -> None:
+        routes: list[Any] = [(r"/metrics", _MetricsPage, {"read": read}), (r"/healthz", _Health)]
+        self._server = HTTPServer(Application(routes, log_function=_log_nothing))
+
+    def start(self, address: str, port: int) -> None:
+        """Begin to listen. Raises: UnavailableError when another process does; UsageError, the address is wrong."""
+        try:
+            self._server.listen(port, address)
+        except OSError as error:
+            if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}:
+                raise
+            kind: type[SoongError] = UnavailableError if error.errno == errno.EADDRINUSE else UsageError
+            raise kind(f"metrics cannot listen on {address} port {port}: {error.strerror}; choose another") from error
+
+    async def stop(self) -> None:
+        self._server.stop()
+        await self._server.close_all_connections()
+
+
+class _MetricsPage(RequestHandler):
+    def initialize(self, read: Read) -> None:
+        self._read = read
+
+    async def get(self) -> None:
+        try:
+            body = await self._read()
+        except UnavailableError as error:
+            log.warning("metrics_unanswered", error=str(error))
+            self.set_status(503)
+            body = b"the database does not answer\n"
+        self.set_header("Content-Type", CONTENT_TYPE)
+        self.write(body)
+
+
+class _Health(RequestHandler):
+    def get(self) -> None:
+        self.set_header("Content-Type", "text/plain")
+        self.write("ok\n")
+
+
+def _log_nothing(_handler: RequestHandler) -> None:
+    """Keep quiet: an address that is asked every few seconds would fill the log."""

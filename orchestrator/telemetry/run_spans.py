@@ -26,7 +26,7 @@ from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import JsonObject, dump
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 
 MAX_CONTENT: Final = 8000
 LOST: Final = "worker_lost"

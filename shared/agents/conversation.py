@@ -11,8 +11,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
-from soong.shared.agents.compaction import compacted
-from soong.shared.agents.forking import inherited
+from soong.shared.agents.compaction import compacted, inherited
 from soong.shared.agents.messages import (
     answer_parts,
     arguments_of,

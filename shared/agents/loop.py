@@ -20,6 +20,7 @@ from soong.shared.agents.compaction import (
     drop_node,
     due,
     has_grown,
+    inherited,
     own_answers,
     room_of,
     summary_node,
@@ -29,8 +30,6 @@ from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.early_reads import EarlyReads
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel
-from soong.shared.agents.forking import inherited
-from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import AnswerView, NoView
@@ -51,6 +50,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.engine.tasks.step import Outcome, StepError
+from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable, unmangle
 from soong.shared.tools.ports import CallLog, ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
@@ -418,3 +418,34 @@ def _unknown(row: CallRow) -> ToolFailure:
         "look before you do it again",
         details=details,
     )
+
+
+def stop_of(result: ToolResult) -> str:
+    """Return the reason for which a hook stopped the run with this call; empty when none did."""
+    error = result.error
+    if error is None or error.type is not ErrorType.HOOK_DENIED or not error.details.get("stop_run"):
+        return ""
+    return error.message
+
+
+@dataclass(slots=True)
+class StopAfterHook:
+    """A turn's executor until a hook stops the run; calls that had begun by then run to their end (EXE-05)."""
+
+    executor: Executor
+    stop: str = ""
+
+    def resolve(self, name: str) -> ToolDefinition | None:
+        return self.executor.resolve(name)
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        if self.stop:
+            return await self.executor.refuse(call, ErrorType.NOT_RUN, f"not run: a hook stopped the run: {self.stop}")
+        result = await self.executor.execute(call)
+        stop = stop_of(result)
+        if stop:
+            self.stop = stop
+        return result
+
+    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
+        return await self.executor.refuse(call, type, message)

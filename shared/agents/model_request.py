@@ -34,7 +34,7 @@ from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.messages import taken_in
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
 from soong.shared.agents.pacing import Pacing, Sleep
-from soong.shared.agents.unusable_model import UnusableModelError
+from soong.shared.agents.scripted_model import UnusableModelError
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password

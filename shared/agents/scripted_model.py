@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast
 
+from pydantic_ai.exceptions import AgentRunError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -218,3 +219,32 @@ def _outcome(tool: str, given: ToolReturnPart | None) -> CallOutcome:
 @lru_cache(maxsize=1024)
 def _provider_name(tool: str) -> str:
     return NameTable([tool]).to_provider(tool)
+
+
+class UnusableModelError(AgentRunError):
+    """The model was not asked, and another process might be able to."""
+
+
+class UnusableModel(Model[Any]):
+    """Answers each request with the reason, so that the run continues with a fallback."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self._provider_name, _, self._name = name.partition(":")
+        self.reason = reason
+
+    @property
+    def model_name(self) -> str:
+        return self._name
+
+    @property
+    def system(self) -> str:
+        return self._provider_name
+
+    async def request(
+        self,
+        messages: list[ModelMessage],  # noqa: ARG002  # the library's signature
+        model_settings: ModelSettings | None,  # noqa: ARG002  # as above
+        model_request_parameters: ModelRequestParameters,  # noqa: ARG002  # as above
+    ) -> ModelResponse:
+        raise UnusableModelError(self.reason)

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from soong.shared.core.identity import Role
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
+from soong.shared.permissions.scope import ScopeKind
+from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 
 WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
@@ -142,3 +145,24 @@ def _as_config() -> Iterator[None]:
         yield
     except UsageError as error:
         raise InvalidConfigError(str(error)) from error
+
+
+def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[Path, ...]:
+    """Return the files and folders that an allow rule opens to a tool that writes, whichever run has that tool.
+
+    What one run of a session writes another one finds, so a rule for one step counts for all of them.
+    """
+    rules = [rule for rule in policy.rules if rule.effect is Effect.ALLOW and _is_of_a_path(rule)]
+    if not rules:
+        return ()
+    writing = [tool for tool in tools if tool.permission is Permission.WRITE]
+    paths = (rule.scope.value for rule in rules if rule.scope is not None and _speaks_of(rule, writing))
+    return tuple(map(Path, dict.fromkeys(paths)))
+
+
+def _is_of_a_path(rule: Rule) -> bool:
+    return rule.scope is not None and rule.scope.kind is ScopeKind.PATH
+
+
+def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:
+    return any(fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags for tool in tools)

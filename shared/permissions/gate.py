@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.permissions.policy import Policy, PolicyVerdict
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
@@ -224,3 +225,40 @@ def _shown(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
     """Return text that every store takes (no lone surrogate, no NUL), cut to a length a person can read."""
     clean = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{SYMBOL FOR NULL}")
     return clean if len(clean) <= limit else f"{clean[:limit]}… ({len(clean) - limit} more characters)"
+
+
+def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, redactor: Redactor) -> NewEvent:
+    """Return the event of a question: what is asked, by which rule, on which facts.
+
+    What hooks made of the call is in no node of the run: where the question has only a summary of it, the event has
+    all of it, without secrets.
+    """
+    data: dict[str, Json] = {
+        "request_id": request.id,
+        "tool_call_id": request.tool_call_id,
+        "tool": request.tool,
+        "scope": request.scope,
+        "shown": request.shown,
+        "risk": request.risk,
+        "rule": f"{verdict.rule} ({verdict.source})",
+        "reason": verdict.reason,
+        "facts": redactor.mapping(call.facts()),
+    }
+    if call.is_rewritten and (whole := redactor.mapping(call.permission_input)) != request.arguments:
+        data["input"] = whole
+    return NewEvent(EventType.PERMISSION_REQUESTED, data, request.created_us)
+
+
+def settled(call: GateCall, verdict: PolicyVerdict, redactor: Redactor) -> dict[str, Json]:
+    """Return what ``permission_decided`` says of a call that the policy allowed or denied by itself."""
+    return {
+        "tool_call_id": call.tool_call_id,
+        "tool": call.definition.name,
+        "choice": "allow" if verdict.effect is Effect.ALLOW else "deny",
+        "author": "rule",
+        "rule": verdict.rule,
+        "source": verdict.source,
+        "reason": verdict.reason,
+        "error": None if verdict.error is None else str(verdict.error),
+        "facts": redactor.mapping(call.facts()),
+    }

@@ -6,9 +6,8 @@ from pathlib import Path
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, secret_files
-from soong.shared.sandbox.bubblewrap.launcher import BubblewrapLauncher
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout
-from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
+from soong.shared.sandbox.bubblewrap.runner import BubblewrapLauncher, BubblewrapRunner
 from soong.shared.sandbox.duplex import FamilyLauncher, ProcessLauncher
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.toolsets.controls import controls_of

@@ -120,7 +120,7 @@ def builtin_sources(environment: ToolEnvironment) -> Iterable[ToolAdapter]:
         yield SkillTools(environment.home, config)
     yield ToolSearch(config.tools)
     with OptionalPart("soong.shared.toolsets.web"):
-        from soong.shared.toolsets.web.toolset import WebTools
+        from soong.shared.toolsets.web.fetch import WebTools
 
         yield WebTools(heeds_robots=config.network.robots)
 
@@ -137,7 +137,7 @@ def project_skills(home: Path | None, config: Config, project: Path) -> "Sequenc
 def recall_tools(environment: ToolEnvironment, memory: "MemoryProvider | None") -> Sequence[ToolAdapter]:
     """Return the tool that recalls memories; without ``memory`` it is only described."""
     with OptionalPart("soong.shared.toolsets.memory"):
-        from soong.shared.toolsets.memory.recall import RecallTools
+        from soong.shared.toolsets.memory.provider import RecallTools
 
         return (RecallTools(environment.config.memory, memory, environment.redactor),)
     return ()

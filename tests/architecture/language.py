@@ -68,7 +68,7 @@ _AS_THEY_ARE = ("docs/spec.md", ".github/")
 """Clauses keep their words, and the forms of issues ask."""
 
 ALLOWED: tuple[tuple[str, str, str], ...] = (
-    ("shared/toolsets/code/program_kinds.py", "wish", "the shell of Tk has this name"),
+    ("shared/toolsets/code/named_files.py", "wish", "the shell of Tk has this name"),
 )
 """Exact exceptions: the file, the phrase, and why that phrase is right."""
 

@@ -13,7 +13,7 @@ from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step, StepEnd, StepError
-from soong.shared.engine.wire.jobs import reads
+from soong.shared.engine.wire.events import reads
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
 from tests.model.builders import (

@@ -26,9 +26,9 @@ from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.new_tasks import retried_step
 from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     Advance,

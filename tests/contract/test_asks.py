@@ -13,9 +13,8 @@ from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.new_tasks import new_ask
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import StepKind, StepSpec, TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask
 from tests.contract.scene import ContractHarness, completed

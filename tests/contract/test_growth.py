@@ -7,9 +7,8 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.new_tasks import retried_step
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 from tests.contract.scene import ContractHarness

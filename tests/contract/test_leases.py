@@ -8,7 +8,7 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepError
 from soong.shared.storage.store import Store

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Delivery
-from soong.orchestrator.notifications.consumer import NotificationConsumer
-from soong.orchestrator.notifications.facts import facts_of, occurrence_of, one_line
+from soong.orchestrator.notifications.consumer import NotificationConsumer, facts_of, occurrence_of, one_line
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import PAGE, NotificationSender
 from soong.shared.core import timing
@@ -23,7 +22,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.tasks.event_feed import FeedRun, Notice
-from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
+from soong.shared.engine.tasks.spec import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.signing import prove

@@ -10,7 +10,7 @@ from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.step import Claim, Outcome, StepEnd
 from tests.contract.scene import ContractHarness, completed, failed, held
 from tests.model.builders import make_map, make_step

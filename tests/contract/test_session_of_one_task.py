@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import SessionWork
 from soong.shared.engine.tasks.store import FinishedTask

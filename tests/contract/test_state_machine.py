@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, StepEnd, StepError
 from soong.shared.permissions.request import PermissionRequest, RequestState

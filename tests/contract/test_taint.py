@@ -4,7 +4,7 @@ import pytest
 
 from soong.shared.core.errors import LeaseLostError, NotFoundError
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Claim, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

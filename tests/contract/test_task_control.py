@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, mark_recorded
 from tests.model.builders import make_map, make_owner, make_step

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.approval import approval_of
+from soong.orchestrator.approvals.approval import approval_of, provenance_here
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
 from soong.orchestrator.cli.approvals import AnswerExitCode, outcome_of, refused
 from soong.orchestrator.cli.approvals_watch import Stream

@@ -13,8 +13,8 @@ from soong.orchestrator.acp.agent import SessionConversation
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.bootstrap import owner_agents
+from soong.shared.agents.compaction import inherited
 from soong.shared.agents.definition import builtin_definitions
-from soong.shared.agents.forking import inherited
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config

@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one
 from tests.model.builders import make_step, make_task, open_worker

@@ -9,7 +9,7 @@ import pytest
 
 from soong.orchestrator.owner.run_archive import TRIED_AGAIN
 from soong.shared.core import timing
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.sandbox.rooted import RootedFolder
 from tests.contract.scene import ContractHarness, open_scene
 from tests.integration.run_archiving import AwayStore, ended_run, lines, run_folders

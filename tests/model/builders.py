@@ -21,8 +21,7 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, Task
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance
 from soong.shared.sandbox.family import ProcessFacts

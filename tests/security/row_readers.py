@@ -10,10 +10,9 @@ from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.operations.documents import respond
-from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_folder import lines_of
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult
 from soong.orchestrator.schemas.worker import WorkersSchema

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.diff_header import DiffError, Fault
-from soong.shared.toolsets.code.unified_diff import parse_diff
+from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from tests.security.scene import SecurityHarness, make_scene
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"

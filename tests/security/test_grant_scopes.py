@@ -13,8 +13,7 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.command_call import ANY_ARGUMENTS
-from soong.shared.toolsets.code.named_files import quoted
-from soong.shared.toolsets.code.program_kinds import HARMLESS
+from soong.shared.toolsets.code.named_files import HARMLESS, quoted
 from tests.security.granting import granting
 from tests.unit.toolsets.commands import Commands, make_commands
 from tests.unit.toolsets.parts import Project

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from soong.orchestrator.notifications.facts import one_line
+from soong.orchestrator.notifications.consumer import one_line
 from soong.shared.agents.definition_files import claude_file
 from soong.shared.core import front_matter
 from soong.shared.core.errors import SoongError
@@ -22,9 +22,8 @@ from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.code import preview
-from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
-from soong.shared.toolsets.code.unified_diff import parse_diff
+from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from soong.shared.toolsets.mcp.forms import asks_for_secret, form_of
 from soong.shared.toolsets.mcp.intake import Intake
 from soong.shared.toolsets.mcp.schemas import input_schema

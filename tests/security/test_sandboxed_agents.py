@@ -11,7 +11,7 @@ import pytest
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step
 from soong.shared.permissions.request import Choice
-from soong.shared.sandbox.bubblewrap.probe import probe
+from soong.shared.sandbox.bubblewrap.wrapped import probe
 from tests.extra import bubblewrap
 from tests.integration.acp_site import EDIT, RUN, AcpSite, acp_site, step
 from tests.waiting import until

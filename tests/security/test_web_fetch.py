@@ -21,7 +21,7 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.web import document, fetch
 from soong.shared.toolsets.web.document import MAX_BODY_BYTES
-from soong.shared.toolsets.web.toolset import WebTools
+from soong.shared.toolsets.web.fetch import WebTools
 from tests.loopback import listening
 from tests.security.test_network import self_signed
 from tests.unit.toolsets.web_scene import HOST, allowing, answer, redirect, serving_web

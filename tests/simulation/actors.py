@@ -12,9 +12,8 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.parts import Parts
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError

@@ -19,7 +19,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.pull_workers import waiting_for_a_pull_worker
+from soong.shared.engine.tasks.planner import waiting_for_a_pull_worker
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, Task
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest

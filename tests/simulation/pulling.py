@@ -9,8 +9,8 @@ from typing import Protocol
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_key
+from soong.shared.engine.wire.events import DISPATCH_TASK, queue_key
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import prove, start_workers, waves

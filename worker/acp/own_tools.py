@@ -24,9 +24,9 @@ from soong.shared.sandbox.paths import Located, PathPolicy
 from soong.shared.tools.definition import Handler, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
+from soong.shared.toolsets.code.named_files import is_network_client
 from soong.shared.toolsets.code.paths import stands_key
 from soong.shared.toolsets.code.preview import MAX_COMPARED_LINES
-from soong.shared.toolsets.code.program_kinds import is_network_client
 from soong.shared.toolsets.code.write_file import locate_for_writing
 
 LIMIT: Final = timedelta(seconds=600)

@@ -7,7 +7,7 @@ events alone (an answer from ``model_responded``, a result from the end of its c
 from collections.abc import Sequence
 from typing import Final
 
-from soong.shared.agents.forking import inherited
+from soong.shared.agents.compaction import inherited
 from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.value import Value

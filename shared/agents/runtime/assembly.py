@@ -16,35 +16,34 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from soong.shared.agents.charging import Reserved
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sleep, provider_key
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
-from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
 from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver, PreparedAgent, PreparedCalls
 from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
-from soong.shared.agents.runtime.transcript import StoredTranscript
-from soong.shared.core.clock import Clock
+from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
-from soong.shared.engine.runs.budgets import BudgetStore
+from soong.shared.engine.runs.budgets import BudgetStore, Charge
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request, writable_by_rule
 from soong.shared.permissions.policy import Policy, foreign
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.taint import describes_untrusted
 from soong.shared.permissions.withheld import withheld_by_rule
-from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
@@ -216,8 +215,8 @@ class AgentRuntime:
             asyncio.CancelledError: it was interrupted.
         """
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
+        from soong.shared.agents.runtime.assembly import StoredBudget
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
-        from soong.shared.agents.runtime.stored_budget import StoredBudget
 
         incidents, log = agent.interruption.incidents, agent.log
         transcript = agent.transcript
@@ -294,7 +293,7 @@ class AgentRuntime:
         except InvalidConfigError as error:
             if not fallbacks.names:
                 raise
-            from soong.shared.agents.unusable_model import UnusableModel  # as in run()
+            from soong.shared.agents.scripted_model import UnusableModel  # as in run()
 
             return UnusableModel(name, str(error))
 
@@ -360,3 +359,23 @@ def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
         return claim.completed(end.output, outcome=end.outcome, usage=end.usage, nodes=end.nodes, events=events)
     failed = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
     return replace(failed, usage=end.usage, nodes=end.nodes, events=events)
+
+
+@dataclass(slots=True)
+class StoredBudget:
+    """Implements :class:`soong.shared.agents.charging.Spending`."""
+
+    store: BudgetStore
+    clock: Clock
+    run_id: str
+    fence: int
+    _sent: int = 0
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        self._sent += 1
+        number = self._sent
+        share = await self.store.reserve(self.run_id, self.fence, number, charge, day=utc_date(self.clock.now_us()))
+        return None if share is None else Reserved(number, share)
+
+    async def settle(self, reserved: Reserved, charge: Charge) -> None:
+        await self.store.settle(self.run_id, self.fence, reserved.number, charge)

@@ -15,21 +15,23 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.without_secrets import clean_event, clean_events
+from soong.shared.agents.runtime.without_secrets import clean_event, clean_events, clean_log
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import LeaseLostError, UnavailableError, UnconfirmedDecisionError
+from soong.shared.core.errors import ForgedError, LeaseLostError, UnavailableError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, CallStatus, RunStore
+from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.execution import is_run_aborted
-from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
+from soong.shared.tools.ports import ArtifactStore, CallInputs, CallRecord, StartedCall, ToolCall, effect_id_of
 from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.value_limits import UnfitError, check_incoming
 
 log = get_logger(__name__)
 
@@ -274,4 +276,78 @@ class RunCallLog:
             facts=facts,
             decision_id=record.decision_id,
             status=status,
+        )
+
+
+@dataclass(slots=True)
+class StoredTranscript:
+    """Implements ``soong.shared.agents.ports.Transcript``; what the call log has kept back goes first."""
+
+    runs: RunStore
+    log: RunCallLog
+    clock: Clock
+    run_id: str
+    fence: int
+    redactor: Redactor
+
+    async def nodes(self) -> Sequence[Node]:
+        """Raises: ForgedError when one is malformed: some worker wrote it, and no run continues from it (OPS-12)."""
+        nodes = await self.runs.nodes(self.run_id)
+        malformed = next((node for node in nodes if MALFORMED in node.payload), None)
+        if malformed is not None:
+            reason = f"node {malformed.number} of the run is malformed: {malformed.payload[MALFORMED]}"
+            await self.append((), [NewEvent(EventType.SECURITY, {"what": MALFORMED, "reason": reason})])
+            raise ForgedError(reason, what=MALFORMED)
+        return nodes
+
+    async def calls(self) -> Sequence[CallRow]:
+        return await self.runs.calls(self.run_id)
+
+    async def append(
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
+    ) -> None:
+        open_rows: Sequence[CallRow] = ()
+        held: list[Json] = [node.payload for node in nodes]
+        held += [event.data for event in events]
+        held += [call.arguments for call in calls]
+        if self.redactor.may_hold_secrets(held):
+            nodes, events = clean_log(nodes, events, self.redactor)
+            open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
+        if may_wait and not open_rows and self.log.hold(nodes, events):
+            return
+        kept = await self.log.take()
+        await self.runs.append(
+            self.run_id,
+            self.fence,
+            nodes=nodes,
+            events=[*kept, *events],
+            calls=open_rows,
+            now_us=self.clock.now_us(),
+        )
+        await self.log.notify()
+
+    def _open_row(self, call: ToolCall) -> CallRow | None:
+        """Return the row that keeps a call's full arguments; None when its node does."""
+        try:
+            check_incoming(call.arguments)
+        except UnfitError:
+            return None  # kept nowhere: the pipeline refuses it, as it would again
+        shown = self.redactor.value(call.arguments)
+        if shown is call.arguments:
+            return None
+        return CallRow(
+            run_id=self.run_id,
+            tool_call_id=call.id,
+            tool=call.tool,
+            effect_id=effect_id_of(self.run_id, call.id),
+            is_write=False,
+            input_digest="",
+            inputs=CallInputs(shown).as_json(),
+            facts={},
+            open_input={"arguments": call.arguments},
         )

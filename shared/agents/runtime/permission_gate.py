@@ -25,7 +25,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions import call_facts
+from soong.shared.permissions import gate
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import (
     answered_by_hook,
@@ -115,7 +115,7 @@ class RunGate(Value):
     async def _verdict(self, call: GateCall, verdict: PolicyVerdict) -> Verdict:
         if verdict.effect is not Effect.ASK:
             if self.note is not None:
-                await self.note(EventType.PERMISSION_DECIDED, call_facts.settled(call, verdict, self.redactor))
+                await self.note(EventType.PERMISSION_DECIDED, gate.settled(call, verdict, self.redactor))
             return verdict_of_policy(verdict)
         if call.is_answered:
             return answered_by_hook()
@@ -180,7 +180,7 @@ class RunGate(Value):
             env=self.env,
             unknown_effects=self.unknown,
         )
-        event = call_facts.asked(fresh, verdict, call, self.redactor)
+        event = gate.asked(fresh, verdict, call, self.redactor)
         try:
             stored = await self.write_kept(
                 lambda nodes, before: self.store.consent.raise_request(

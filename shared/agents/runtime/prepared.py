@@ -4,9 +4,8 @@ from typing import Any, Protocol
 
 from soong.shared.agents.fallbacks import Fallbacks
 from soong.shared.agents.ports import AgentTask
-from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import RunDirs

@@ -93,7 +93,7 @@ class CommandKind(StrEnum):
     """Insert a child of the run of an ask: a step of the ask (:mod:`soong.shared.toolsets.agents`)."""
     DISPATCH = "dispatch"
     """Insert pull workers: runs that take the steps of a task that are to be pulled
-    (:mod:`soong.shared.engine.tasks.pull_workers`).
+    (:mod:`soong.shared.engine.tasks.planner`).
     """
 
 

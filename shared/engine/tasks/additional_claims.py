@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 
 

@@ -16,7 +16,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 
 ATTEMPTS: Final = "notifications"
 """The total of attempts to send, by channel and outcome."""

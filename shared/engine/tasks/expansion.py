@@ -12,13 +12,12 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.ids import step_key
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.new_tasks import Lineage, Titles
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
-from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import DeclaredPermissions, FailurePolicy, StepSpec
 from soong.shared.engine.tasks.step import NewStep, Step, StepResult, Task
 
 MAX_KEY_CHARS = 120

@@ -21,13 +21,12 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.wire.capabilities import (
     declared,
@@ -36,7 +35,7 @@ from soong.shared.engine.wire.capabilities import (
     projects_among,
     tools_needed,
 )
-from soong.shared.engine.wire.jobs import written_in
+from soong.shared.engine.wire.events import written_in
 from soong.shared.tools.surface import Surface
 
 SurfaceOf: TypeAlias = Callable[[StepSpec], JsonObject]

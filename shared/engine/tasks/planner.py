@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -15,19 +15,48 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.growth import Update, planned
+from soong.shared.engine.tasks.growth import DispatchDocument, Update, planned
 from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown, retried_step
-from soong.shared.engine.tasks.plan.plan import PlanNames
-from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.plan.checks import check_plan
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
+from soong.shared.engine.tasks.plan.validation import DocumentReader
+from soong.shared.engine.tasks.problems import Hint, Path, Problems
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, ClaimMode, FailurePolicy, StepSpec
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import NewStep, Step, Task
 
 SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
+
+SOURCE: Final = "dispatch"
+_FORM: Final = DocumentReader.of(DispatchDocument)
+SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
+"""The fields of a dispatch by which its author, and not the plan, says what the pull workers do and with what."""
+
+PULL_WORKER_TOOLS: Final = (
+    "agent.task_get",
+    "agent.task_query_steps",
+    "agent.task_claim_step",
+    "agent.task_update_step",
+)
+
+_INSTRUCTIONS: Final = """\
+You take the open steps of a task, one after another. Look for ready ones with agent.task_query_steps, claim one with
+agent.task_claim_step, do what its instructions say, and report it with agent.task_update_step: its output, or its
+failure. Then take the next. A step that another run has taken is not yours: take another one. {limit}When no step is
+left that you may claim, answer with a short account of what you did."""
 
 
 def no_tools(_step: StepSpec) -> JsonObject:
     """Return the surface of steps that run no agent."""
     return {}
+
+
+class Dispatch(Value):
+    """What is asked for, checked: ``step`` is one pull worker as a plan would say it, without its id."""
+
+    count: int
+    step: StepSpec
+    max_steps: int | None
 
 
 class Planner(Value):
@@ -113,3 +142,83 @@ def check_total(standing: int, added: int, limit: int) -> None:
     """Raises: LimitExceededError when the run would have more than ``limit`` children; 0 means unlimited."""
     if limit and added and standing + added > limit:
         raise LimitExceededError(f"the run would have {standing + added} children, and {SETTING} is {limit}")
+
+
+def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatch:
+    """Read what is asked for. Raises: InvalidPlanError with every problem."""
+    problems = Problems(SOURCE)
+    report: Report = problems.report
+    asked = _FORM.read(document, (), report) or DispatchDocument()
+    step = _step_of(asked)
+    # References may name the inputs that the task was given.
+    plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
+    check_plan(plan, known, _at_dispatch(report))
+    if step.agent.startswith(ACP_PREFIX):
+        report(("agent",), f"{step.agent!r} takes no steps by itself", "name another agent")
+    problems.refuse()
+    return Dispatch(asked.count, known.with_model(step), asked.max_steps)
+
+
+def _step_of(asked: DispatchDocument) -> StepSpec:
+    limit = "" if asked.max_steps is None else f"Take at most {asked.max_steps} of them. "
+    own, tools = asked.instructions, asked.allowed_tools
+    return StepSpec(
+        id="pull-worker",
+        title="Pull worker",
+        instructions=_INSTRUCTIONS.format(limit=limit) + (f"\n\n{own}" if own else ""),
+        agent=asked.agent or DEFAULT_DEFINITION,
+        model=asked.model,
+        allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULL_WORKER_TOOLS, *tools))),
+        inputs={} if asked.max_steps is None else {"max_steps": asked.max_steps},
+        script=asked.script,
+        pool=asked.pool,
+        needs=asked.needs,
+        timeout_s=asked.timeout_s,
+        on_failure=FailurePolicy.KEEP,
+    )
+
+
+def _at_dispatch(report: Report) -> Report:
+    """Report the places of the one step as those of the document's fields."""
+
+    def moved(path: Path, problem: str, hint: Hint) -> None:
+        report(path[2:] if path[:1] == ("steps",) else path, problem, hint)
+
+    return moved
+
+
+Grow: TypeAlias = Callable[[Sequence[StepSpec], Task, RunIdentity], Sequence[NewStep]]
+"""Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.expansion.grown`)."""
+
+
+def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
+    """Return the change that adds the pull workers to a task with the given steps.
+
+    Raises:
+        InvalidPlanError: they would run on the script model and have no script.
+    """
+    taken = {step.step_id for step in steps}
+    ids: list[str] = []
+    number = 0
+    while len(ids) < dispatch.count:
+        number += 1
+        if (step_id := f"pull-worker-{number}") not in taken:
+            ids.append(step_id)
+    planned = [replace(dispatch.step, id=step_id, title=f"Pull worker {step_id[12:]}") for step_id in ids]
+    made = grow(planned, task, root)
+    limited = [replace(step.spec, max_steps=dispatch.max_steps) for step in made]
+    return TaskChange(
+        steps=tuple(replace(step, is_pull_worker=True, spec=spec) for step, spec in zip(made, limited, strict=True)),
+        reason=f"{dispatch.count} pull workers dispatched",
+    )
+
+
+def waiting_for_a_pull_worker(steps: Sequence[Step]) -> int:
+    """Return how many ready steps wait to be pulled while nothing of the task runs that could take them."""
+    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
+    goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)
+    return 0 if goes_on else len(waiting)
+
+
+_GOES_ON: Final = frozenset({StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
+"""What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.problems import Unknown
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 

@@ -16,8 +16,7 @@ from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 
 

@@ -12,7 +12,7 @@ from msgspec import MsgspecError
 from msgspec.json import decode
 
 from soong.shared.core.value import Value
-from soong.shared.engine.wire.jobs import KEY_PREFIX
+from soong.shared.engine.wire.events import KEY_PREFIX
 
 MAX_PIECE_CHARS: Final = 300_000
 MAX_CALLS: Final = 100

@@ -5,7 +5,8 @@ Payloads are JSON with ``v``; unknown fields are ignored, so N reads N-1.
 
 from typing import Final
 
-from soong.shared.engine.wire.jobs import KEY_PREFIX
+KEY_PREFIX: Final = "soong:"
+"""Before every broker key, so that one Redis may serve others too (kombu ``global_keyprefix``)."""
 
 OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
 """To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill."""
@@ -16,6 +17,15 @@ DECISIONS_LENGTH: Final = 1_000
 """Of the stream of one worker: decisions are a thousand times as long as their ids, and there are many workers."""
 MAX_DECISION_CHARS: Final = 16 * 1024
 """A decision that is longer is read from its row."""
+
+PROTOCOL: Final = 1
+"""Version of everything under soong.shared.engine.wire and of a step's row; N reads N-1.
+
+A step needs the version that it was written in, a worker announces those that it reads: as ``protocol:<n>``.
+"""
+
+DISPATCH_TASK: Final = "soong.worker"
+"""The one Celery task: hold a slot and claim steps until nothing is claimable. Arguments: (dispatch_id,)."""
 
 
 def worker_channel(worker_id: str) -> str:
@@ -50,3 +60,23 @@ def split_hint(hint: str) -> tuple[str, str]:
     """Return the id of a hint and what came with it."""
     subject, _, text = hint.partition("\n")
     return subject, text
+
+
+def written_in(protocol: int = PROTOCOL) -> str:
+    """Return the capability that a worker needs for what a program of this version wrote."""
+    return f"protocol:{protocol}"
+
+
+def reads(protocol: int = PROTOCOL) -> tuple[str, ...]:
+    """Return the capabilities of a worker of this version: its own writing, and that of the version before."""
+    return tuple(written_in(version) for version in range(max(1, protocol - 1), protocol + 1))
+
+
+def queue_of(pool: str) -> str:
+    """Return the Celery queue of a pool."""
+    return f"soong.{pool}"
+
+
+def queue_key(pool: str) -> str:
+    """Return the Redis list in which kombu keeps that queue."""
+    return f"{KEY_PREFIX}{queue_of(pool)}"

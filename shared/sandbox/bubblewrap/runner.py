@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.value import Value
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout, SandboxView
-from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
-from soong.shared.sandbox.bubblewrap.wrapped import WrappedCommand, wrapped
+from soong.shared.sandbox.bubblewrap.wrapped import BubblewrapProbe, WrappedCommand, probe, wrapped
 from soong.shared.sandbox.command import (
     ChildCommand,
     CommandAccess,
@@ -28,6 +27,7 @@ from soong.shared.sandbox.command import (
     SandboxUnavailableError,
     Stream,
 )
+from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, FamilyLauncher
 from soong.shared.sandbox.process import ProcessRunner
 
 NAME: Final = "bubblewrap"
@@ -184,3 +184,31 @@ def denial(words: str, view: SandboxView, *, has_network: bool) -> str:
             if place := next((path for path in hidden if not path.startswith(("/proc", "/dev"))), ""):
                 return f"{place!r} is not visible in the sandbox"
     return ""
+
+
+class BubblewrapLauncher(Value):
+    """Implements ``ProcessLauncher``. ``runner`` says whether there is a sandbox, and what it shows."""
+
+    runner: BubblewrapRunner
+    inner: FamilyLauncher = msgspec.field(default_factory=FamilyLauncher)
+
+    async def start(self, command: DuplexCommand) -> DuplexProcess:
+        """Start it, in a sandbox of its own.
+
+        Raises:
+            OSError: it cannot be started, or a place that it is to see cannot be opened.
+            ValueError: an argument holds NUL.
+            SandboxUnavailableError: a sandbox is required and there is none.
+        """
+        with contextlib.ExitStack() as opened:
+            wrapping = self.runner.wrapped(command.argv, command.access, cwd=command.cwd, environment=command.env)
+            argv, descriptors = await asyncio.to_thread(opened.enter_context, wrapping)
+            return await self.inner.start(replace(command, argv=argv, inherited=descriptors))
+
+    def confinement(self, access: CommandAccess) -> str:
+        """Return in one line for people what a program with this access can reach. Blocks the first time.
+
+        Raises:
+            SandboxUnavailableError: a sandbox is required and there is none.
+        """
+        return self.runner.confinement(access)

@@ -15,7 +15,7 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
-from soong.shared.storage.sql.tasks.budgets import SqlBudgets
+from soong.shared.storage.sql.tasks.budgets import SqlBudgets, SqlUsageSums
 from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
 from soong.shared.storage.sql.tasks.failures import SqlFailures
 from soong.shared.storage.sql.tasks.notification_outbox import SqlNotificationOutbox
@@ -24,7 +24,6 @@ from soong.shared.storage.sql.tasks.runs import SqlRuns
 from soong.shared.storage.sql.tasks.sessions import SqlSessions
 from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
-from soong.shared.storage.sql.tasks.usage_sums import SqlUsageSums
 from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
 
 

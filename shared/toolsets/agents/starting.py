@@ -14,8 +14,7 @@ from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import is_unclean
-from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, TaskKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition

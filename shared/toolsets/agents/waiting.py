@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from soong.shared.core import timing
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import lacking
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.notifier import Subscriber

@@ -2,7 +2,7 @@
 
 Everything is found once, before permission. What is executed is what was shown, or nothing (CMD-01). A session grant
 covers the exact argv and the content of the files that it names (PER-08);
-:mod:`soong.shared.toolsets.code.program_kinds` has the few programs of which it covers more.
+:mod:`soong.shared.toolsets.code.named_files` has the few programs of which it covers more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,8 @@ from soong.shared.sandbox.programs import child_environment, find_program, progr
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import access_of
-from soong.shared.toolsets.code.named_files import NamedFiles, named_files, quoted
+from soong.shared.toolsets.code.named_files import NamedFiles, is_harmless, named_files, quoted
 from soong.shared.toolsets.code.paths import number_of, object_identity, text_of
-from soong.shared.toolsets.code.program_kinds import is_harmless
 from soong.shared.toolsets.code.shell_strings import shell_string
 
 MAX_ARGUMENTS: Final = 4096

@@ -22,13 +22,12 @@ from soong.shared.sandbox.paths import Located, PathPolicy, is_below, is_linked_
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.apply_hunks import Placement, apply_diff
 from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.diff_header import DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits, is_utf8, shared_prefix
 from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
 from soong.shared.toolsets.code.preview import holds_key_now, preview_of
-from soong.shared.toolsets.code.unified_diff import UnifiedDiff, parse_diff
+from soong.shared.toolsets.code.unified_diff import Placement, UnifiedDiff, apply_diff, parse_diff
 from soong.shared.toolsets.code.write_file import check_write_permitted, locate_for_writing
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024

@@ -31,8 +31,8 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Target, Too
 from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
+from soong.shared.toolsets.code.named_files import is_network_client
 from soong.shared.toolsets.code.paths import integer, string
-from soong.shared.toolsets.code.program_kinds import is_network_client
 
 DEFAULT_TIMEOUT: Final = timedelta(milliseconds=120_000)
 PROGRESS_EVERY: Final = timedelta(seconds=1.5)

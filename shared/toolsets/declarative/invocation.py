@@ -16,8 +16,7 @@ from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.code.named_files import NamedFiles, runs_what_is_in
-from soong.shared.toolsets.code.program_kinds import is_open_ended
+from soong.shared.toolsets.code.named_files import NamedFiles, is_open_ended, runs_what_is_in
 from soong.shared.toolsets.code.shell_strings import shell_string
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, is_inside
 from soong.shared.toolsets.declarative.template import TemplateArgument, render_arguments, render_shell

@@ -1,7 +1,7 @@
 """How a server is reached: a program under a subreaper over its pipes, or a URL over streamable HTTP.
 
 The SDK's own stdio transport starts a plain child, which outlives a killed worker; ours is a
-:class:`soong.shared.sandbox.kept_process.KeptProcess`. What a server sends passes the
+:class:`soong.shared.sandbox.process.KeptProcess`. What a server sends passes the
 :mod:`~soong.shared.toolsets.mcp.intake` on both ways, and is bounded: it is held in memory.
 """
 
@@ -18,7 +18,7 @@ from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
-from soong.shared.sandbox.kept_process import KeptProcess
+from soong.shared.sandbox.process import KeptProcess
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
 if TYPE_CHECKING:

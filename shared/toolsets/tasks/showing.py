@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolContext, Traits

@@ -296,3 +296,13 @@ def _fits(pattern: str, path: str) -> bool:
     if not is_whole:
         return True
     return path.endswith(pieces[-1]) and len(path) - len(pieces[-1]) >= at if pieces else at == len(path)
+
+
+class WebTools(Value):
+    """A :class:`soong.shared.tools.definition.ToolAdapter`. ``heeds_robots``: a site's robots.txt is followed."""
+
+    heeds_robots: bool = True
+    resolver: Resolver = resolve
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        return (FetchTool(self.heeds_robots, self.resolver).definition(),)

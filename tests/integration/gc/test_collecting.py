@@ -20,7 +20,7 @@ from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import Budget, session_scope, task_scope
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts

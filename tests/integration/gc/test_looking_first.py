@@ -16,8 +16,7 @@ import pytest
 from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_collector, open_retention
-from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
-from soong.orchestrator.retention.collector import RetentionLimits
+from soong.orchestrator.retention.collector import AutomaticRetention, RetentionLimits, RetentionSettings
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject

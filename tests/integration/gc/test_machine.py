@@ -22,8 +22,8 @@ from soong.shared.core.errors import InvalidTransitionError, UnavailableError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import STEP_ENDS
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.rooted import RootedFolder

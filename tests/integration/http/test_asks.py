@@ -12,7 +12,7 @@ from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.problems import ProblemError
 from soong.orchestrator.operations.submissions import check_follow_up
 from soong.shared.core.identity import Role
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.permissions.access.token import Right, make_token
 from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene

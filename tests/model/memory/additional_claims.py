@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.additional_claims import (
     limited,
     refusal,
 )
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from tests.model.memory.claiming import claim_step, counted_leases, scopes_of

@@ -9,7 +9,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.model.memory.auditing import add_reports

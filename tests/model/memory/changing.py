@@ -9,7 +9,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step
 from tests.model.memory.ending import skip_below

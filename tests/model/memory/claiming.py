@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import Claim, Step
 from tests.model.memory.ending import result_of

@@ -8,7 +8,7 @@ from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunEvent
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
 from tests.model.memory.logs import end_run, note_step, tell_step, write_events, write_nodes

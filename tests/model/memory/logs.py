@@ -9,7 +9,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus, advance_run
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from tests.model.memory.rows import Rows

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ProcessState, Session
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepEvent, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER

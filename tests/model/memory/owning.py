@@ -14,7 +14,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,

@@ -13,7 +13,7 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import Run, UnsummedUsage, Usage, UsageBy, UsageTotal
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.request import RequestState

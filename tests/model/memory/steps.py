@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE
-from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
+from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import (
     Advance,

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import FinishedTask

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
-from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, LeaseLostError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject

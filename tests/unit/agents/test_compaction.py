@@ -16,12 +16,12 @@ from soong.shared.agents.compaction import (
     Cut,
     compacted,
     drop_node,
+    follow_up_nodes,
     own_answers,
     summary_node,
 )
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import Compaction, CompactionStrategy
-from soong.shared.agents.forking import follow_up_nodes
 from soong.shared.agents.messages import opening_nodes
 from soong.shared.agents.ports import AgentTask
 from soong.shared.core.errors import SchemaVersionError

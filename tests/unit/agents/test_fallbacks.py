@@ -19,7 +19,7 @@ from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.pacing import LocalPacer, Pacing
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.unusable_model import UnusableModel
+from soong.shared.agents.scripted_model import UnusableModel
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from soong.shared.agents.compaction import ASIDE, FORKED, fork_nodes
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.agents.forking import ASIDE, FORKED, fork_nodes
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.engine.runs.status import EndReason

@@ -8,8 +8,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.memory.candidates import ARCHIVE_FILE, MemoryCandidate
-from soong.orchestrator.memory.job import MemoryJob
+from soong.orchestrator.memory.job import ARCHIVE_FILE, MemoryCandidate, MemoryJob
 from soong.orchestrator.memory.review import MemoryReview
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.run_archive import RunArchive

@@ -20,8 +20,15 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
-from soong.shared.toolsets.memory.provider import Memory, MemoryScope, ModuleMemory, import_extractor, import_provider
-from soong.shared.toolsets.memory.recall import NAME, RecallTools
+from soong.shared.toolsets.memory.provider import (
+    NAME,
+    Memory,
+    MemoryScope,
+    ModuleMemory,
+    RecallTools,
+    import_extractor,
+    import_provider,
+)
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore

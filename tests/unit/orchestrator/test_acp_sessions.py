@@ -11,8 +11,7 @@ from soong.orchestrator.client.client import Client
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.asks import ask_document
-from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import StepSpec, TaskKind
 from tests.model.builders import make_session, make_task, open_session
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.shared.core import timing
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import Ownership

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.owner.expander import Expander
-from soong.orchestrator.owner.scheduler import Scheduler, backoff_s
+from soong.orchestrator.owner.scheduler import Expander, Scheduler, backoff_s
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason

@@ -8,9 +8,8 @@ import pytest
 
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.parts import Parts
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from soong.shared.permissions.configured import writable_by_rule
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.tools.definition import Permission
 from tests.unit.tools.parts import make_tool
 

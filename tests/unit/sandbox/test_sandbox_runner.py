@@ -15,8 +15,8 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.bubblewrap import runner as sandbox
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout, Mount, SandboxView, secrets_below, view_of
-from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner, denial
+from soong.shared.sandbox.bubblewrap.wrapped import BubblewrapProbe, probe
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, SandboxUnavailableError
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.result import ErrorType

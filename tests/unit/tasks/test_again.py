@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from tests.model.builders import make_children, make_map, make_step, open_session, open_task

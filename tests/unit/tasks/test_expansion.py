@@ -8,13 +8,12 @@ from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, map_items
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, StepResult
 from tests.unit.agents.parts import row_of, task_of

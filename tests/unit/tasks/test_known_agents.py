@@ -7,9 +7,9 @@ from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegis
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.growth import read_update
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.tasks.spec import StepKind
 from tests.contract.scene import open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.plan import Plan
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import StepKind, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 
 pytestmark = pytest.mark.spec("DAG-08")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidPlanError
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 
 KNOWN = PlanNames(
     tools=frozenset({"code.read_file", "code.search"}),

@@ -4,8 +4,7 @@ import pytest
 from msgspec import ValidationError, convert
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
-from soong.shared.engine.tasks.spec import BoundStep, DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import BoundStep, ClaimMode, DeclaredPermissions, FailurePolicy, StepKind, StepSpec
 from soong.shared.storage.sql.engine.texts import pack, unpack
 
 CHILD = StepSpec(

@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 
 pytestmark = pytest.mark.spec("OPS-05.a")
 

@@ -14,8 +14,7 @@ from soong.shared.tools.ports import Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.surface import compute_surface
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest
-from soong.shared.toolsets.mcp.resources import ResourceTools
-from soong.shared.toolsets.mcp.toolset import servers_of
+from soong.shared.toolsets.mcp.toolset import ResourceTools, servers_of
 from tests.unit.tools.parts import PipelineHarness, make_bench
 
 HERE: Final = '[mcp.servers.here]\ncommand = "x"\ntrusted = true\n'

@@ -15,10 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.diff_header import STRICTER_THAN_GIT, DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
-from soong.shared.toolsets.code.unified_diff import parse_diff
+from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from tests.spec_document import ROOT
 from tests.unit.toolsets.examples import PART, fixed
 from tests.unit.toolsets.hardened_git import Git

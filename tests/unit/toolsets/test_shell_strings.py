@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.toolsets.code.program_kinds import HARMLESS, is_harmless, is_network_client, is_open_ended
+from soong.shared.toolsets.code.named_files import HARMLESS, is_harmless, is_network_client, is_open_ended
 from soong.shared.toolsets.code.shell_strings import plain_name, shell_string
 
 

@@ -12,7 +12,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import RunDirs

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.tools.definition import Permission, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

@@ -6,8 +6,7 @@ from soong.shared.core.identity import Role
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.web.document import markdown_of
-from soong.shared.toolsets.web.fetch import is_allowed
-from soong.shared.toolsets.web.toolset import WebTools
+from soong.shared.toolsets.web.fetch import WebTools, is_allowed
 from tests.unit.toolsets.web_scene import HOST, answer, redirect, serving_web
 
 PAGE = """<!doctype html><html><head><title>Title</title><style>p {}</style></head><body>

@@ -14,7 +14,7 @@ from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import TextBlock, ToolFailure, ToolResult
-from soong.shared.toolsets.web.toolset import WebTools
+from soong.shared.toolsets.web.fetch import WebTools
 from tests.loopback import listening
 from tests.unit.tools.parts import ALLOWED, PipelineHarness, RecordingGate, make_bench
 

@@ -8,8 +8,7 @@ import pytest
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
-from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import StepKind, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 
 from soong.shared.core import timing
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_RETRIES, OnFailure
 from soong.shared.engine.tasks.plan.validation import Expected, branch, unexpected
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepSpec
 
 STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"

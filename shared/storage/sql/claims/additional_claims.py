@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.additional_claims import (
     refusal,
     taken_meanwhile,
 )
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for, tell_malformed

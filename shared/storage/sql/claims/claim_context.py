@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.engine.audit_log import report

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.engine.statements import Change, Statement
 from soong.shared.storage.sql.engine.texts import unpack

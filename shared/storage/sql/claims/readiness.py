@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement

@@ -19,9 +19,8 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.run_writes import append_held
-from soong.shared.storage.sql.tasks.task_ends import move_task
+from soong.shared.storage.sql.tasks.task_ends import SETTLE_ALL, cancel_all, move_task
 
 OPEN_ASKS: Final = Statement(
     "open asks: of a session, with the calls of their agents that were aborted",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Totals
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import events_of, sized_before
 from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step, StepError
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
@@ -22,8 +22,8 @@ from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps, tasks
 from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
+from soong.shared.storage.sql.tasks.task_ends import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
 MOVE_MAP: Final = Statement(

@@ -12,7 +12,7 @@ from typing import Final
 from soong.shared.core.ids import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.engine.rows import STEPS

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 from sqlalchemy import URL
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolMetrics, WorkerLoad
+from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, read_lanes, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
 from soong.shared.storage.sql.engine.statements import Statement

@@ -18,11 +18,10 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.tasks.retention import EndedTask, Footprint, NamedArtifact, RemovedRows
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import driver_error
-from soong.shared.storage.sql.engine.sizes import footprint, used_bytes
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.engine.tables.work import UNSETTLED, runs
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction, footprint, used_bytes
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task

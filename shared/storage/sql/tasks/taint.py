@@ -10,7 +10,7 @@ from typing import Final
 
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.errors import NotFoundError
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 

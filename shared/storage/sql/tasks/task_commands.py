@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.engine.tasks.store import FinishedTask, SessionLook
@@ -29,12 +29,14 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all, cancel_unheld
 from soong.shared.storage.sql.tasks.task_ends import (
     CLOSE_WITH_TASK,
     FEW_RUNS,
     HELD_SESSION,
     RUNS_WITH_FOLDERS,
+    SETTLE_ALL,
+    cancel_all,
+    cancel_unheld,
     end_task,
     move_task,
     write_completion,

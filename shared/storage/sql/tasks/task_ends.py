@@ -1,16 +1,19 @@
 """The end of a task, as its owner writes it, with that of a session that is to end with its task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
-from soong.shared.storage.sql.claims.readiness import tell_maps
+from soong.shared.engine.tasks.step import Lease
+from soong.shared.storage.sql.claims.parking import withdraw_of
+from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_maps, tell_opened
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import plain
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.texts import pack, plain
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 MOVE_TASK: Final = Statement(
     "move task: to its next status; its folders are to be written again, unless none is to be written",
@@ -48,6 +51,90 @@ _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
     TaskEvent.FAIL: (EventType.TASK_FAILED, RunStatus.FAILED, EndReason.FAILED),
     TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunStatus.CANCELLED, EndReason.CANCELLED),
 }
+
+FREE_STEPS: Final = Statement(
+    "free steps: their holder gives them back; those that were asked to stop end instead",
+    """
+    UPDATE steps SET
+        status = CASE WHEN cancel_reason IS NULL THEN 'ready' ELSE 'cancelled' END,
+        ended_us = CASE WHEN cancel_reason IS NULL THEN ended_us ELSE :now_us END,
+        error = NULL, worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END,
+        holder_run_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.holder_run_id END
+    FROM @held h(key text, run_id text, fence bigint)
+    WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
+      AND steps.worker_id || '' = :worker_id AND steps.status = 'running'
+    RETURNING steps.key, steps.run_id, steps.fence, status, session_id, coalesce(cancel_reason, '')
+    """,
+)
+
+EXPIRE_LEASES: Final = Statement(
+    "expire leases: all of a worker that is gone; each fence grows here already, so that nobody takes the next holder "
+    "for this one; a step with an error had failed, and its function ended with the worker",
+    """
+    UPDATE steps SET
+        lost_leases = lost_leases + 1, lost_to = :because, fence = fence + 1,
+        status = CASE WHEN cancel_reason IS NOT NULL THEN 'cancelled'
+                      WHEN error IS NOT NULL OR lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
+        ended_us = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                        THEN :now_us ELSE ended_us END,
+        worker_id = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                         THEN worker_id ELSE '' END,
+        holder_run_id = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                             THEN holder_run_id ELSE '' END
+    WHERE worker_id = :worker_id AND status = 'running'
+    /*pg AND key IN (SELECT key FROM steps WHERE worker_id = :worker_id AND status = 'running'
+                         ORDER BY key FOR UPDATE) */
+    RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases,
+              coalesce(error, '') <> ''
+    """,
+)
+
+SET_ERRORS: Final = Statement(
+    "set errors: why steps failed",
+    "UPDATE steps SET error = f.error FROM @failed f(key text, error text) WHERE steps.key = f.key",
+)
+
+CANCEL_STEPS: Final = Statement(
+    "cancel steps: all of a task that neither ended nor are leased",
+    """
+    UPDATE steps SET status = 'cancelled', ended_us = :now_us
+    WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id
+                         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
+                         ORDER BY key FOR UPDATE) */
+    RETURNING key, run_id, kind, CASE WHEN starts = 0 THEN ready_us END
+    """,
+)
+ASK_TO_STOP: Final = Statement(
+    "ask to stop: all leased steps of a task",
+    """
+    UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status = 'running'
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status = 'running'
+                         ORDER BY key FOR UPDATE) */
+    RETURNING worker_id
+    """,
+)
+SETTLE_ALL: Final = Statement(
+    "settle all: the failures of a task are final",
+    "UPDATE steps SET is_settled = 1 WHERE task_id = :task_id AND status = 'failed' AND is_settled = 0",
+)
+
+SKIP_BELOW: Final = Statement(
+    "skip below: every step that waits, at whatever distance, for one that will not complete",
+    """
+    WITH RECURSIVE below(key) AS (
+        SELECT s.task_id || '/' || d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d WHERE s.key = :key
+        UNION
+        SELECT s.task_id || '/' || d.value
+        FROM below JOIN steps AS s ON s.key = below.key CROSS JOIN EACH OF s.dependents AS d
+    )
+    UPDATE steps SET status = 'skipped', ended_us = :now_us
+    WHERE key IN (SELECT key FROM below) AND status || '' = 'pending'
+    /*pg AND key = ANY(ARRAY(SELECT s.key FROM below JOIN steps AS s ON s.key = below.key
+                                 ORDER BY s.key FOR UPDATE OF s)) */
+    RETURNING key, run_id, task_id
+    """,
+)
 
 
 def move_task(
@@ -102,3 +189,95 @@ def write_completion(
         run_log.flush(tx)
         closing = tx.send(CLOSE_WITH_TASK, session_id=closing_id) if closing_id else None
     return closing is not None and bool(closing.rows())
+
+
+def free_steps(
+    tx: Transaction, run_log: RunLogBuffer, worker_id: str, held: Sequence[Lease], reason: str, now_us: int
+) -> frozenset[str]:
+    """Return leased steps to ready; the run ids of those that are not held (any more) are returned."""
+    ordered = sorted({(lease.step_key, lease.run_id, lease.fence) for lease in held})
+    rows = tx.rows(FREE_STEPS, held=ordered, worker_id=worker_id, now_us=now_us)
+    for row in rows:
+        _note_freed(run_log, row, EventType.STEP_RELEASED, reason)
+    freed = {(key, run_id, fence) for key, run_id, fence, *_ in rows}
+    return frozenset(run_id for key, run_id, fence in ordered if (key, run_id, fence) not in freed)
+
+
+def expire_leases(
+    tx: Transaction, run_log: RunLogBuffer, worker_id: str, max_lost_leases: int, now_us: int, because: str
+) -> frozenset[str]:
+    """End all leases of a worker that is gone, ``because`` of what; return the sessions concerned."""
+    because = plain(because)
+    rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us, because=because)
+    failed = []
+    for row in tx.paced(rows):
+        key, run_id, fence, status, *_, lost, had_failed = row
+        if status != "failed":
+            _note_freed(run_log, row, EventType.STEP_LEASE_EXPIRED, because)
+            continue
+        error = poisoned(lost, because) if not had_failed else ended_with_worker(because)
+        failed.append((key, pack(error.as_json())))
+        run_log.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
+        run_log.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())
+        run_log.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
+    if failed:
+        tx.rows(SET_ERRORS, failed=failed)
+    return frozenset(session_id for _, _, _, _, session_id, *_ in rows)
+
+
+def _note_freed(run_log: RunLogBuffer, row: Row, type_: EventType, reason: str) -> None:
+    key, run_id, fence, status, _, stop, *_ = row
+    run_log.note(run_id, type_, step=key, reason=reason, fence=fence)
+    if status == "cancelled":
+        run_log.note(run_id, EventType.STEP_CANCELLED, step=key, reason=stop)
+        run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+    else:
+        run_log.release(run_id)
+
+
+def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str, now_us: int) -> frozenset[str]:
+    """Cancel what is not leased, ask for the rest; return the workers that hold it. Failures become final."""
+    asked = {"task_id": task_id, "reason": plain(reason)}
+    tx.rows(ASK_TO_STOP, **asked)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    root_run_id = _root_run(tx, task_id)
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
+    # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
+    workers = frozenset(tx.column(ASK_TO_STOP, **asked))
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    return workers
+
+
+def cancel_unheld(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str, now_us: int) -> None:
+    """Cancel what is not leased, and leave the rest to end by itself. Failures become final."""
+    root_run_id = _root_run(tx, task_id)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+
+
+def _cancel_unheld(
+    tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, reason: str, now_us: int
+) -> None:
+    """Cancel what nobody holds, with its run and the questions that wait."""
+    cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
+    withdraw_of(tx, run_log, task_id, [run_id for _, run_id, *_ in cancelled if run_id], "its step was cancelled")
+    for key, run_id, kind, ready_us in tx.paced(cancelled):
+        tell_opened(run_log, run_id or root_run_id, key, kind, ready_us)
+        run_log.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)
+        if run_id:
+            run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+
+
+def skip_below(tx: Transaction, run_log: RunLogBuffer, step_key: str, now_us: int) -> None:
+    """Skip what waits for a step that will not complete."""
+    for key, run_id, task_id in tx.paced(sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us))):
+        run_log.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
+        if run_id:
+            run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+
+
+def _root_run(tx: Transaction, task_id: str) -> str:
+    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
+    return run_id

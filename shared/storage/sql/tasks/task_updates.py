@@ -17,7 +17,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.claims.parking import withdraw_of
@@ -28,7 +28,6 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.tasks.cancel import skip_below
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import (
     add_dependents,
@@ -39,6 +38,7 @@ from soong.shared.storage.sql.tasks.inserts import (
     opened,
     opening,
 )
+from soong.shared.storage.sql.tasks.task_ends import skip_below
 
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",

@@ -10,7 +10,7 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewTask,

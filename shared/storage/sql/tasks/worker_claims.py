@@ -39,8 +39,8 @@ from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MalformedErr
 from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
-from soong.shared.storage.sql.tasks.cancel import expire_leases, free_steps
 from soong.shared.storage.sql.tasks.sessions import HELD_WORKER, WORKERS
+from soong.shared.storage.sql.tasks.task_ends import expire_leases, free_steps
 
 REPORT_PROGRESS: Final = Statement(
     "report progress: by the step's holder, perhaps with the error by which it will end",

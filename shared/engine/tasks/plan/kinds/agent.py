@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
     AnswerTokens,
@@ -39,7 +38,7 @@ from soong.shared.engine.tasks.plan.references import References, check_referenc
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
-from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, ClaimMode, DeclaredPermissions, StepSpec
 
 MAX_TOOL_PATTERNS = 1_000
 """Different ones in one plan; each is compared with every tool there is."""

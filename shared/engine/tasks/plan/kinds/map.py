@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec.structs import replace
 from pydantic import BeforeValidator, ConfigDict, Field, Tag
 
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.fields import ON_FAILURE, Name, NodeDocument, Policy, Priority, Text, by_kind
 from soong.shared.engine.tasks.plan.kinds.agent import AGENT, AgentWork
 from soong.shared.engine.tasks.plan.kinds.function import FUNCTION, PythonWork
@@ -15,7 +14,7 @@ from soong.shared.engine.tasks.plan.plan import MAX_MAP_ITEMS, PlanNames, Report
 from soong.shared.engine.tasks.plan.references import RESERVED, References, check_references, safe_references
 from soong.shared.engine.tasks.plan.validation import Expected, branch, problem
 from soong.shared.engine.tasks.problems import Path
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.spec import StepKind, StepSpec
 
 
 def _no_map(value: Any) -> Any:

@@ -5,13 +5,13 @@ from typing import Annotated, Final, TypeAlias
 
 from pydantic import Tag
 
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.fields import StepModel, by_kind
 from soong.shared.engine.tasks.plan.kinds.agent import AGENT, AgentStep
 from soong.shared.engine.tasks.plan.kinds.function import FUNCTION, PythonStep
 from soong.shared.engine.tasks.plan.kinds.kind import Kind
 from soong.shared.engine.tasks.plan.kinds.map import MAP, MapStep
 from soong.shared.engine.tasks.plan.validation import branch
+from soong.shared.engine.tasks.spec import StepKind
 
 KINDS: Final[Mapping[StepKind, Kind]] = {StepKind.AGENT: AGENT, StepKind.PYTHON: FUNCTION, StepKind.MAP: MAP}
 StepDocument: TypeAlias = Annotated[

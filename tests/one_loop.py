@@ -7,14 +7,14 @@ from typing import Self
 
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
-from soong.orchestrator.owner.parts import Parts
+from soong.orchestrator.owner.parts import Ended, Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
@@ -60,6 +60,24 @@ class NoQuestions:
 
 
 @dataclass
+class NoAsks:
+    """The agents of an owner that runs plans only."""
+
+    def on_end(self, ended: Ended) -> None: ...
+
+    def holds(self, _session_id: str, /) -> bool:
+        return False
+
+    async def look(self, ownership: Ownership) -> None: ...
+
+    def next_waiting(self) -> str:
+        return ""
+
+    def drop(self, session_id: str) -> None: ...
+
+    async def stop(self, *, is_abandoned: bool = False) -> None: ...
+
+
 class NoFolders:
     """Keeps the tasks whose folders it was to write, and the owners of whose open tasks it was."""
 
@@ -182,6 +200,7 @@ class OneLoop:
             dispatcher=Dispatcher(self.store.claims, self.store.sessions, self.broker),
             broker=NoQuestions(),
             recorder=self.folders,
+            agents=NoAsks(),
         )
         self.orchestrator = Orchestrator(parts, self.settings)
         await self.orchestrator.start()

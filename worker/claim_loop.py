@@ -209,7 +209,9 @@ class ClaimLoop:
             return
         for turn in turns:
             turn.stale = advance.stale
-        self._place(self._answer(turns, advance.claims))
+        # A claim without a request opens a slot; so does one whose own slot went away.
+        for claim in self._answer(turns, advance.claims):
+            self.start_slot(claim)
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
             self._fill_again(0.0 if len(advance.claims) == BATCH else timing.HINTS_S)
@@ -225,11 +227,6 @@ class ClaimLoop:
             if not turn.future.done():
                 turn.future.set_result(left.pop() if turn.wants_step and left else None)
         return left[::-1]
-
-    def _place(self, claims: list[Claim]) -> None:
-        """Open a slot for each claim without a request; one whose own slot went away takes its place."""
-        for claim in claims:
-            self.start_slot(claim)
 
     async def _serve_apart(self, capacity: WorkerCapacity, turns: list[SlotTurn], error: Exception) -> None:
         """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.

@@ -81,7 +81,7 @@ class Slots:
         if self.free_slots() <= 0:
             self.claim_loop.pass_on()
             return 0
-        self._count_open(1)
+        self._open += 1
         try:
             return await self._slot(None)
         except asyncio.CancelledError:
@@ -109,13 +109,10 @@ class Slots:
 
     def start_slot(self, claim: Claim) -> None:
         """Open a slot for a claim that no dispatch waits for."""
-        self._count_open(1)
+        self._open += 1
         task = asyncio.get_running_loop().create_task(self._slot(claim))
         self._grown.add(task)
         task.add_done_callback(self._closed)
-
-    def _count_open(self, change: int) -> None:
-        self._open += change
 
     def _closed(self, task: asyncio.Task[int]) -> None:
         self._grown.discard(task)
@@ -134,7 +131,7 @@ class Slots:
                 # A run that waits for a slot comes before another step.
                 claim = await self.claim_loop.next_step(end, claim, additional, wants_step=self.free_slots() >= 0)
         finally:
-            self._count_open(-1)
+            self._open -= 1
             self.lent.freed()
         return count
 

@@ -4,6 +4,9 @@ The job is an ask of the session, made when a client closes it: an agent without
 for and what was answered, never what tools returned. So it has rows, usage and limits like every agent, is charged to
 the budgets of its session, and is continued by a successor. The session is closed when the job has ended.
 
+Candidates become memory when a person accepts them. Their rows are the truth; ``archive/memory.jsonl`` in the run's
+folder is a copy that nothing reads, because workers can write beneath the folder.
+
 It runs in the owner: workers only read the home (docs/decisions/0024-the-memory-job-is-an-ask-of-its-session.md).
 """
 

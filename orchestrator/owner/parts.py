@@ -1,7 +1,7 @@
 """What an orchestrator is made of: the ports that it drives, and the parts that bootstrap builds for it."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from soong.orchestrator.owner.commands import Commands, SessionMemory
@@ -47,24 +47,6 @@ class SessionAgents(Protocol):
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
 
 
-class NoAsks:
-    """For an owner of plans only."""
-
-    def on_end(self, ended: Ended) -> None: ...
-
-    def holds(self, _session_id: str, /) -> bool:
-        return False
-
-    async def look(self, ownership: Ownership) -> None: ...
-
-    def next_waiting(self) -> str:
-        return ""
-
-    def drop(self, session_id: str) -> None: ...
-
-    async def stop(self, *, is_abandoned: bool = False) -> None: ...
-
-
 class Recorder(Protocol):
     """Writes the folders of runs (soong.orchestrator.owner.run_archive), in the background."""
 
@@ -94,7 +76,7 @@ class Parts:
     dispatcher: Dispatcher
     broker: SessionReviewer
     recorder: Recorder
-    agents: SessionAgents = field(default_factory=NoAsks)
+    agents: SessionAgents
     memory: SessionMemory | None = None
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()

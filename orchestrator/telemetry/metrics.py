@@ -1,4 +1,4 @@
-"""What an operator watches and an autoscaler scales by, in Prometheus' text form; every figure comes from rows.
+"""What an operator watches and an autoscaler scales by, in Prometheus' text form, and the address for it.
 
 No counter lives in a process: whichever process is asked says the same, also right after a restart.
 """

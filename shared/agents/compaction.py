@@ -1,4 +1,4 @@
-"""A history that became too long for its model is made shorter, and the run continues (DIS-12).
+"""Histories that change: shorter for a model that has no room (DIS-12), inherited by a fork (DIS-06).
 
 A compaction is a node of the run: it says how the answers before it are shown from then on. The nodes that it replaces
 stay (EVT-01); what a model reads is made of all of them by :func:`compacted`, for a run under way as for one that

@@ -48,9 +48,8 @@ async def test_sessions_are_listed_by_owner_and_without_the_closed(store: Store)
         await store.sessions.open_session(session)
     await store.sessions.close_session(closed.ownership)
 
-    assert {session.id for session in await store.sessions.list_sessions()} == {mine.id, free.id}
-    assert {session.id for session in await store.sessions.list_sessions(owner_id="own_1")} == {mine.id}
-    assert len(await store.sessions.list_sessions(include_closed=True)) == 3
+    assert {session.id for session in await store.sessions.session_page()} == {mine.id, free.id}
+    assert len(await store.sessions.session_page(include_closed=True)) == 3
 
 
 # -- owners

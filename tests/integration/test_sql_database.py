@@ -271,7 +271,7 @@ async def test_closing_finishes_what_was_handed_in_and_takes_no_more(url: str) -
     with pytest.raises(UnavailableError, match="closed"):
         await store._database.write(add("late"))
     with pytest.raises(UnavailableError, match="closed"):
-        await store.sessions.list_sessions()
+        await store.sessions.session_page()
 
 
 async def test_a_reader_cannot_write(store: SqlStore) -> None:

@@ -57,7 +57,7 @@ async def test_a_new_sqlite_file_is_made_without_the_migrations(
 
     store = await open_store(f"sqlite:///{tmp_path / 'soong.db'}", migrate=True)
 
-    assert await store.sessions.list_sessions() == []
+    assert await store.sessions.session_page() == []
     await store.close()
 
 
@@ -97,7 +97,7 @@ async def test_a_database_without_a_schema_is_refused_unless_asked_to_make_it(ur
         await open_store(url, migrate=False)
 
     store = await open_store(url, migrate=True)
-    assert await store.sessions.list_sessions() == []
+    assert await store.sessions.session_page() == []
     await store.close()
 
 

@@ -26,6 +26,7 @@ from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner
+from tests.one_loop import NoAsks
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
 from tests.simulation.borders import border_notifier, border_store
 from tests.simulation.faults import Dice, Fault
@@ -212,6 +213,7 @@ class OwnerActor(Actor):
             dispatcher=Dispatcher(store.claims, store.sessions, SimBroker(ground.queues, self), notifier),
             broker=ApprovalBroker(store, notifier, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
+            agents=NoAsks(),
         )
         self.orchestrator = Orchestrator(parts, ground.settings)
 

@@ -90,7 +90,7 @@ class ClientActor(Actor):
             default_model="sim:small",
             now_us=self.clock.now_us(),
         )
-        if self._session.id not in {known.id for known in await self.store.sessions.list_sessions()}:
+        if self._session.id not in {known.id for known in await self.store.sessions.session_page()}:
             await self.store.sessions.open_session(self._session)
         await self.store.tasks.create_task(task)
         await self.notifier.notify_owners([self._session.id])

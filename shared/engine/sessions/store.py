@@ -53,10 +53,6 @@ class SessionStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def list_sessions(
-        self, *, owner_id: str | None = None, include_closed: bool = False
-    ) -> Sequence[Session]: ...
-
     async def session_page(
         self, *, include_closed: bool = False, before: str = "", limit: int = 100
     ) -> Sequence[Session]:

@@ -1,4 +1,4 @@
-"""What a process must know to make rows of plans: tools, agent definitions, functions, surfaces, the default model."""
+"""What a process must know to make rows of plans and of pull workers: tools, agent definitions, functions, surfaces."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

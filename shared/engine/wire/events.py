@@ -1,4 +1,4 @@
-"""Wake-ups over Redis pub/sub: each says only where to look. A lost one is made good by a slow poll.
+"""Wake-ups over Redis pub/sub and messages of Celery: each names a place to look at. A slow poll replaces a lost one.
 
 Payloads are JSON with ``v``; unknown fields are ignored, so N reads N-1.
 """

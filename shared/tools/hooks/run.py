@@ -8,6 +8,7 @@ its outcome, how long it took and what it changed; cancelling the call cancels t
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from typing import Final, Generic, Literal, TypeVar
 
 from msgspec.structs import replace
@@ -242,14 +243,7 @@ def _object(value: object, what: str = "input") -> JsonObject:
 
 def _detached(value: JsonObject) -> JsonObject:
     """Return a copy that a hook may change without changing the call."""
-    copy: JsonObject = {key: _copied(item) for key, item in value.items()}
-    return copy
-
-
-def _copied(value: Json) -> Json:
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+    return deepcopy(dict(value))
 
 
 def _difference(before: JsonObject, after: JsonObject) -> dict[str, Json]:

@@ -8,7 +8,7 @@ registration, before those of the configuration: the user's own programs then se
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.tools.hooks.chain import (
@@ -23,6 +23,8 @@ from soong.shared.tools.hooks.chain import (
     PreHook,
 )
 
+_Hook = TypeVar("_Hook")
+_AnyHook = TypeVar("_AnyHook", bound=AnyHook)
 _Pre = TypeVar("_Pre", bound=PreHook)
 _Post = TypeVar("_Post", bound=PostHook)
 _Elicitation = TypeVar("_Elicitation", bound=ElicitationHook)
@@ -42,26 +44,14 @@ def pre_hook(
     Raises:
         InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
     """
-
-    def register(hook: _Pre) -> _Pre:
-        _check(name, hook, _PRE)
-        _PRE[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
-        return hook
-
-    return register
+    return _registering(_PRE, name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def post_hook(
     name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 ) -> Callable[[_Post], _Post]:
     """Register the decorated coroutine function as a Post hook, as :func:`pre_hook` does."""
-
-    def register(hook: _Post) -> _Post:
-        _check(name, hook, _POST)
-        _POST[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
-        return hook
-
-    return register
+    return _registering(_POST, name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def elicitation_hook(
@@ -74,26 +64,14 @@ def elicitation_hook(
     Raises:
         InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
     """
-
-    def register(hook: _Elicitation) -> _Elicitation:
-        _check(name, hook, _ELICITATION)
-        _ELICITATION[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
-        return hook
-
-    return register
+    return _registering(_ELICITATION, name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def elicitation_result_hook(
     name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 ) -> Callable[[_ElicitationResult], _ElicitationResult]:
     """Register the decorated coroutine function as a hook after the answer, as :func:`elicitation_hook` does."""
-
-    def register(hook: _ElicitationResult) -> _ElicitationResult:
-        _check(name, hook, _ELICITATION_RESULT)
-        _ELICITATION_RESULT[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
-        return hook
-
-    return register
+    return _registering(_ELICITATION_RESULT, name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def registered_hooks() -> Hooks:
@@ -104,6 +82,17 @@ def registered_hooks() -> Hooks:
         tuple(_ELICITATION.values()),
         tuple(_ELICITATION_RESULT.values()),
     )
+
+
+def _registering(
+    own: dict[str, NamedHook[_AnyHook]], name: str, matcher: Matcher, timeout: timedelta
+) -> Callable[[_Hook], _Hook]:
+    def register(hook: _Hook) -> _Hook:
+        _check(name, hook, own)
+        own[name] = NamedHook(name, cast(Any, hook), matcher, timeout)
+        return hook
+
+    return register
 
 
 def _check(name: str, hook: object, own: Mapping[str, NamedHook[AnyHook]]) -> None:

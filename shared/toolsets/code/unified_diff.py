@@ -1,4 +1,4 @@
-"""A unified diff of one file, read as strictly as ``git apply`` reads it (FS-05).
+"""A unified diff of one file, read and applied as strictly as ``git apply`` does it (FS-05).
 
 A small parser of our own and not the ``unidiff`` library: that one takes damaged counts and headers, decodes lines, and
 knows neither where git refuses nor the marker for a missing last newline by position. Works on bytes, in linear time.

@@ -159,7 +159,7 @@ class ServerConnection:
             if not opened.done():
                 opened.set_exception(self._unavailable(error))
             else:
-                log.info("mcp_server_ended", server=self.server_id, error=words_of(_innermost(error))[:300])
+                log.info("mcp_server_ended", server=self.server_id, error=words_of(innermost(error))[:300])
         finally:
             self._over.set()
             self._client = None
@@ -314,7 +314,7 @@ class ServerConnection:
             case OSError():
                 problem = f"cannot be started: {error.strerror or words_of(error)}"
             case _:
-                problem = f"cannot be used: {words_of(_innermost(error))[:500]}"
+                problem = f"cannot be used: {words_of(innermost(error))[:500]}"
         return ServerUnavailableError(f"{subject} {problem}{about}")
 
 
@@ -365,7 +365,8 @@ def expanded(command: str) -> str:
     return str(Path(command).expanduser()) if command.startswith("~/") else command
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
+    """Return the first error of nested groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

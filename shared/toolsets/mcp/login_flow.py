@@ -28,6 +28,7 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.core.references import resolved
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.connection import innermost
 from soong.shared.toolsets.mcp.login_auth import (
     RESOURCE_REVISION,
     UNPACKED,
@@ -203,7 +204,7 @@ async def log_in(
                 await client.list_tools()
     except Exception as error:  # the edge to foreign servers and the SDK
         if flow.tokens is None:
-            problem = flow.problem if flow.problem is not None else _innermost(error)
+            problem = flow.problem if flow.problem is not None else innermost(error)
             words = str(problem) if isinstance(problem, LoginRefusedError) else words_of(problem)
             raise LoginRefusedError(f"the login at {server_id!r} failed: {inert_text(words)[:500]}") from error
     return flow.login(clock)
@@ -220,13 +221,8 @@ class _Flow(OAuthClientProvider):
         show: Callable[[str], Awaitable[None]],
         scope: str,
     ) -> None:
-        self._server_id, self._config, self._receiver, self._show, self._scope = (
-            server_id,
-            config,
-            receiver,
-            show,
-            scope,
-        )
+        self._server_id, self._config = server_id, config
+        self._receiver, self._show, self._scope = receiver, show, scope
         self.tokens: OAuthToken | None = None
         self.problem: BaseException | None = None
         oauth = config.oauth
@@ -251,7 +247,6 @@ class _Flow(OAuthClientProvider):
             metadata=None if metadata is None else metadata.model_dump(mode="json", exclude_none=True),
             resource=None if resource is None else resource.model_dump(mode="json", exclude_none=True),
             expires_us=expiry_of(tokens, clock),
-            made_us=clock.now_us(),
         )
 
     async def check(self, request: httpx2.Request) -> None:
@@ -318,9 +313,3 @@ class _Flow(OAuthClientProvider):
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         self.context.client_info = client_info
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    return error

@@ -60,7 +60,6 @@ class ServerLogin(BaseModel):
     metadata: dict[str, Any] | None = None
     resource: dict[str, Any] | None = None
     expires_us: int | None = None
-    made_us: int = 0
     is_ended: bool = False
 
     @property

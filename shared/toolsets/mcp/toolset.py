@@ -1,4 +1,4 @@
-"""MCP servers as a source of the registry (REG-07.b): their tools by snapshot, and again when a server changes."""
+"""MCP servers as a source of the registry (REG-07.b): their tools and resources by snapshot, and again at a change."""
 
 import asyncio
 import threading

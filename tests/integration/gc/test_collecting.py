@@ -99,7 +99,7 @@ async def test_a_command_that_nobody_will_carry_out_keeps_nothing(place: Place) 
 
     assert done.tasks == 1
     assert place.tables()["commands"] == []
-    assert [one.id for one in await place.store.sessions.list_sessions(include_closed=True)] == [
+    assert [one.id for one in await place.store.sessions.session_page(include_closed=True)] == [
         place.scene.own.session_id
     ]
 

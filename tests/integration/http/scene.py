@@ -212,5 +212,5 @@ async def _carry_out(bench: ConsentHarness) -> None:
     while True:
         await subscription.wait(0.2)
         await bench.store.sessions.adopt_sessions(bench.ownership.owner_id)
-        for session in await bench.store.sessions.list_sessions(owner_id=bench.ownership.owner_id):
+        for session in await bench.store.sessions.session_page():
             await commands.carry_out(session.ownership)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04
 
 async def sessions(scene: HttpHarness) -> int:
     """Count what a request could have changed."""
-    return len(await scene.bench.store.sessions.list_sessions(include_closed=True)) + len(
+    return len(await scene.bench.store.sessions.session_page(include_closed=True)) + len(
         await scene.bench.store.tasks.list_tasks()
     )
 

@@ -84,14 +84,6 @@ class MemorySessions:
         return self.rows.session(session_id)
 
     @transaction
-    def list_sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
-        return [
-            session
-            for session in self.rows.sessions.values()
-            if (include_closed or not session.is_closed) and owner_id in {None, session.owner_id}
-        ]
-
-    @transaction
     def session_page(self, *, include_closed: bool = False, before: str = "", limit: int = 100) -> Sequence[Session]:
         found = page_before(self.rows.sessions, before)
         return [session for session in found if include_closed or not session.is_closed][:limit]

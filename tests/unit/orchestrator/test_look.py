@@ -21,7 +21,7 @@ from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
-from tests.one_loop import NoFolders, NoQuestions
+from tests.one_loop import NoAsks, NoFolders, NoQuestions
 from tests.waiting import until
 
 
@@ -66,6 +66,7 @@ def make_orchestrator(store: MemoryStore, board: MemoryBus, broker: CountedBroke
         dispatcher=Dispatcher(store, store, broker or CountedBroker(), board),
         broker=NoQuestions(),
         recorder=NoFolders(),
+        agents=NoAsks(),
     )
     return Orchestrator(parts, Settings())
 

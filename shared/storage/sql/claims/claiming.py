@@ -113,8 +113,8 @@ CLAIM_LANE: Final = Statement(
         SELECT key FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
         ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
-    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END AS ready_us, title
+    RETURNING key, fence, starts, run_id, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
+              CASE WHEN starts = 1 THEN ready_us END AS ready_us
     """,
 )
 

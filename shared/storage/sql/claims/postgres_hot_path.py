@@ -143,16 +143,16 @@ TAKE: Final = Statement(
             status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
             started_us = coalesce(started_us, :now_us)
         FROM picked WHERE steps.key = picked.key
-        RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
-                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us, title, steps.depends_on
+        RETURNING steps.key, fence, starts, run_id, spec, attempt, task_id, session_id, priority, steps.ordinal,
+                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us, steps.depends_on
     ), started AS (
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
             started_us = coalesce(runs.started_us, :now_us),
             last_seq = {LAST_SEQ} + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
         FROM claimed AS c WHERE runs.id = c.run_id
-        RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.priority, c.ordinal, c.lane,
-                  c.is_unparked, c.ready_us, c.title, c.depends_on,
+        RETURNING c.key, c.fence, c.starts, c.run_id, c.spec, c.attempt, c.priority, c.ordinal, c.lane,
+                  c.is_unparked, c.ready_us, c.depends_on,
                   {", ".join(f"runs.{name}" for name in RUN_COLUMNS)}, token, surface, last_seq, last_node
     ), begun AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)

@@ -14,7 +14,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
-    Float,
     ForeignKey,
     Index,
     Integer,
@@ -42,7 +41,6 @@ WRITES: Final = (*MAKES, *MOVES)
 """What a worker may do with a column; nothing, where a column does not say so."""
 
 Big: Final = BigInteger().with_variant(Integer(), "sqlite")
-_TYPES: Final = {BigInteger: "bigint", Float: "double precision"}
 
 metadata: Final = MetaData(
     naming_convention={
@@ -162,7 +160,7 @@ def written_by_worker(table: Table, verb: str) -> list[str]:
 
 def type_of(table: Table, name: str) -> str:
     """Return PostgreSQL's type of a column."""
-    return _TYPES.get(type(table.columns[name].type), "text")
+    return "bigint" if isinstance(table.columns[name].type, BigInteger) else "text"
 
 
 def limits_of(table: Table, verb: str) -> str:

@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.engine import (
 )
 from soong.shared.storage.sql.engine.write_lock import write_lock
 
-HEAD: Final = "0001_49bc3f59"
+HEAD: Final = "0001_70d0c4c9"
 """The revision this program was written for. Its number, and until the first release a digest of what the one migration
 makes, which is still edited: a database that an earlier form of it made differs from ours."""
 

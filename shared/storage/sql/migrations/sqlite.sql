@@ -256,7 +256,6 @@ CREATE TABLE steps (
     run_id TEXT DEFAULT '' NOT NULL,
     attempt INTEGER DEFAULT 1 NOT NULL,
     max_attempts INTEGER DEFAULT 1 NOT NULL,
-    backoff_s FLOAT DEFAULT (1.0) NOT NULL,
     on_failure TEXT DEFAULT 'skip_dependents' NOT NULL,
     map_key TEXT DEFAULT '' NOT NULL,
     item_index INTEGER,

@@ -26,7 +26,7 @@ INSERT_STEPS: Final = Insert(
     steps_table,
     (
         *STEPS.written,
-        *("step_id", "kind", "needs", "lane", "claim_mode", "backoff_s", "is_paused", "spec"),
+        *("step_id", "kind", "needs", "lane", "claim_mode", "is_paused", "spec"),
         *("depends_on", "dependents"),
     ),
 )
@@ -162,7 +162,6 @@ def _step_row(
             "needs": pack(step.needs),
             "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),
             "claim_mode": step.claim_mode.value,
-            "backoff_s": step.spec.backoff_s,
             "run_id": step.run.identity.run_id if step.run else "",
             "attempt": step.run.attempt if step.run else 1,
             "is_paused": int(is_paused),

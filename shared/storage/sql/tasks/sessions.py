@@ -175,14 +175,6 @@ class SqlSessions:
             raise NotFoundError("session", session_id)
         return SESSIONS.read(row)
 
-    async def list_sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
-        wanted = select(sessions).order_by(sessions.c.ordinal)
-        if owner_id is not None:
-            wanted = wanted.where(sessions.c.owner_id == owner_id)
-        if not include_closed:
-            wanted = wanted.where(sessions.c.is_closed == literal_column("0"))
-        return await self._database.read(lambda tx: [SESSIONS.read(row) for row in tx.execute(wanted)])
-
     async def session_page(
         self, *, include_closed: bool = False, before: str = "", limit: int = 100
     ) -> Sequence[Session]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import CheckConstraint, Column, Float, Index, PrimaryKeyConstraint, text
+from sqlalchemy import CheckConstraint, Index, PrimaryKeyConstraint, text
 
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NodeKind
@@ -89,7 +89,6 @@ steps = table(
     word("run_id"),
     number("attempt", 1),
     number("max_attempts", 1),
-    Column("backoff_s", Float, nullable=False, server_default=text("1.0")),
     choice("on_failure", FailurePolicy, "skip_dependents"),
     word("map_key"),
     number("item_index", is_null=True),

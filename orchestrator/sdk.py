@@ -40,7 +40,7 @@ from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.elicitation import ElicitationCallback

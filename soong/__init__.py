@@ -21,10 +21,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from soong.shared.core.jsontext import Json, JsonObject
-    from soong.shared.engine.tasks.functions import StepContext, step_function
-    from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
+    from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent, step_function
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-    from soong.shared.engine.wire.answers import AnswerDelta
+    from soong.shared.engine.wire.events import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
@@ -60,9 +59,8 @@ _HOMES = {
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.elicitation": ("ElicitationCallback", "ElicitationRequest"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
-    "soong.shared.engine.wire.answers": ("AnswerDelta",),
-    "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
-    "soong.shared.engine.tasks.scripted": ("AgentHandle", "scripted_agent"),
+    "soong.shared.engine.wire.events": ("AnswerDelta",),
+    "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent", "step_function"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
     "soong.shared.tools.definition": ("Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
     "soong.shared.tools.elicitation": ("ElicitationAnswer",),

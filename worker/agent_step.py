@@ -23,9 +23,8 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import Settings, secret_values
-from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.functions import known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
-from soong.shared.engine.tasks.scripted import known_scripts
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.capabilities import catalogue_of, functions_needed, project_needed, tools_needed

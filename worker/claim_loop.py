@@ -18,8 +18,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.additional_claims import ClaimRefusal
-from soong.shared.engine.tasks.claims import ClaimStore
+from soong.shared.engine.tasks.claims import ClaimRefusal, ClaimStore
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 

@@ -19,7 +19,7 @@ from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import CommandKind, Session
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 
 MAX_ENTRIES: Final = 500
 MAX_CHARS: Final = 300

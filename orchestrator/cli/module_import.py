@@ -15,9 +15,8 @@ from typing import Final
 
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.functions import called_tools, known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import Registered
-from soong.shared.engine.tasks.scripted import called_tools, known_scripts
 from soong.shared.toolsets.modules import import_own
 
 FIELD: Final = "the plan's `modules`"

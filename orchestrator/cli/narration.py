@@ -12,7 +12,7 @@ from soong.orchestrator.client.tail import RunTail, follow_live, listen_to_answe
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 
 MAX_SAID_CHARS: Final = 500
 MAX_INPUT_CHARS: Final = 100

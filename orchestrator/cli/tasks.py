@@ -130,7 +130,7 @@ def graph(
 ) -> None:
     """Draw a plan, or a task in its current state."""
     from soong.orchestrator.cli.plan_modules import read_plan
-    from soong.shared.engine.tasks.plan.graph import mermaid
+    from soong.shared.engine.tasks.plan.checks import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
 
     if plan.startswith("task_") and not Path(plan).exists():

@@ -16,7 +16,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.wire.answers import AnswerDelta, delta_of
+from soong.shared.engine.wire.events import AnswerDelta, delta_of
 from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subscription
 
 Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]

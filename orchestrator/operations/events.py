@@ -20,7 +20,7 @@ from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 
 TASKS_TOLD: Final = 100
 PIECE: Final = 64 * 1024

@@ -46,7 +46,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.permissions.access.token import Right

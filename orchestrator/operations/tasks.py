@@ -38,7 +38,7 @@ from soong.orchestrator.operations.strict import (
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
 from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
-from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.reader import planned_limits

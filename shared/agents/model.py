@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import install_line
+from soong.shared.engine.tasks.functions import resolve_script
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
-from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model

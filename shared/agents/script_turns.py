@@ -15,7 +15,7 @@ from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.scripted import ScriptedAgent
+from soong.shared.engine.tasks.functions import ScriptedAgent
 from soong.shared.tools.value_limits import UnfitError, plain
 
 MAX_CALLS_PER_TURN: Final = 200
@@ -93,7 +93,7 @@ class ScriptTurns(_Handle):
         self._lock = threading.Lock()
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:
-        """Wait for a call (:class:`soong.shared.engine.tasks.scripted.AgentHandle`)."""
+        """Wait for a call (:class:`soong.shared.engine.tasks.functions.AgentHandle`)."""
         given = _given(tool, arguments)
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(WantedCall(tool, given, future))
@@ -168,7 +168,7 @@ class CheapTurns(_Handle):
         self._body: Coroutine[Any, Any, Any] | None = None
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:
-        """Wait for a call (:class:`soong.shared.engine.tasks.scripted.AgentHandle`)."""
+        """Wait for a call (:class:`soong.shared.engine.tasks.functions.AgentHandle`)."""
         return await _yielded(WantedCall(tool, _given(tool, arguments)))
 
     def advance(self, outcomes: Sequence[CallOutcome]) -> Sequence[WantedCall] | None:

@@ -31,7 +31,7 @@ from soong.shared.agents.script_turns import CallOutcome, CheapTurns, ScriptTurn
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.step_work import begin_thread, call_in_thread
-from soong.shared.engine.tasks.scripted import ScriptedAgent
+from soong.shared.engine.tasks.functions import ScriptedAgent
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.arguments import shown_arguments
 from soong.shared.tools.naming import NameTable, unmangle

@@ -16,8 +16,7 @@ from typing import Final
 from soong.shared.core.config import CONFIG_FILE, Config, NetworkConfig, RuleConfig
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.identity import Role
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Mode, Policy
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
 from soong.shared.permissions.scope import ScopeKind
 from soong.shared.tools.definition import Permission, ToolDefinition

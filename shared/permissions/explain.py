@@ -14,12 +14,12 @@ from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import Json, dump, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.permissions.gate import scope_of
-from soong.shared.permissions.network import NetworkMode
 from soong.shared.permissions.policy import (
     DANGEROUS_ASK,
     PERMISSIONS,
     STRICT_ASK,
     Mode,
+    NetworkMode,
     Policy,
     PolicyVerdict,
     evaluate,

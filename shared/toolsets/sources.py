@@ -38,7 +38,7 @@ from soong.shared.toolsets.modules import look_in, register_modules
 if TYPE_CHECKING:
     from soong.shared.toolsets.mcp.pool import McpServers
     from soong.shared.toolsets.memory.provider import MemoryProvider
-    from soong.shared.toolsets.skills.document import SkillEntry
+    from soong.shared.toolsets.skills.toolset import SkillEntry
 
 
 class ToolEnvironment(Value):
@@ -128,7 +128,7 @@ def builtin_sources(environment: ToolEnvironment) -> Iterable[ToolAdapter]:
 def project_skills(home: Path | None, config: Config, project: Path) -> "Sequence[SkillEntry]":
     """Return every skill that a run of a project may load, also those that are broken."""
     with OptionalPart("soong.shared.toolsets.skills"):
-        from soong.shared.toolsets.skills.document import all_skills, places
+        from soong.shared.toolsets.skills.toolset import all_skills, places
 
         return all_skills(places(home, config, project))
     return ()

@@ -9,14 +9,14 @@ from soong.orchestrator.cli.mcp_config_file import PLACES
 from soong.shared.agents import project_definitions
 from soong.shared.core.config import Config
 from soong.shared.sandbox.names import CONTROL_FOLDERS, is_control, is_sensitive
-from soong.shared.toolsets.skills import document
+from soong.shared.toolsets.skills import toolset
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.spec_document import ROOT
 
 READ = (
     project_definitions.PROJECT_FOLDER / "x.md",
     project_definitions.CLAUDE_FOLDER / "x.md",
-    document.PROJECT_FOLDER / "x" / "SKILL.md",
+    toolset.PROJECT_FOLDER / "x" / "SKILL.md",
     *map(Path, PLACES),
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
+from soong.shared.engine.tasks.claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.step import Claim, NewStep
 from soong.shared.engine.wire.events import reads

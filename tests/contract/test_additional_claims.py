@@ -10,8 +10,8 @@ from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.additional_claims import Refusal
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.claims import Refusal
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, Interrupt

@@ -17,8 +17,8 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.store import Appended
+from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.new_tasks import new_ask
-from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus

@@ -11,8 +11,7 @@ from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Mode, Policy, policy_for
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, policy_for
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind

@@ -12,7 +12,7 @@ import pytest
 from soong.orchestrator.cli.plan_modules import PlanModules
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
 from tests.extra import INSISTS, missing
 

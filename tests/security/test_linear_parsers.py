@@ -27,7 +27,7 @@ from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from soong.shared.toolsets.mcp.forms import asks_for_secret, form_of
 from soong.shared.toolsets.mcp.intake import Intake
 from soong.shared.toolsets.mcp.schemas import input_schema
-from soong.shared.toolsets.skills.document import read_skill
+from soong.shared.toolsets.skills.toolset import read_skill
 from soong.shared.toolsets.web.fetch import TextPage, is_allowed
 
 FACTOR: Final = 4

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from soong.orchestrator.direct.bootstrap import open_tools
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.result import ErrorType

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import ClaimingRun
+from soong.shared.engine.tasks.claims import ClaimingRun
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore

@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
 
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
-from soong.shared.engine.wire.answers import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta
+from soong.shared.engine.wire.events import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import LiveText

@@ -11,7 +11,7 @@ import msgspec
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Command, CommandKind
-from soong.shared.engine.tasks.plan.graph import find_cycle
+from soong.shared.engine.tasks.plan.checks import find_cycle
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep

@@ -4,15 +4,21 @@ A function takes the step's inputs and a :class:`StepContext` and returns JSON. 
 ``SOONG_FUNCTIONS``; importing registers. A plain function runs on a thread of the worker, a coroutine function
 on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop. An
 isolated one is called in a process of its own.
+
+A scripted agent (DIS-13) runs in place of a model: an async function of the step's inputs and an :class:`AgentHandle`.
+Its tool calls are the run's. It is run again from its start when its run continues in another process, and is given
+the recorded results, so it must be deterministic.
 """
 
+import ast
 import asyncio
 import inspect
+import textwrap
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
@@ -133,3 +139,136 @@ async def _sleep(inputs: JsonObject, _context: StepContext) -> Json:
     seconds = inputs.get("seconds", 1.0)
     await asyncio.sleep(float(seconds) if isinstance(seconds, int | float) else 1.0)
     return inputs
+
+
+class AgentHandle(Protocol):
+    """The run as its function sees it. ``project`` and ``cwd`` are folders; relative paths start at ``cwd``."""
+
+    @property
+    def project(self) -> str: ...
+
+    @property
+    def cwd(self) -> str: ...
+
+    async def call(self, tool: str, /, **arguments: Any) -> Any:
+        """Call a tool and return its data, or its content where it has no data. None stands for no argument.
+
+        Calls that are awaited at once (``asyncio.gather``) are one turn and run side by side where the tools allow it.
+
+        Raises:
+            ToolCallError: the call failed or was denied.
+        """
+        ...
+
+
+ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]
+_Script = TypeVar("_Script", bound=ScriptBody)
+
+
+class ScriptedAgent(Value):
+    """A registered agent that is a function; a cheap one runs on the event loop of its worker.
+
+    Some are cheap with some inputs only: ``is_cheap`` then says with which.
+    """
+
+    name: str
+    body: ScriptBody
+    is_cheap: bool | Callable[[Mapping[str, Any]], bool] = False
+
+
+_SCRIPTS: dict[str, ScriptedAgent] = {}
+
+
+def scripted_agent(
+    name: str, *, cheap: bool | Callable[[Mapping[str, Any]], bool] = False
+) -> Callable[[_Script], _Script]:
+    """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
+
+    A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it
+    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``. Where that
+    depends on the inputs, ``cheap`` is a function of them.
+
+    Raises:
+        InvalidConfigError: the name is taken by another function, or the function is not a coroutine function.
+    """
+
+    def register(body: _Script) -> _Script:
+        is_async = inspect.iscoroutinefunction(body)
+        if not is_async:
+            raise InvalidConfigError(f"the scripted agent {name!r} is a plain function; define it with `async def`")
+        known = _SCRIPTS.get(name)
+        if known is not None and origin_of(known.body) != origin_of(body):
+            raise InvalidConfigError(
+                f"two scripted agents are called {name!r}: {origin_of(known.body)}, {origin_of(body)}"
+            )
+        # A worker announces both kinds of functions by one word (soong.shared.engine.wire.capabilities).
+        if name in known_functions() and not name.startswith("builtin."):
+            raise InvalidConfigError(f"the scripted agent {name!r} has the name of a step function; rename one")
+        _SCRIPTS[name] = ScriptedAgent(name, body, cheap)
+        return body
+
+    return register
+
+
+def resolve_script(name: str) -> ScriptedAgent:
+    """Return the scripted agent of that name. Raises: NotFoundError."""
+    try:
+        return _SCRIPTS[name]
+    except KeyError:
+        raise NotFoundError("scripted agent", name, Unknown(name, known_scripts(), after=WHERE).text()) from None
+
+
+def known_scripts() -> Mapping[str, ScriptedAgent]:
+    """Return what is registered in this process now."""
+    return dict(_SCRIPTS)
+
+
+def called_tools(body: ScriptBody) -> tuple[str, ...]:
+    """Return the tools that the source of a scripted agent calls by name; none where there is no source to read."""
+    try:
+        tree, (_, agent) = ast.parse(textwrap.dedent(inspect.getsource(body))), inspect.signature(body).parameters
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return ()
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
+    return tuple(
+        name.value
+        for name, function in ((call.args[0], call.func) for call in calls)
+        if isinstance(name, ast.Constant) and isinstance(name.value, str)
+        if isinstance(function, ast.Attribute) and function.attr == "call"
+        if isinstance(function.value, ast.Name) and function.value.id == agent
+    )
+
+
+WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"
+
+
+@scripted_agent("builtin.echo", cheap=True)
+async def _scripted_echo(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+    """Return the inputs."""
+    return inputs
+
+
+def _is_one_by_one(inputs: Mapping[str, Any]) -> bool:
+    return inputs.get("at_once") is not True
+
+
+@scripted_agent("builtin.calls", cheap=_is_one_by_one)
+async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Make the listed calls, each ``{call, with}``; return ``output`` if it is given, else the results in their order.
+
+    A call that fails does not end it: ``error`` is then the type of the first one's error. ``at_once`` makes all calls
+    in one turn.
+    """
+
+    async def made(call: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            value = await agent.call(call["call"], **call.get("with", {}))
+        except ToolCallError as error:
+            return {"is_error": True, "error": {"type": error.type, "message": error.text}, "value": error.data}
+        return {"is_error": False, "error": None, "value": value}
+
+    calls = inputs.get("calls", ())
+    one_by_one = _is_one_by_one(inputs)
+    results = [await made(call) for call in calls] if one_by_one else await asyncio.gather(*map(made, calls))
+    errors = [one["error"]["type"] for one in results if one["is_error"]]
+    return inputs.get("output", {"results": results, "error": errors[0] if errors else ""})

@@ -121,7 +121,7 @@ class StepSpec(Value, omit_defaults=True):
     isolation: str | None = None
     """``thread`` or ``process``; None: as its function was registered."""
     script: str = ""
-    """The scripted agent that runs without a model (:mod:`soong.shared.engine.tasks.scripted`)."""
+    """The scripted agent that runs without a model (:mod:`soong.shared.engine.tasks.functions`)."""
     over: Json = None
     item_name: str = "item"
     item_key: str = ""

@@ -21,12 +21,12 @@ from redis.exceptions import RedisError
 
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
     DECISIONS_LENGTH,
     MAX_LENGTH,
     OWNERS_CHANNEL,
     REQUESTS,
+    answer_channel,
     decisions_of,
     run_channel,
     session_channel,

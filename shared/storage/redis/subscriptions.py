@@ -16,12 +16,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
     MAX_DECISION_CHARS,
     MAX_LENGTH,
     OWNERS_CHANNEL,
     REQUESTS,
+    answer_channel,
     decisions_of,
     hint_of,
     run_channel,

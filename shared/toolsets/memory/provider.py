@@ -141,7 +141,7 @@ def import_extractor(text: str, folders: Sequence[str] = ()) -> str:
     if not module or not name:
         raise InvalidConfigError(f"memory.extractor is {text!r}; write MODULE:NAME, such as 'team_memory:team.extract'")
     import_own(module, "memory.extractor", folders)
-    from soong.shared.engine.tasks.scripted import known_scripts
+    from soong.shared.engine.tasks.functions import known_scripts
 
     if name not in known_scripts():
         known = ", ".join(sorted(known_scripts()))

@@ -12,7 +12,7 @@ from soong.shared.agents.ports import GIVEN_UP
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.additional_claims import ClaimRefusal
+from soong.shared.engine.tasks.claims import ClaimRefusal
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd

@@ -16,7 +16,7 @@ import pytest
 from soong.orchestrator.operations.limits import Limits
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of

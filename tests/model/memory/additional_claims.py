@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.additional_claims import (
+from soong.shared.engine.tasks.claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,

@@ -4,10 +4,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
     OWNERS_CHANNEL,
     REQUESTS,
+    answer_channel,
     decisions_of,
     hint_of,
     run_channel,

@@ -12,7 +12,7 @@ from pydantic_ai.models import Model
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.scripted import resolve_script
+from soong.shared.engine.tasks.functions import resolve_script
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock

@@ -14,7 +14,7 @@ from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.step_work import STEP_THREADS
-from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
+from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 
 
 def opening(inputs: dict[str, Json]) -> list[ModelMessage]:
@@ -102,7 +102,7 @@ def test_a_model_is_warm_once_it_has_been_warmed_up() -> None:
 
 def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:
     agents = ", ".join(f"soong.shared.agents.{name}" for name in ("model", "ports"))
-    modules = f"{agents}, soong.shared.engine.tasks.scripted, soong.shared.engine.tasks.expansion"
+    modules = f"{agents}, soong.shared.engine.tasks.functions, soong.shared.engine.tasks.expansion"
     code = f"import sys, {modules}; print('pydantic_ai' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ from soong.shared.agents.model_answers import (
     can_stream,
 )
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.engine.tasks.scripted import resolve_script
+from soong.shared.engine.tasks.functions import resolve_script
 from tests.unit.agents.test_model_request import Provider, answer
 
 WHOLE = answer("stop", "stop", provider="openai")

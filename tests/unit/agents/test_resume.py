@@ -16,7 +16,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents
-from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
+from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from soong.orchestrator.client.tail import listen_to_answers
-from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.events import AnswerDelta
 from soong.shared.engine.wire.notifier import Subscription
 from tests.model.memory.notifier import MemoryBus
 

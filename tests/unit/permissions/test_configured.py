@@ -8,8 +8,7 @@ from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, judge
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Permission

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from soong.orchestrator.cli.permissions import app
 from soong.shared.core.config import parse_config
 from soong.shared.permissions.configured import configured_write_roots, policy_of
-from soong.shared.permissions.network import NetworkMode
+from soong.shared.permissions.policy import NetworkMode
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (DOCS / "permissions.md", DOCS / "reference" / "configuration.md")

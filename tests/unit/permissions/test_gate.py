@@ -9,8 +9,7 @@ from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.permissions.gate import MAX_ITEMS, MAX_SHOWN_CHARS, check_binding, facts_of, request_of
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Mode, Policy, evaluate
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, evaluate
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import Risk, Target

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Policy, judge
+from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target

@@ -13,8 +13,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
-from soong.shared.permissions.network import NetworkMode, NetworkPolicy
-from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, judge
 from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind

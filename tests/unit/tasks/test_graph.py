@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from soong.shared.engine.tasks.plan.graph import find_cycle, mermaid
+from soong.shared.engine.tasks.plan.checks import find_cycle, mermaid
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.status import StepStatus
 

@@ -14,8 +14,7 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ContextNode, ErrorType, ToolResult
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from soong.shared.toolsets.skills.document import MAX_SKILL_BYTES
-from soong.shared.toolsets.skills.toolset import SkillTools
+from soong.shared.toolsets.skills.toolset import MAX_SKILL_BYTES, SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import text_of
 

@@ -15,8 +15,8 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, NewStep, Outcome, Step, StepEnd, StepError

@@ -12,7 +12,7 @@ from typing import Final
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.additional_claims import (
+from soong.shared.engine.tasks.claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,

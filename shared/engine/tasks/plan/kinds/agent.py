@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import WHERE, known_scripts
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
     AnswerTokens,
@@ -37,7 +38,6 @@ from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFail
 from soong.shared.engine.tasks.plan.references import References, check_references, check_work
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
-from soong.shared.engine.tasks.scripted import WHERE, known_scripts
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, ClaimMode, DeclaredPermissions, StepSpec
 
 MAX_TOOL_PATTERNS = 1_000

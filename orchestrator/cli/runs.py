@@ -182,7 +182,7 @@ def _show_replay(found: "TaskReplay", *, is_whole: bool) -> None:
         for difference in found.dag:
             output(f"      {visible(str(difference))}")
     for run in found.runs:
-        output(f"  {_SYMBOLS[run.verdict]} {visible(run.name)}  {_facts(run)}")
+        output(f"  {_SYMBOLS[run.verdict]} {visible(run.step)}  {_facts(run)}")
         for difference in run.differences:
             output(f"      {visible(str(difference))}")
     changed = sum(run.verdict == "different" for run in found.runs)

@@ -71,7 +71,7 @@ NOT_BEGUN: Final = "it never began"
 class RunVerdict(Value):
     """What became of one run: an attempt of a step, or an ask's own."""
 
-    name: str
+    step: str
     run_id: str
     verdict: ReplayVerdict
     lives: int = 0
@@ -80,19 +80,6 @@ class RunVerdict(Value):
     events: int = 0
     note: str = ""
     differences: Sequence[Difference] = ()
-
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "step": self.name,
-            "run_id": self.run_id,
-            "verdict": str(self.verdict),
-            "lives": self.lives,
-            "turns": self.turns,
-            "calls": self.calls,
-            "events": self.events,
-            "note": self.note,
-            "differences": [one.as_json() for one in self.differences],
-        }
 
 
 class TaskReplay(Value):
@@ -109,14 +96,7 @@ class TaskReplay(Value):
         return not self.dag and all(run.verdict is not ReplayVerdict.DIFFERENT for run in self.runs)
 
     def as_json(self) -> dict[str, Json]:
-        return {
-            "task_id": self.task_id,
-            "title": self.title,
-            "is_same": self.is_same,
-            "steps": self.steps,
-            "dag": [one.as_json() for one in self.dag],
-            "runs": [run.as_json() for run in self.runs],
-        }
+        return {**super().as_json(), "is_same": self.is_same}
 
 
 class TaskRecord(Value):

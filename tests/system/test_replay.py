@@ -135,7 +135,7 @@ async def test_a_task_goes_the_same_way_again(kept: tuple[Settings, TaskRecord])
     found = await replayed(*kept)
 
     assert (found.is_same, list(found.dag)) == (True, [])
-    played = {run.name: run for run in found.runs}
+    played = {run.step: run for run in found.runs}
     assert {name: run.verdict for name, run in played.items()} == {
         "each[one.txt]": ReplayVerdict.SAME,
         "each[two.txt]": ReplayVerdict.SAME,

@@ -16,9 +16,9 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Worker
 from soong.shared.engine.wire.capabilities import VERSION, announced
 from soong.shared.permissions.taint import METADATA_KEY
-from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolResult
-from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
+from soong.shared.toolsets.tasks.showing import result_facts, step_facts, task_tool
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import Ledger
@@ -44,7 +44,7 @@ class LookingTools(Value):
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (
-            _tool(
+            task_tool(
                 "agent.list_agent_definitions",
                 "List agent definitions",
                 "List the kinds of agents that may be started: id, what each is for, its mode and its tools.",
@@ -53,7 +53,7 @@ class LookingTools(Value):
                 (),
                 self._list_definitions,
             ),
-            _tool(
+            task_tool(
                 "agent.list_workers",
                 "List workers",
                 "List the living workers: version, pools, slots and how many are busy, the runs of your session that "
@@ -63,7 +63,7 @@ class LookingTools(Value):
                 (),
                 self._list_workers,
             ),
-            _tool(
+            task_tool(
                 "agent.inspect_agent",
                 "Inspect agent",
                 "Show how an agent that you started is doing: its state, what it cost, its last events and its result.",
@@ -153,24 +153,3 @@ def _run_facts(run: Run) -> dict[str, Json]:
 def _event_facts(event: Event) -> dict[str, Json]:
     shown = {name: value for name, value in event.data.items() if isinstance(value, str | int | float | bool)}
     return {"type": str(event.type), **{name: v[:200] if isinstance(v, str) else v for name, v in shown.items()}}
-
-
-def _tool(
-    name: str,
-    title: str,
-    description: str,
-    hint: str,
-    properties: JsonObject,
-    required: tuple[str, ...],
-    handler: Handler,
-) -> ToolDefinition:
-    return ToolDefinition(
-        name=name,
-        title=title,
-        description=description,
-        search_hint=hint,
-        input_schema={"type": "object", "properties": properties, "required": list(required)},
-        handler=handler,
-        permission=Permission.READONLY,
-        tags=TAGS,
-    )

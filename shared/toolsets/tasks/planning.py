@@ -7,7 +7,7 @@ crash asks for nothing twice: its effect id names the task it makes and the comm
 
 import json
 from collections.abc import Awaitable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,13 +17,12 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.step import Task
-from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import (
     TAGS,
     TASK_ID,
     as_principal,
-    changes_state,
     check_models,
     command_id,
     models_of,
@@ -31,6 +30,7 @@ from soong.shared.toolsets.tasks.showing import (
     refused_as_error,
     task_facts,
     task_named,
+    task_tool,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ SCHEMA_FILE: Final = Path(__file__).with_name("planning.schema.json")
 _REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
 _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
+_tool: Final = partial(task_tool, ends=_ENDS)
 
 PLAN: Final = """\
 title: What the task is for
@@ -169,7 +170,7 @@ class PlanningTools(Value):
                 {"limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20}},
                 (),
                 self._list,
-                is_change=False,
+                ends=(),
             ),
             _tool(
                 "agent.task_update",
@@ -284,31 +285,6 @@ class PlanningTools(Value):
     async def _done(self, task: Task, asking: Awaitable[None]) -> HandlerOutput:
         await refused_as_error(asking)
         return task_facts(await self.service.store.tasks.task(task.id), await self.service.store.tasks.counts(task.id))
-
-
-def _tool(
-    name: str,
-    title: str,
-    description: str,
-    hint: str,
-    properties: JsonObject,
-    required: tuple[str, ...],
-    handler: Handler,
-    *,
-    is_change: bool = True,
-) -> ToolDefinition:
-    return ToolDefinition(
-        name=name,
-        title=title,
-        description=description,
-        search_hint=hint,
-        input_schema={"type": "object", "properties": properties, "required": list(required)},
-        handler=handler,
-        permission=Permission.READONLY,
-        tags=TAGS,
-        errors=_ENDS if is_change else (),
-        traits=changes_state if is_change else None,
-    )
 
 
 @cache

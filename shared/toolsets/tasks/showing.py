@@ -12,7 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.tools.definition import ToolContext, Traits
+from soong.shared.tools.definition import Handler, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 
 if TYPE_CHECKING:
@@ -48,6 +48,32 @@ def changes_state(_call_input: JsonObject) -> Traits:
 def step_line(step: Step) -> dict[str, Json]:
     """Return what a list says of a step."""
     return {"id": step.step_id, "title": step.title, "kind": step.kind.value, "status": step.status.value}
+
+
+def task_tool(
+    name: str,
+    title: str,
+    description: str,
+    hint: str,
+    properties: JsonObject,
+    required: tuple[str, ...],
+    handler: Handler,
+    *,
+    ends: tuple[ErrorType, ...] = (),
+) -> ToolDefinition:
+    """Return a tool over tasks or agents; one that has errors of its own changes something."""
+    return ToolDefinition(
+        name=name,
+        title=title,
+        description=description,
+        search_hint=hint,
+        input_schema={"type": "object", "properties": properties, "required": list(required)},
+        handler=handler,
+        permission=Permission.READONLY,
+        tags=TAGS,
+        errors=ends,
+        traits=changes_state if ends else None,
+    )
 
 
 def task_facts(task: Task, counts: TaskCounts) -> dict[str, Json]:

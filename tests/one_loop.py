@@ -59,7 +59,6 @@ class NoQuestions:
     async def close(self) -> None: ...
 
 
-@dataclass
 class NoAsks:
     """The agents of an owner that runs plans only."""
 
@@ -78,6 +77,7 @@ class NoAsks:
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
 
 
+@dataclass
 class NoFolders:
     """Keeps the tasks whose folders it was to write, and the owners of whose open tasks it was."""
 

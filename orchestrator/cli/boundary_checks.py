@@ -15,7 +15,7 @@ from soong.orchestrator.cli.checks import FULL_BYTES, MIN_FREE_BYTES, Finding, L
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError
 from soong.shared.core.settings import Settings
-from soong.shared.permissions.access.store import DatabaseRights
+from soong.shared.permissions.access.token import DatabaseRights
 from soong.shared.sandbox.bubblewrap.wrapped import probe
 from soong.shared.sandbox.family import HAS_MARK
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.value import Value
-from soong.shared.permissions.audit_log.entry import AuditEntry, Break, Verifier
-from soong.shared.permissions.audit_log.store import AuditStore, problem
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditStore, Break, Verifier, problem
 from soong.shared.permissions.signing import KeyStore
 
 PAGE: Final = 1000

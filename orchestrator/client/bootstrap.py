@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from soong.orchestrator.retention.collector import GarbageCollector
     from soong.shared.engine.tasks.metrics import MetricsSource
     from soong.shared.engine.tasks.retention import Retention
-    from soong.shared.permissions.access.store import DatabaseRights
+    from soong.shared.permissions.access.token import DatabaseRights
     from soong.shared.storage.artifact_store import ArtifactFiles
 
 

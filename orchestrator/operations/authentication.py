@@ -15,8 +15,7 @@ from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
-from soong.shared.permissions.access.store import AccessStore
-from soong.shared.permissions.access.token import ApiToken, Right, digest_of, read_token
+from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, digest_of, read_token
 
 log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.engine.tasks.asks import AskStore
 from soong.shared.engine.tasks.event_feed import EventFeed, NotificationOutbox
 from soong.shared.engine.tasks.service import Ledger
-from soong.shared.permissions.access.store import AccessStore
-from soong.shared.permissions.audit_log.store import AuditStore
+from soong.shared.permissions.access.token import AccessStore
+from soong.shared.permissions.audit_log.entry import AuditStore
 from soong.shared.permissions.signing import KeyStore
 from soong.shared.permissions.store import ConsentStore
 

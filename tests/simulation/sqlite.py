@@ -15,7 +15,6 @@ from sqlalchemy import Connection, make_url, select, text
 
 from soong.shared.core.errors import SoongError
 from soong.shared.engine.sessions.store import HeartbeatWriter
-from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of
@@ -25,7 +24,7 @@ from soong.shared.storage.sql.engine.tables.service import commands, sessions, w
 from soong.shared.storage.sql.engine.tables.work import nodes, runs, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
-from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.sql.store import BEAT, SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 from tests.model.memory.rows import Rows

@@ -8,9 +8,9 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import new_id
@@ -112,3 +112,37 @@ def read_token(text: str) -> tuple[str, str] | None:
     """Return the id and the secret that a token's text names; None when it is not a token."""
     found = _TOKEN.fullmatch(text)
     return None if found is None else (found[1], found[2])
+
+
+class AccessStore(Protocol):
+    async def add_token(self, token: ApiToken) -> None:
+        """Insert a token. Raises: ConflictError when one of that id exists."""
+        ...
+
+    async def token(self, token_id: str) -> ApiToken | None: ...
+
+    async def tokens(self) -> Sequence[ApiToken]:
+        """Return all tokens in the order they were made, those that are revoked or expired too."""
+        ...
+
+    async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
+        """Put a secret in the place of a sign-in's code, once; return the token, None when the code is worth nothing.
+
+        ``code_digest`` and ``digest`` are the SHA-256 of both. Of several at the same moment one succeeds.
+        """
+        ...
+
+    async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
+        """End a token for good; False when it was revoked before, which stays as it is.
+
+        Raises: NotFoundError.
+        """
+        ...
+
+
+class DatabaseRights(Value):
+    """A database role. ``decides``: it may insert decisions or public keys, as an orchestrator's may."""
+
+    role: str
+    owns_tables: bool
+    decides: bool

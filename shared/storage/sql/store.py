@@ -1,17 +1,23 @@
 """The store over SQL: all ports on one database."""
 
 import asyncio
+from contextlib import nullcontext
+from typing import Final
+
+from sqlalchemy import URL
 
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.claims.additional_claims import SqlAdditionalClaims
 from soong.shared.storage.sql.claims.claim_context import Contexts
-from soong.shared.storage.sql.claims.heartbeat import SqlHeartbeatWriter
 from soong.shared.storage.sql.consent.consent import SqlConsent
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, SqlAudit
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.engine import make_engine, our_errors, parse_url
 from soong.shared.storage.sql.engine.schema import prepare
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.write_lock import write_lock
 from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
@@ -25,6 +31,11 @@ from soong.shared.storage.sql.tasks.sessions import SqlSessions
 from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
 from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
+
+BEAT: Final = Statement(
+    "beat: one more, unless the worker has been declared gone",
+    "UPDATE workers SET beat = beat + 1 WHERE id = :worker_id AND state <> 'gone'",
+)
 
 
 class _Part:
@@ -69,11 +80,11 @@ class SqlKeyStore(_Part, SqlKeys):
 
 
 class SqlAccessStore(_Part, SqlAccess):
-    """Implements :class:`soong.shared.permissions.access.store.AccessStore`."""
+    """Implements :class:`soong.shared.permissions.access.token.AccessStore`."""
 
 
 class SqlAuditStore(_Part, SqlAudit):
-    """Implements :class:`soong.shared.permissions.audit_log.store.AuditStore`."""
+    """Implements :class:`soong.shared.permissions.audit_log.entry.AuditStore`."""
 
 
 class SqlFeed(_Part, SqlEventFeed):
@@ -128,3 +139,30 @@ async def open_store(
     parsed = parse_url(url)
     await asyncio.to_thread(prepare, parsed, migrate=migrate)
     return SqlStore(Database(parsed, credential), redactor)
+
+
+class SqlHeartbeatWriter:
+    """Implements :class:`soong.shared.engine.sessions.store.HeartbeatWriter`. Used by one thread at a time."""
+
+    def __init__(self, url: URL, credential: str = "") -> None:
+        engine = make_engine(url, size=1, is_writer=True, credential=credential)
+        # One statement needs no transaction around it: over a slow network a beat then takes one round trip, not four.
+        is_postgres = engine.dialect.name == "postgresql"
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgres else engine
+        self._lock = write_lock(url)
+
+    def beat(self, worker_id: str) -> bool:
+        held = self._lock.held() if self._lock is not None else nullcontext()
+        with our_errors():
+            try:
+                with held, self._engine.connect() as connection, connection.begin():
+                    return Transaction(connection).count(BEAT, worker_id=worker_id) > 0
+            except Exception:
+                # Whatever happened to the connection, the next beat takes a new one.
+                self._engine.dispose()
+                raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, Use, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_report, redacted
-from soong.shared.permissions.audit_log.store import Use
 from soong.shared.sandbox.redact import Redactor
 from tests.model.memory.rows import Rows, transaction
 

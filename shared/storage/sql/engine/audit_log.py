@@ -16,9 +16,8 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import parse_strict
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
+from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, Use, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted
-from soong.shared.permissions.audit_log.store import Use
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
 from soong.shared.storage.sql.engine.database import Database

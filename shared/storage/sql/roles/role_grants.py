@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection, text
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
-from soong.shared.permissions.access.store import DatabaseRights
+from soong.shared.permissions.access.token import DatabaseRights
 from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
 from soong.shared.storage.sql.engine.columns import WRITES, checks_of, limits_of, written_by_worker
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors

@@ -78,7 +78,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     thread = LoopThread()
     thread.start()
     is_ready = threading.Event()
-    app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
+    app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.slots.hold()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
     built = _build(
         settings, config, clean, node_name, thread, watcher, recycle_limits, retirement, pulse, is_ready, credential

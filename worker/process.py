@@ -172,10 +172,6 @@ class WorkerProcess:
             self._tasks.append(loop.create_task(self._pulse.beat()))
         await self._ring.notify_owners()
 
-    async def hold_slot(self) -> int:
-        """Do one dispatch's work: hold a slot until nothing is claimable."""
-        return await self.slots.hold()
-
     def drain(self, grace: timedelta | None) -> asyncio.Task[None]:
         """Begin to stop; the returned task ends when nothing is held. Repeated calls return the same task.
 

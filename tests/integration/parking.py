@@ -171,7 +171,7 @@ class Site:
     async def _dispatch(self, process: WorkerProcess) -> None:
         while True:
             if any((await self.store.claims.backlog()).ready.values()):
-                self._begin(process.hold_slot())
+                self._begin(process.slots.hold())
             await asyncio.sleep(0.01)
 
     async def _hear_questions(self) -> None:

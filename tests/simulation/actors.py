@@ -346,7 +346,7 @@ class WorkerActor(Actor):
         self.ground.loop.begin(self.main, self._hold_slot()).add_done_callback(self._thread_is_free)
 
     async def _hold_slot(self) -> None:
-        await self.process.hold_slot()
+        await self.process.slots.hold()
 
     def _thread_is_free(self, _: asyncio.Task[None]) -> None:
         self._busy_threads -= 1

@@ -228,7 +228,7 @@ class _Flow(OAuthClientProvider):
         oauth = config.oauth
         client = OAuthClientMetadata(client_name=DISTRIBUTION, redirect_uris=[AnyUrl(receiver.redirect_uri)])
         document = oauth.client_metadata_url if oauth is not None and oauth.client_metadata_url else None
-        super().__init__(config.url, client, self, self._go, self._return, document)
+        super().__init__(config.url, client, self, self._go, receiver.result, document)
 
     def login(self, clock: Clock) -> ServerLogin:
         """Return what is to be kept. Raises: LoginRefusedError."""
@@ -271,9 +271,6 @@ class _Flow(OAuthClientProvider):
         check_safe(httpx2.URL(url), self._config.url)
         self._receiver.expect(parse_qs(urlsplit(url).query).get("state", [""])[-1])
         await self._show(url)
-
-    async def _return(self) -> AuthorizationCodeResult:
-        return await self._receiver.result()
 
     async def _perform_authorization(self) -> httpx2.Request:
         self.context.client_metadata.scope = union_scopes(self.context.client_metadata.scope, self._scope or None)

@@ -228,7 +228,7 @@ class RunLogBuffer:
             self._change_and_log(tx)
         else:
             tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
-        self._insert_logs(tx)
+        self.flush_logs(tx)
 
     def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
         """Return what was gathered for new runs, in the order in which it is to be inserted; nothing is left.
@@ -247,10 +247,6 @@ class RunLogBuffer:
         made = tuple(ReadyRows.of(insert, rows, is_postgres=is_postgres) for insert, rows in tables)
         self._entries = {}
         return made
-
-    def flush_logs(self, tx: Transaction) -> None:
-        """Insert the gathered nodes and events only: the caller has counted the runs on itself."""
-        self._insert_logs(tx)
 
     def _change_and_log(self, tx: Transaction) -> None:
         """Change and log the runs that are there; what is let go is let go last, once its log is written."""
@@ -304,7 +300,8 @@ class RunLogBuffer:
             }
         )
 
-    def _insert_logs(self, tx: Transaction) -> None:
+    def flush_logs(self, tx: Transaction) -> None:
+        """Insert the gathered nodes and events only: the runs have been counted on."""
         tx.insert(INSERT_EVENTS, self.event_rows())
         tx.insert(INSERT_NODES, self.node_rows())
         self._entries = {}

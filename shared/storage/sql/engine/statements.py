@@ -182,11 +182,6 @@ class Change(Value):
     one: str
 
 
-def packed_rows(rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows as the JSON text that statements take for tables."""
-    return encode_ascii(rows)
-
-
 def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     """Yield rows as JSON texts of at most ``BATCH_ROWS`` rows; one that is larger than ``BATCH_CHARS`` goes alone."""
     texts: list[str] = []

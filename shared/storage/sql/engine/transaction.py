@@ -17,10 +17,10 @@ from soong.shared.storage.sql.engine.statements import (
     ReadyRows,
     Statement,
     packed_batches,
-    packed_rows,
     row_class,
 )
 from soong.shared.storage.sql.engine.tables import metadata
+from soong.shared.storage.sql.engine.texts import encode_ascii
 
 if TYPE_CHECKING:
     from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
@@ -150,7 +150,7 @@ class Transaction:
             self._raw.executemany(insert.sqlite, chain(first, rest))
             return
         are_few = len(first) <= FEW_ROWS
-        for batch in (packed_rows(first),) if are_few else packed_batches(chain(first, rest)):
+        for batch in (encode_ascii(first),) if are_few else packed_batches(chain(first, rest)):
             self._wire.post(insert.postgres, (batch,))
 
     def put(self, ready: ReadyRows) -> None:

@@ -71,7 +71,7 @@ class AcpStepRunner:
             asyncio.CancelledError: it was interrupted.
         """
         await asyncio.to_thread(_warm_up)
-        from soong.shared.agents.runtime.assembly import StoredBudget
+        from soong.shared.agents.charging import StoredBudget
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast
         from soong.worker.acp.own_tools import own_tools
         from soong.worker.acp.run import AcpRun

@@ -37,7 +37,7 @@ def open_telemetry(
     if not settings.traces:
         return Followers()
     try:
-        from soong.orchestrator.event_log.follower import QuietTime
+        from soong.orchestrator.event_log.quiet_time import QuietTime
         from soong.orchestrator.telemetry.otlp import OtlpCollector
     except ImportError as error:
         log.warning("telemetry_off", problem=NOT_INSTALLED, error=str(error))

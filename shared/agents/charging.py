@@ -4,6 +4,7 @@ Prices are those of the model library's data unless the configuration has its ow
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
@@ -14,8 +15,9 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.compaction import tokens_of
 from soong.shared.agents.definition import AgentLimits, Price
 from soong.shared.agents.model import SCRIPT
+from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.budgets import MICRO, WARN_AT, Charge
+from soong.shared.engine.runs.budgets import MICRO, WARN_AT, BudgetStore, Charge
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 
@@ -125,3 +127,23 @@ def _share(used: Usage, limits: AgentLimits) -> float:
     if limits.cost_usd and used.cost_usd is not None:
         shares.append(float(used.cost_usd) / limits.cost_usd)
     return max(shares)
+
+
+@dataclass(slots=True)
+class StoredBudget:
+    """Implements :class:`Spending`."""
+
+    store: BudgetStore
+    clock: Clock
+    run_id: str
+    fence: int
+    _sent: int = 0
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        self._sent += 1
+        number = self._sent
+        share = await self.store.reserve(self.run_id, self.fence, number, charge, day=utc_date(self.clock.now_us()))
+        return None if share is None else Reserved(number, share)
+
+    async def settle(self, reserved: Reserved, charge: Charge) -> None:
+        await self.store.settle(self.run_id, self.fence, reserved.number, charge)

@@ -33,7 +33,7 @@ CASES = {
     ),
     "an orchestrator without telemetry": (
         "import soong.orchestrator.owner.bootstrap",
-        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.event_log.follower"},
+        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.event_log.quiet_time"},
     ),
 }
 

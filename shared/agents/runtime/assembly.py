@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from soong.shared.agents.charging import Reserved
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
@@ -28,13 +27,13 @@ from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
 from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver, PreparedAgent, PreparedCalls
 from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
-from soong.shared.core.clock import Clock, utc_date
+from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
-from soong.shared.engine.runs.budgets import BudgetStore, Charge
+from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
@@ -214,8 +213,8 @@ class AgentRuntime:
             LeaseLostError: the run is no longer ours.
             asyncio.CancelledError: it was interrupted.
         """
+        from soong.shared.agents.charging import StoredBudget
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
-        from soong.shared.agents.runtime.assembly import StoredBudget
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
 
         incidents, log = agent.interruption.incidents, agent.log
@@ -359,23 +358,3 @@ def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
         return claim.completed(end.output, outcome=end.outcome, usage=end.usage, nodes=end.nodes, events=events)
     failed = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
     return replace(failed, usage=end.usage, nodes=end.nodes, events=events)
-
-
-@dataclass(slots=True)
-class StoredBudget:
-    """Implements :class:`soong.shared.agents.charging.Spending`."""
-
-    store: BudgetStore
-    clock: Clock
-    run_id: str
-    fence: int
-    _sent: int = 0
-
-    async def reserve(self, charge: Charge) -> Reserved | None:
-        self._sent += 1
-        number = self._sent
-        share = await self.store.reserve(self.run_id, self.fence, number, charge, day=utc_date(self.clock.now_us()))
-        return None if share is None else Reserved(number, share)
-
-    async def settle(self, reserved: Reserved, charge: Charge) -> None:
-        await self.store.settle(self.run_id, self.fence, reserved.number, charge)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from soong.orchestrator.event_log.follower import FREE_CORES, QuietTime, idle_s
+from soong.orchestrator.event_log.quiet_time import FREE_CORES, QuietTime, idle_s
 from soong.shared.core import timing
 
 LONGEST_S = 30.0

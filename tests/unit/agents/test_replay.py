@@ -357,6 +357,27 @@ async def test_an_answer_that_was_changed_is_found() -> None:
     assert "done" in str(difference.replayed)
 
 
+@pytest.mark.parametrize(
+    ("type", "fact"),
+    [
+        (EventType.MODEL_FALLBACK, "why"),
+        (EventType.MODEL_RESPONDED, "input_tokens"),
+        (EventType.MODEL_RESPONDED, "output_tokens"),
+        (EventType.MODEL_RESPONDED, "finish_reason"),
+    ],
+)
+async def test_each_fact_of_an_event_of_the_loop_is_compared(type: EventType, fact: str) -> None:
+    task, answers, more = STORIES["a fallback"]
+    tape = await recorded(task, *answers, **more)
+    was = next(event for event in tape.events if event.type == type)
+    assert fact in was.data
+    tape.events[tape.events.index(was)] = replace(was, data={**was.data, fact: "another"})
+
+    found = await replayed(tape, task)
+
+    assert ["event" in difference.place for difference in found.differences] == [True]
+
+
 async def test_a_limit_that_is_lower_now_is_found() -> None:
     tape = await recorded(task_of(), shout(1), shout(2), shout(3), says("done"))
 

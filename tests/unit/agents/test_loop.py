@@ -109,17 +109,6 @@ async def test_a_model_is_offered_the_surface_only_under_names_its_provider_take
     assert [node.payload["tool"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ["test.write_it"]
 
 
-@pytest.mark.spec("ETS-02.a")
-async def test_a_call_outside_the_surface_comes_back_as_an_error_and_the_run_goes_on() -> None:
-    talker = Talker(calls(("code__run_command", {"argv": ["rm"]}, "c1")), says("understood"))
-
-    end, _ = await run(talker)
-
-    assert error_told(talker)["type"] == "tool_not_available"
-    assert (end.output, end.outcome) == ("understood", Outcome.PARTIAL)
-    assert [(one["tool"], one["type"]) for one in end.denials] == [("code.run_command", "tool_not_available")]
-
-
 @pytest.mark.spec("RES-02.a")
 async def test_results_are_given_in_the_order_of_the_calls_and_paired_by_id() -> None:
     talker = Talker(
@@ -273,25 +262,6 @@ async def test_a_run_that_reports_its_own_step_as_failed_ends_so_without_another
             "there is no printer",
         )
     assert (len(talker.told), len(again.told)) == (1, 0)
-
-
-@pytest.mark.spec("DIS-09.a")
-@pytest.mark.parametrize(
-    ("status", "attempts", "is_retryable"),
-    [pytest.param(500, 5, True, id="server-error"), pytest.param(401, 1, False, id="wrong-key")],
-)
-async def test_a_provider_that_does_not_recover_fails_the_run_clearly(
-    status: int, attempts: int, is_retryable: bool
-) -> None:
-    talker = Talker(*(ModelHTTPError(status_code=status, model_name="m", body="no") for _ in range(9)))
-
-    end, _ = await run(talker)
-
-    assert len(talker.told) == attempts
-    assert end.end_reason is EndReason.PROVIDER_FAILED
-    assert end.error is not None
-    assert end.error.retryable is is_retryable
-    assert str(status) in end.error.message
 
 
 # -- the ends of an answer

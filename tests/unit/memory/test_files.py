@@ -26,23 +26,6 @@ async def found(memory: FileMemory, query: str, project: str = "", scope: Memory
     return [each.content for each in await memory.search(query, project=project, scope=scope)]
 
 
-@pytest.mark.spec("MEM-01.c", "MEM-02.a")
-async def test_what_is_saved_is_found_again_by_every_process_and_lies_only_under_memory_of_the_home(
-    tmp_path: Path,
-) -> None:
-    saved = make_memory(
-        "Deploy with `make ship`.", tags=("release",), sources=("run_1",), created="2026-11-25T09:00:00Z"
-    )
-    other = provider(tmp_path)
-    assert await found(other, "ship") == []  # its index is made before the file is there
-
-    await provider(tmp_path).save(saved)
-
-    assert await other.search("releases", project="") == [saved]  # by its tag, and by its stem
-    assert await other.entries() == [saved]
-    assert [path.name for path in tmp_path.iterdir()] == ["memory"]  # noqa: ASYNC240  # one entry
-
-
 async def test_files_that_a_person_wrote_changed_or_removed_are_seen_at_the_next_search(tmp_path: Path) -> None:
     memory = provider(tmp_path)
     note = tmp_path / "memory" / "user" / "style.md"

@@ -157,25 +157,6 @@ async def test_the_session_is_closed_when_its_job_has_ended(memory: MemoryScene)
 
 
 @pytest.mark.spec("MEM-02.c")
-async def test_candidates_go_to_the_archive_of_the_run_and_are_no_memory_until_a_person_accepts_them(
-    memory: MemoryScene,
-) -> None:
-    former = await memory.answered()
-    run_id = await memory.propose()
-
-    (line,) = memory.archive(run_id)
-    assert (line["content"], line["scope"], line["tags"]) == ("The user likes tabs.", "user", ["style"])
-    assert (line["sources"], line["is_tainted"]) == ([former.identity.run_id], False)
-    assert await memory.provider.search("tabs", project="") == []
-
-    (candidate,) = await memory.review.candidates()
-    accepted = await memory.review.accept(candidate)
-
-    assert await memory.provider.search("tabs", project="") == [accepted]
-    assert await memory.review.candidates() == []
-
-
-@pytest.mark.spec("MEM-02.c")
 async def test_the_folder_of_an_ended_job_is_written_with_those_of_other_runs(memory: MemoryScene) -> None:
     await memory.answered()
     await memory.close()

@@ -40,19 +40,6 @@ async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slo
     assert not await dispatcher.call_worker()
 
 
-async def test_what_a_call_has_not_reached_is_sent_over_the_queue() -> None:
-    scene = await open_scene(MemoryStore())
-    queue = Queue()
-    dispatcher = Dispatcher(scene.store.claims, scene.store.sessions, queue, MemoryBus())
-    await dispatcher.dispatch()
-    await scene.task("a")
-
-    assert await dispatcher.call_worker()
-    await dispatcher.dispatch()
-
-    assert queue.sent == 1
-
-
 async def test_who_is_not_able_to_is_not_called_though_a_message_may_reach_it() -> None:
     scene = await open_scene(MemoryStore())
     board, queue = MemoryBus(), Queue()

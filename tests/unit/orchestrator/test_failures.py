@@ -143,14 +143,3 @@ async def test_a_task_that_somebody_tries_again_may_fail_as_often_as_before(serv
 
 async def attempts_of(service: OneLoop, task: Task) -> dict[str, int]:
     return {step.step_id: step.attempt for step in await service.store.tasks.steps(task.id) if step.run_id}
-
-
-@pytest.mark.spec("DAG-05.a")
-async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -> None:
-    waits: dict[str, Json] = {"id": "w", "kind": "python", "call": "builtin.echo", "pool": "nobody"}
-
-    task = await service.run({"title": "t", "steps": [fails(on_failure="fail_task"), waits]})
-
-    statuses = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
-    assert (task.status, task.reason) == (TaskStatus.FAILED, "f")
-    assert statuses == {"f": StepStatus.FAILED, "w": StepStatus.CANCELLED}

@@ -13,12 +13,6 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_a_counter_seen_for_the_first_time_is_never_overdue(clock: FakeClock) -> None:
-    watch = BeatWatch(clock, lease_s=20)
-
-    assert watch.overdue([("wrk_1", 7)]) == []
-
-
 def test_a_beat_restarts_the_lease(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])

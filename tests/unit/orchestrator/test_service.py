@@ -78,37 +78,6 @@ async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop
     assert "not a list" in failed.error.message
 
 
-@pytest.mark.spec("DAG-05.b")
-async def test_a_final_failure_skips_what_depends_on_it_and_nothing_else(service: OneLoop) -> None:
-    task = await service.run(
-        plan(
-            {"id": "bad", "kind": "python", "call": "builtin.fail"},
-            echo("after", {}, "bad"),
-            echo("later", {}, "after"),
-            echo("other", {}),
-        )
-    )
-
-    statuses = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
-    assert task.status is TaskStatus.FAILED
-    assert "bad" in task.reason
-    assert statuses == {
-        "bad": StepStatus.FAILED,
-        "after": StepStatus.SKIPPED,
-        "later": StepStatus.SKIPPED,
-        "other": StepStatus.COMPLETED,
-    }
-
-
-@pytest.mark.spec("DAG-07")
-async def test_lost_messages_are_sent_again(service: OneLoop) -> None:
-    service.broker.lose = 3
-
-    task = await service.run(plan(*(echo(f"s{index}", {}) for index in range(5))))
-
-    assert task.status is TaskStatus.COMPLETED
-
-
 async def test_doubled_messages_run_nothing_twice(service: OneLoop) -> None:
     service.broker.double = True
 

@@ -139,13 +139,6 @@ def test_plan_mode_has_them_all() -> None:
     assert set(compute_surface(tools, SurfaceRequest(Role.MAIN, RunMode.PLAN)).tools) >= PLANNING
 
 
-async def test_none_of_them_asks_anybody(planning: Planning) -> None:
-    await planning.do("task_create", title="t", steps=[echo("a")])
-    await planning.do("task_list")
-
-    assert planning.gate.asked == []
-
-
 def test_each_of_them_is_internal_and_reads_only(planning: Planning) -> None:
     """Rules and surfaces that name tags mean all of them: one without is left out of `internal` and asked for."""
     tags = {tool.name: tool.tags for tool in planning.tools if tool.name in PLANNING}

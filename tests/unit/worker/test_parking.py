@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -85,30 +85,6 @@ async def _for_ever() -> None:
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_run_whose_only_call_waits_is_parked_and_then_stopped() -> None:
-    async with scene() as made:
-        with made.parking.call(), made.parking.waiting("req_1"):
-            assert await made.is_stopped()
-
-        assert made.rows.asked == [["req_1"]]
-        assert made.flushed == [0]
-        assert (made.parking.interruption.stop, made.parking.interruption.goes_on_elsewhere) == ("park", True)
-
-
-@pytest.mark.spec("PER-13")
-async def test_a_run_with_a_call_that_still_works_is_not_parked_until_that_has_ended() -> None:
-    async with scene() as made:
-        with ExitStack() as waits:
-            waits.enter_context(made.parking.call())
-            waits.enter_context(made.parking.waiting("req_1"))
-            with made.parking.call():
-                assert not await made.is_stopped()
-                assert made.rows.asked == []
-
-            assert await made.is_stopped()
-
-
-@pytest.mark.spec("PER-13")
 async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
     async with scene(after_s=30.0) as made:
         begun_s = asyncio.get_running_loop().time()
@@ -123,14 +99,6 @@ async def test_the_time_begins_with_the_call_that_has_waited_least() -> None:
             assert again.when() == pytest.approx(timer.when(), abs=1.0)
 
 
-async def test_a_run_that_waits_for_nothing_is_not_parked() -> None:
-    async with scene() as made:
-        made.parking.poll()
-        with made.parking.call():
-            assert not await made.is_stopped()
-        assert made.rows.asked == []
-
-
 @pytest.mark.spec("PER-13")
 @pytest.mark.parametrize(
     "refusal",
@@ -143,13 +111,6 @@ async def test_a_run_that_cannot_park_goes_on_waiting_and_tries_again(refusal: b
             await made.has_asked(3)
 
             assert await made.is_stopped()
-
-
-async def test_a_limit_of_none_asks_the_rows_for_nothing() -> None:
-    async with scene(max_parked=0) as made:
-        with made.parking.call(), made.parking.waiting("req_1"):
-            assert not await made.is_stopped()
-        assert made.rows.asked == []
 
 
 @pytest.mark.spec("PER-13")

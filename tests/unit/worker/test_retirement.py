@@ -43,10 +43,6 @@ async def retired_at(**events: list[int]) -> Hours:
     return hours
 
 
-async def test_a_worker_that_never_gets_a_step_ends_after_its_idle_time() -> None:
-    assert (await retired_at()).now_s == 60
-
-
 async def test_a_worker_that_holds_a_step_does_not_end_however_long_that_takes() -> None:
     hours = await retired_at(started=[59], ended=[100_000])
 

@@ -299,6 +299,17 @@ async def test_command_tells_whether_and_how_it_ended(scene: ContractHarness) ->
     assert await scene.store.sessions.command(command.id) == (ended, True)
 
 
+async def test_a_command_that_has_ended_keeps_its_end(scene: ContractHarness) -> None:
+    """An owner that thaws after its successor has carried a command out refuses it by what it sees then."""
+    command = make_command(scene.own.session_id, CommandKind.RETRY, "task_1")
+    await scene.store.sessions.send_command(command)
+    await scene.store.sessions.end_command(command.id)
+
+    await scene.store.sessions.end_command(command.id, refusal="the task is running")
+
+    assert await scene.store.sessions.command(command.id) == (command, True)
+
+
 async def test_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.store.sessions.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))

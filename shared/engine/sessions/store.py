@@ -104,7 +104,9 @@ class SessionStore(Protocol):
 
     async def end_command(
         self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
-    ) -> None: ...
+    ) -> None:
+        """End a command; one that has ended keeps its end. Raises: NotFoundError."""
+        ...
 
     async def command(self, command_id: str) -> tuple[Command, bool]:
         """Return a command and whether it has ended. Raises: NotFoundError."""

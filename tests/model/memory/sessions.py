@@ -156,6 +156,8 @@ class MemorySessions:
         command = self.rows.commands.get(command_id)
         if command is None:
             raise NotFoundError("command", command_id)
+        if command_id in self.rows.ended_commands:
+            return
         self.rows.commands[command_id] = replace(command, refusal=refusal, refusal_type=refusal_type)
         self.rows.ended_commands.add(command_id)
 

@@ -28,8 +28,11 @@ OWNED_TASK: Final = Statement(
     "SELECT status, root_run_id, reason FROM tasks WHERE id = :task_id AND session_id = :session_id /*pg FOR UPDATE */",
 )
 END_COMMAND: Final = Statement(
-    "end command",
-    "UPDATE commands SET is_ended = 1, refusal = :refusal, refusal_type = :refusal_type WHERE id = :id",
+    "end command: one that has ended keeps its end, whatever an owner that has lost its session says later",
+    """
+    UPDATE commands SET is_ended = 1, refusal = :refusal, refusal_type = :refusal_type
+    WHERE id = :id AND is_ended = 0
+    """,
 )
 
 

@@ -238,7 +238,8 @@ class SqlSessions:
         self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
     ) -> None:
         def write(tx: Transaction) -> None:
-            if not tx.count(END_COMMAND, id=command_id, refusal=plain(refusal), refusal_type=refusal_type.value):
+            is_ended = tx.count(END_COMMAND, id=command_id, refusal=plain(refusal), refusal_type=refusal_type.value)
+            if not is_ended and tx.first(COMMAND, command_id=command_id) is None:
                 raise NotFoundError("command", command_id)
 
         await self._database.write(write)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelConnectionError, ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -15,7 +15,7 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
@@ -262,6 +262,28 @@ async def test_a_run_that_reports_its_own_step_as_failed_ends_so_without_another
             "there is no printer",
         )
     assert (len(talker.told), len(again.told)) == (1, 0)
+
+
+@pytest.mark.spec("DIS-09.a")
+async def test_a_provider_that_recovers_is_asked_again_after_a_growing_pause() -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    limited = ModelHTTPError(status_code=429, model_name="m", body=None)
+    away = ModelConnectionError("m", "connection reset")
+    talker = Talker(limited, away, says("done"))
+
+    end, notebook = await run(talker, sleep=sleep)
+
+    assert end.output == "done"
+    assert len(pauses) == 2
+    assert pauses[0] < 1.0 <= pauses[1] <= 2.0
+    # A pause that is shown is written with what came before it; the rest is left for the end.
+    left = [event.data["attempt"] for event in end.events if event.type == EventType.MODEL_FAILED]
+    assert left == [1, 2][2 - len(left) :]
+    assert notebook.events.count(EventType.MODEL_FAILED) + len(left) == 2
 
 
 # -- the ends of an answer

@@ -105,6 +105,16 @@ async def test_a_definitions_options_are_asked_of_the_model() -> None:
 
 
 @pytest.mark.spec("DIS-12.d")
+@pytest.mark.parametrize("asked_s", [0.0, 40.0, 600.0])
+async def test_the_run_waits_as_long_as_the_provider_says(asked_s: float) -> None:
+    limited = ModelRateLimitError("m", "slow down", retry_after=asked_s)
+
+    _, pauses, _ = await ask(Provider(limited, WHOLE))
+
+    assert pauses == [asked_s]
+
+
+@pytest.mark.spec("DIS-12.d")
 @pytest.mark.parametrize("asked_s", [601.0, float("inf")])
 async def test_a_pause_beyond_the_bound_is_final_for_the_model(asked_s: float) -> None:
     with pytest.raises(ProviderFailedError) as caught:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,26 @@ async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
 @pytest.fixture(params=[False, True], ids=["on a thread", "cheap"])
 def is_cheap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
+
+
+async def test_a_cheap_one_makes_its_calls_one_after_the_other_without_a_thread() -> None:
+    threads: set[str] = set()
+
+    async def doubled(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        threads.add(threading.current_thread().name)
+        found = [(await agent.call("test.double", n=n))["doubled"] for n in inputs["numbers"]]
+        threads.add(threading.current_thread().name)
+        return {"sum": sum(found)}
+
+    scene = Scene(is_cheap=True)
+    end = await scene.play(doubled, numbers=[1, 2])
+    nodes = [*scene.notebook.written, *end.nodes]
+
+    assert (end.output, scene.turns) == ({"sum": 6}, [["t1c1"], ["t2c1"]])
+    assert threads == {threading.current_thread().name}
+    for cut in range(3, len(nodes)):  # the first three are written at once
+        again = Scene(Notebook(written=nodes[:cut]), is_cheap=True)
+        assert (await again.play(doubled, is_resumed=True, numbers=[1, 2])).output == {"sum": 6}
 
 
 async def test_more_calls_at_once_than_a_turn_holds_are_several_turns() -> None:

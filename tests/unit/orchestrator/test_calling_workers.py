@@ -30,6 +30,17 @@ async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStor
     return Dispatcher(store.claims, store.sessions, queue, board), board, store, queue
 
 
+async def test_workers_are_called_in_turn() -> None:
+    dispatcher, board, _, _ = await a_dispatcher("wrk_1", "wrk_2")
+    await dispatcher.dispatch()
+    ears = [await board.subscribe_worker(worker) for worker in ("wrk_1", "wrk_2")]
+
+    called = [await dispatcher.call_worker() for _ in ears]
+
+    assert called == [True, True]
+    assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
+
+
 async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
     dispatcher, _, store, _ = await a_dispatcher()
     assert not await dispatcher.call_worker()

@@ -49,6 +49,15 @@ async def test_a_call_by_alias_is_recorded_under_the_canonical_name() -> None:
     assert (result.ok, call.tool, call.raw) == (True, "code.x", {"alias": "Read"})
 
 
+@pytest.mark.spec("REG-09")
+def test_built_ins_come_first_and_then_the_alphabet() -> None:
+    registry = ToolRegistry()
+    for name, is_builtin in (("user.b", False), ("code.z", True), ("user.a", False), ("code.a", True)):
+        registry.register(make_tool(name), is_builtin=is_builtin)
+
+    assert [tool.name for tool in registry.definitions()] == ["code.a", "code.z", "user.a", "user.b"]
+
+
 @pytest.mark.spec("REG-05.a", "EXE-08.b")
 @pytest.mark.parametrize(
     "overrides",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -82,6 +82,19 @@ async def scene(
 
 async def _for_ever() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_run_with_a_call_that_still_works_is_not_parked_until_that_has_ended() -> None:
+    async with scene() as made:
+        with ExitStack() as waits:
+            waits.enter_context(made.parking.call())
+            waits.enter_context(made.parking.waiting("req_1"))
+            with made.parking.call():
+                assert not await made.is_stopped()
+                assert made.rows.asked == []
+
+            assert await made.is_stopped()
 
 
 @pytest.mark.spec("PER-13")

@@ -92,7 +92,7 @@ async def _drive(store: SqlStore, worker_id: str, task_id: str, live: int) -> in
         held = advance.claims
         if not held:
             left = await store.tasks.counts(task_id)
-            if not any(number for status, number in left.by_status.items() if not status.is_terminal):
+            if not any(number for status, number in left.items() if not status.is_terminal):
                 return count
             await asyncio.sleep(0.001)
     raise AssertionError("unreachable")

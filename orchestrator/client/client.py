@@ -400,7 +400,7 @@ async def counts_of(store: Store, tasks: Sequence[Task]) -> Mapping[StepStatus, 
     """Return the number of steps of these tasks by status."""
     counted = Counter[StepStatus]()
     for task in tasks:
-        counted.update((await store.tasks.counts(task.id)).by_status)
+        counted.update(await store.tasks.counts(task.id))
     return counted
 
 

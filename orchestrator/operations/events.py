@@ -65,7 +65,7 @@ async def _standing(service: Service, session_id: str) -> dict[str, Json]:
             "id": task.id,
             "title": task.title,
             "status": str(task.status),
-            "steps": {str(status): n for status, n in (await store.tasks.counts(task.id)).by_status.items() if n},
+            "steps": {str(status): n for status, n in (await store.tasks.counts(task.id)).items() if n},
         }
         for task in tasks
     ]

@@ -157,7 +157,7 @@ async def task_graph(
     task = await store.tasks.task(task_id)
     steps = await store.tasks.step_page(task_id, limit=MOST_DRAWN)
     statuses = {step.step_id: step.status for step in steps}
-    left = sum((await store.tasks.counts(task_id)).by_status.values()) - len(steps)
+    left = sum((await store.tasks.counts(task_id)).values()) - len(steps)
 
     def draw() -> str:
         plan = planned_task(task, steps)
@@ -238,4 +238,4 @@ async def steered(service: Service, caller: Caller, task_id: str) -> tuple[Task,
 
 async def task_schema(service: Service, task: Task) -> TaskSchema:
     """Return a task with the number of its steps in each status."""
-    return TaskSchema.of(task, step_counts=(await service.store.tasks.counts(task.id)).by_status)
+    return TaskSchema.of(task, step_counts=await service.store.tasks.counts(task.id))

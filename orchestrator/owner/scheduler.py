@@ -156,7 +156,7 @@ class Expander:
     async def _check_total(self, step: Step, children: int) -> None:
         if self.max_children:
             counts = await self.tasks.counts(step.task_id)
-            check_total(sum(counts.by_status.values()), children, self.max_children)
+            check_total(sum(counts.values()), children, self.max_children)
 
     async def _fail(self, ownership: Ownership, step: Step, error: StepError) -> None:
         log.warning("expansion_failed", step=step.key, error=error.message)
@@ -278,7 +278,7 @@ class Scheduler:
         return ended
 
     async def _waits_only_for(self, task: OpenTask, final: Sequence[Step], work: SessionWork) -> bool:
-        counts = (await self.tasks.counts(task.id)).by_status
+        counts = await self.tasks.counts(task.id)
         return work.retry_us is None and sum(counts.get(status, 0) for status in _MOVING) <= len(final)
 
 

@@ -9,7 +9,7 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy
-from soong.shared.engine.tasks.status import TaskEvent, TaskStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
@@ -98,8 +98,8 @@ async def test_pull_workers_on_several_workers_do_each_step_once(
 
     assert len(done) == total
     assert set(done.values()) == {1}
-    counts = (await scene.store.tasks.counts(task_id)).by_status
-    assert counts.get("completed") == total  # type: ignore[call-overload]  # a status is its word
+    counts = await scene.store.tasks.counts(task_id)
+    assert counts.get(StepStatus.COMPLETED) == total
 
 
 # -- pull workers and the end of their task

@@ -67,7 +67,7 @@ async def stopped_pull_worker(service: Deployment, task: Task) -> WarmProcess:
     """Stop one of two workers that pull, three steps into the work, and return it: it holds a step, and keeps it."""
 
     async def is_midway() -> bool:
-        done = (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.COMPLETED, 0)
+        done = (await service.store.tasks.counts(task.id)).get(StepStatus.COMPLETED, 0)
         return done >= 3 and len({step.worker_id for step in await held_steps(service, task)}) == 2
 
     while True:

@@ -386,9 +386,3 @@ LIMIT_KINDS: Final = ("session", "definition", "model", "pool")
 def session_limit(session_id: str, limit: int) -> ConcurrencyLimit:
     """Return the limit on what one session has running at once (max_concurrent_children_per_session)."""
     return ConcurrencyLimit(f"session:{session_id}", limit)
-
-
-class TaskCounts(Value):
-    """Steps of a task by status, for progress."""
-
-    by_status: Mapping[StepStatus, int]

@@ -9,7 +9,7 @@ task's own, are in the log of the task's root run. A run that is ended with its 
 ended in the same transaction.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import OWN, Origin
@@ -30,7 +30,6 @@ from soong.shared.engine.tasks.step import (
     StepError,
     StepResult,
     Task,
-    TaskCounts,
 )
 
 NO_PLANNER: Final = "the agent that plans this task has been stopped"
@@ -148,7 +147,7 @@ class TaskStore(Protocol):
 
     async def result(self, step_key: str) -> StepResult: ...
 
-    async def counts(self, task_id: str) -> TaskCounts: ...
+    async def counts(self, task_id: str) -> Mapping[StepStatus, int]: ...
 
     async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
         """Return a task and its steps, in the order in which they were inserted. Raises: NotFoundError."""

@@ -10,7 +10,8 @@ from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import Handler, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
@@ -76,9 +77,9 @@ def task_tool(
     )
 
 
-def task_facts(task: Task, counts: TaskCounts) -> dict[str, Json]:
+def task_facts(task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Json]:
     """Return the summary of a task: its state and the number of steps in each state."""
-    by_status: dict[str, Json] = {status.value: count for status, count in counts.by_status.items() if count}
+    by_status: dict[str, Json] = {status.value: count for status, count in counts.items() if count}
     facts: dict[str, Json] = {"id": task.id, "title": task.title, "status": task.status.value, "steps": by_status}
     if task.reason:
         facts["reason"] = task.reason

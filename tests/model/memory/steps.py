@@ -26,7 +26,6 @@ from soong.shared.engine.tasks.step import (
     StepError,
     StepResult,
     Task,
-    TaskCounts,
     WaitingSteps,
 )
 from soong.shared.engine.tasks.store import StepSnapshot, TaskEnd
@@ -105,8 +104,8 @@ class MemorySteps:
         return TaskEnd(task, self.rows.steps_of(task_id), last_runs_of(self.rows, task_id))
 
     @transaction
-    def counts(self, task_id: str) -> TaskCounts:
-        return TaskCounts(dict(Counter(step.status for step in self.rows.steps_of(task_id))))
+    def counts(self, task_id: str) -> Mapping[StepStatus, int]:
+        return Counter(step.status for step in self.rows.steps_of(task_id))
 
     @transaction
     def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:

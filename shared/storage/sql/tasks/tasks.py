@@ -1,6 +1,6 @@
 """Tasks and steps: how they are made and read."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -17,7 +17,6 @@ from soong.shared.engine.tasks.step import (
     Step,
     StepResult,
     Task,
-    TaskCounts,
 )
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot, TaskEnd
 from soong.shared.storage.sql.claims.claim_context import result_of
@@ -185,10 +184,10 @@ class SqlTasks:
     async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
         return await self._database.read(lambda tx: _end_of(tx, task_id))
 
-    async def counts(self, task_id: str) -> TaskCounts:
+    async def counts(self, task_id: str) -> Mapping[StepStatus, int]:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
         found: Sequence[Any] = await self._database.read(lambda tx: tx.execute(counted).all())
-        return TaskCounts({StepStatus(status): number for status, number in found})
+        return {StepStatus(status): number for status, number in found}
 
 
 def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:

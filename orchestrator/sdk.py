@@ -39,6 +39,7 @@ from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.events import AnswerDelta
 from soong.shared.engine.wire.notifier import Subscription
@@ -213,6 +214,8 @@ class Soong:
             view = await self._last_view(task.id, new=opening)
         finally:
             await _cancelled(helpers)
+        if view.task.status is TaskStatus.COMPLETED and not session.closes_with_task:
+            await self._client.close_when_done(view.task)
         return await self._result(view)
 
     async def _listening(self, run_id: str, on_answer: Callable[[AnswerDelta], object]) -> "asyncio.Task[None]":

@@ -161,6 +161,9 @@ def _ended(api: HomeApi, task_id: str, arguments: RunArguments, signals: EarlySi
         if api.call("GET", f"{path}/progress", query={"wait": round(timing.SETTLE_S)})["status"] == "running":
             return None
         result = api.call("GET", f"{path}/result")
+        session = f"/v1/sessions/{result['session']}"
+        if result["status"] == "completed" and not api.call("GET", session)["is_closed"]:
+            api.call("POST", f"{session}/close", body={})
     except (_SignalError, SoongError):
         return None
     finally:

@@ -23,6 +23,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.spec import TaskKind
+from soong.shared.engine.tasks.status import TaskStatus
 
 RESTARTS = 3
 
@@ -258,6 +259,8 @@ class Watch:
             self.attachment.kill()
 
     async def _report(self, outcome: TaskOutcome) -> int:
+        if outcome.status is TaskStatus.COMPLETED:
+            await self.client.close_when_done(outcome.view.task)
         result = TaskResult.of_outcome(outcome).model_dump()
         emit(result) if self.is_json else output(text_of(result))
         return outcome.exit_code

@@ -9,6 +9,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
@@ -264,6 +265,14 @@ class Client:
             UnavailableError: no owner did it in time. The command is stored, and the next owner will execute it.
         """
         await self.tasks.ask(kind, task, {"reason": reason}, limit_s=limit_s)
+
+    async def close_when_done(self, task: Task) -> None:
+        """Close the session of a completed task that does not close with it: a job of its owner may read it then."""
+        session = await self.store.sessions.session(task.session_id)
+        others = await self.store.tasks.list_tasks(session_id=session.id)
+        if not session.is_closed and all(one.status is TaskStatus.COMPLETED for one in others):
+            with suppress(UnavailableError):  # asked for, and then done by the next owner
+                await self.command(CommandKind.CLOSE, task, limit_s=timing.CLOSE_LIMIT_S)
 
     async def pause(
         self, task: Task, *, reason: str, limit_s: float, when_paused: Callable[[], object] = lambda: None

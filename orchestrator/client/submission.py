@@ -101,7 +101,7 @@ def submission(
     now_us = clock.now_us()
     for name in models_of(plan, terms.model):
         check_name(name)
-    session = _session(terms, catalogue, now_us)
+    session = _session(terms, catalogue, now_us, is_ask=False)
     made = new_task(
         with_settings(plan, terms.settings),
         bind_inputs(plan, inputs),
@@ -143,7 +143,7 @@ def ask_submission(
     definition = _definition(catalogue, agent).with_settings(terms.settings)
     name = _model_of_ask(definition, terms.model)
     now_us = clock.now_us()
-    session = _session(terms, catalogue, now_us)
+    session = _session(terms, catalogue, now_us, is_ask=True)
     task = _ask(goal, session, definition, name, catalogue, now_us, task_id=terms.ids.task, follows=follows)
     return Submission(session, task, budget_of_session(terms.budget, catalogue.config), terms.max_concurrent)
 
@@ -237,7 +237,7 @@ def _ask(
     return replace(made, trace_parent=trace_parent())
 
 
-def _session(terms: SessionTerms, catalogue: Catalogue, now_us: int) -> Session:
+def _session(terms: SessionTerms, catalogue: Catalogue, now_us: int, *, is_ask: bool) -> Session:
     folder = existing_folder(terms.project)
     here = str(terms.cwd or Path.cwd())
     require_text("the rule", *terms.allow)
@@ -256,7 +256,7 @@ def _session(terms: SessionTerms, catalogue: Catalogue, now_us: int) -> Session:
         policy=(terms.policy or catalogue.policy).with_rules(rules).as_json(),
         principal=terms.principal,
         project_id=project_id(folder) if catalogue.needs_project else "",
-        closes_with_task=True,
+        closes_with_task=not catalogue.config.memory.remembers(is_ask=is_ask),
     )
 
 

@@ -293,6 +293,10 @@ class MemoryConfig(ConfigSection):
         description="The scripted agent that does the job without a model, as MODULE:NAME; empty: a model does it.",
     )
 
+    def remembers(self, *, is_ask: bool) -> bool:
+        """Say whether a job may read a session of an ask, or of a plan, when it is closed."""
+        return self.enabled and self.write_mode != "disabled" and (is_ask or bool(self.extractor))
+
 
 class BudgetsConfig(ConfigSection):
     """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""

@@ -19,7 +19,10 @@ from tests.waiting import until
 async def test_a_childs_question_that_nobody_sees_is_in_rows_and_log_and_its_end_is_reported(
     open_bench: OpenBench,
 ) -> None:
-    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw."""
+    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw.
+
+    Nobody there is a no of its own kind (QwenLM/qwen-code#4928).
+    """
     async with open_bench() as bench:
         ((claim, worker),) = await bench.claim()
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))

@@ -32,7 +32,7 @@ async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
 async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
     open_bench: OpenBench, role: Role, choice: Choice
 ) -> None:
-    """anthropics/claude-code#34095: asked at times, denied in silence at others; langchain-ai/deepagents#554."""
+    """anthropics/claude-code#34095: asked at times, denied in silence at others; google/adk-web#121."""
     silent, later = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
     async with open_bench(silent) as bench:
         claim, worker_id = await claim_as(bench, role)

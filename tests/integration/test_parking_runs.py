@@ -103,7 +103,7 @@ async def _time_has_passed(site: Site) -> bool:
 
 @pytest.mark.spec("PER-13")
 async def test_calls_that_ask_at_the_same_time_are_parked_together_and_taken_up_one_by_one(open_here: OpenSite) -> None:
-    """A child's calls that wait are taken up where it stands, and no caller keeps its history for it."""
+    """No caller keeps a child's history for it (pydantic/pydantic-ai#4302, #3274, #3527)."""
     async with open_here() as site:
         await site.submit(asking("asks", ask("a.pem"), ask("b.pem")))
         await site.start_worker()

@@ -228,7 +228,7 @@ async def test_an_owner_that_dies_costs_at_most_one_additional_question(bare: De
 async def test_every_answer_outlives_the_owner_that_got_it(
     bare: Deployment, choice: Choice, asked: int, ran: int, error: str
 ) -> None:
-    """All three decisions resume, in the run that asked, which makes its call itself."""
+    """All three decisions resume in the run that asked (google/adk-python#3649, langchain-ai/deepagents#554)."""
     async with bare as service:
         await asyncio.gather(start_owner(service, "answer:after", choice=str(choice)), start_worker(service))
         task = await service.submit(plan("one", "two"), project=service.home)

@@ -39,10 +39,6 @@ class TaskLimit(Value):
     limit: float
     used: float
 
-    @property
-    def is_reached(self) -> bool:
-        return self.used >= self.limit
-
 
 async def limits_of(store: Store, task: Task) -> tuple[TaskLimit, ...]:
     """Return the limits of a task; only the rows of one whose plan has any are read for it."""

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from soong.shared.storage.artifact_store import ArtifactFiles
 
 
-async def open_client(settings: Settings) -> Client:
-    """Connect to the deployment that the settings name.
+async def open_client(settings: Settings, *, is_reading: bool = False) -> Client:
+    """Connect to the deployment that the settings name. One that ``is_reading`` needs no Redis.
 
     Raises:
         InvalidConfigError: no Redis is named.
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
-    if not settings.redis_url and settings.database_url:
+    if not (settings.redis_url or is_reading):
         raise InvalidConfigError(
             "SOONG_REDIS_URL is not set; name the Redis of the service, or unset SOONG_DATABASE_URL"
         )
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
-    if not settings.redis_url:  # the home's service is stopped: rows alone
+    if not settings.redis_url:
         return Client(store, NullNotifier(), NullSubscriber(), SystemClock(), settings, closers=(store.close,))
     clients = RedisClients.of(settings.redis_url, name="soong-client")
     notifier = RedisNotifier(clients.commands)

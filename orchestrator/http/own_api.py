@@ -95,7 +95,7 @@ class OwnApi:
         if self._calls is None:
             assert self._attachment is not None
             settings = self._attachment.settings
-            client = await open_client(settings)
+            client = await open_client(settings, is_reading=not self._may_start)
             self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
             provenance = await provenance_here(client.store.sessions)
             token = ApiToken(OWN, settings.principal, frozenset(Right), "", client.clock.now_us())

@@ -71,6 +71,8 @@ def test_every_interface_reads_the_same(service: Service, path: str) -> None:
     assert (over_socket["items"] if path in LISTS else over_socket) == document
     assert printed(service, words) == document
     assert printed(service, words, ELSEWHERE) == document
+    rows_alone = {"SOONG_DATABASE_URL": f"sqlite:///{service.cli.home / 'soong.db'}"}
+    assert printed(service, words, rows_alone) == document
 
 
 @pytest.mark.spec("OPS-01")

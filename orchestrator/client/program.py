@@ -4,15 +4,41 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
 NAME = "soong"
 
+_called: ContextVar[str] = ContextVar("how the user calls this program", default="")
 
-@lru_cache(maxsize=1)
+
 def program() -> str:
     """Return what a shell in this folder finds this program by: its name if it is on PATH, else the path to it."""
+    return _called.get() or _own_name()
+
+
+def program_elsewhere() -> str:
+    """Return what a shell in any folder finds this program by."""
+    called = program()
+    is_relative_path = "/" in called and not called.startswith("/") and not called.startswith("'/")
+    return shlex.quote(str(Path.cwd() / shlex.split(called)[0])) if is_relative_path else called
+
+
+@contextmanager
+def called_as(name: str) -> Iterator[None]:
+    """Call the program so in this context: its texts are for a user in another folder, who calls it so."""
+    token = _called.set(name)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+@lru_cache(maxsize=1)
+def _own_name() -> str:
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return shlex.join([sys.executable, "-m", NAME])
@@ -23,10 +49,3 @@ def program() -> str:
         return NAME
     path, here = called.absolute(), Path.cwd()
     return shlex.quote(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))
-
-
-def program_elsewhere() -> str:
-    """Return what a shell in any folder finds this program by."""
-    called = program()
-    is_relative_path = "/" in called and not called.startswith("/") and not called.startswith("'/")
-    return shlex.quote(str(Path.cwd() / shlex.split(called)[0])) if is_relative_path else called

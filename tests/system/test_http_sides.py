@@ -108,5 +108,5 @@ def test_the_command_line_of_another_principal_says_no_more_than_a_token(service
     done = service.cli.run("tasks", "add-workers", task, "--model", "script", "--script", "builtin.echo")
 
     assert done.returncode == 1
-    assert "only 'ada', whose session it is" in done.stderr
+    assert "the session is 'ada''s; nobody else decides what its runs do and with what" in done.stderr
     assert service.call(ada, f"/v1/tasks/{task}/cancel", {})[0] == 200

@@ -65,9 +65,9 @@ class Api:
         query: Query | None = None,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
-        is_reading: bool = False,
+        may_start: bool = True,
     ) -> Document:
-        """Return the document that an operation returns. One that ``is_reading`` starts no service.
+        """Return the document that an operation returns; a change starts a service where none lives and it may.
 
         Raises:
             UsageError: nothing has run in this home yet.
@@ -78,8 +78,9 @@ class Api:
                 return self._home.call(method, path, query=query, body=body, headers=headers)
             except HomeUnreachableError as error:
                 self._leave_home(error, is_reading=method == "GET")
-        may_start = method != "GET" and not is_reading
-        return self._here(may_start=may_start).call(method, path, query=query, body=body, headers=headers)
+        return self._here(may_start=may_start and method != "GET").call(
+            method, path, query=query, body=body, headers=headers
+        )
 
     def text(self, path: str, **query: str | int | bool) -> str:
         """Return what an operation answers with that sends text. Raises: SoongError."""
@@ -94,7 +95,9 @@ class Api:
         """Yield name and data of each event of a stream, until it ends. Raises: SoongError."""
         if self._home is not None:
             try:
-                yield from self._home.stream(path, query=query)
+                for name, event in self._home.stream(path, query=query):
+                    yield name, event
+                    query |= {"after": event["id"]} if "id" in event else {}
             except HomeUnreachableError as error:
                 self._leave_home(error, is_reading=True)
             else:

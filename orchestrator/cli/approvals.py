@@ -126,7 +126,7 @@ def _answer(text: str, choice: str, reason: str, wait_s: float) -> None:
         path = f"/v1/approvals/{question['id']}/answer"
         try:
             answered = api.call(
-                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body, is_reading=True
+                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body, may_start=False
             )
         except SoongError as error:
             code, sentence = refused(question, error)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from soong.orchestrator.cli.api import service_home
 from soong.orchestrator.cli.options import (
     ALLOW,
     BUDGET,
@@ -17,7 +18,7 @@ from soong.orchestrator.cli.options import (
     SLOTS,
     WORKERS,
 )
-from soong.orchestrator.cli.service_run import RunArguments, hand_over, service_home
+from soong.orchestrator.cli.service_run import RunArguments, hand_over
 from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode

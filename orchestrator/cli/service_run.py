@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from soong.orchestrator.cli.api import service_home
 from soong.orchestrator.cli.console import emit, is_terminal, output, say, visible
 from soong.orchestrator.cli.step_words import TOLD, step_line
 from soong.orchestrator.cli.summary import text_of
@@ -206,8 +207,3 @@ def _mode(given: RunArguments) -> ApprovalMode:
     if given.approvals is not None and given.approvals is not ApprovalMode.PROMPT:
         return given.approvals
     return ApprovalMode.PROMPT if is_terminal() and not given.is_detached else ApprovalMode.DENY
-
-
-def service_home() -> Path:
-    """Return the home that the environment names, as the settings have it."""
-    return Path(os.environ.get("SOONG_AGENT_HOME", "~/.soong")).expanduser().absolute()

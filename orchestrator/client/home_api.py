@@ -111,7 +111,7 @@ class HomeApi:
         return self._read("GET", path, query, None, {}, timing.COMMAND_LIMIT_S).decode()
 
     def stream(self, path: str, *, query: Query | None = None) -> Iterator[tuple[str, Document]]:
-        """Yield name and data of each event of a stream, until it ends."""
+        """Yield name and data of each event of a stream, until its event `end`. Raises: as :meth:`call`."""
         response = self._send("GET", path, query, None, {}, 2 * timing.MINUTE_S)
         if response.status >= 400:
             raise ApiProblemError(response.status, json.loads(response.read())).error()
@@ -119,8 +119,12 @@ class HomeApi:
         while line := self._line(response):
             kept.append(line)
             if line == b"\n":
-                yield from events_of([b"".join(kept)])
+                for name, event in events_of([b"".join(kept)]):
+                    if name == "end":
+                        return
+                    yield name, event
                 kept.clear()
+        raise self._lost(OSError("the service has stopped"))
 
     def close(self) -> None:
         if self._connection is not None:

@@ -23,15 +23,11 @@ from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.http.edge import EdgeMiddleware, Scope
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.server import BoundedConnection, until_stopped
-from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.authentication import Caller, local_caller
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.peers import Peer
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core.value import Value
-from soong.shared.permissions.access.token import ApiToken, Right
 
-OWN: Final = "own"
-"""What the record of an answer says in place of a token's id."""
 PEER: Final = "peer"
 CHANNELS: Final = frozenset({"cli", "terminal", "sdk"})
 _SAME: Final = ("root", "ns/mnt", "ns/user")
@@ -95,8 +91,8 @@ class HomeCallers(Value):
                 ProblemCode.ENVIRONMENT_DIFFERS, f"a program of a run only reads here: {provenance.problem}"
             )
         client, channel = self.service.client, headers.get(CHANNEL_HEADER.encode(), "")
-        token = ApiToken(OWN, client.settings.principal, frozenset(Right), "", client.clock.now_us())
-        return Caller(token, Peer(provenance, provenance.problem), channel if channel in CHANNELS else "cli")
+        channel = channel if channel in CHANNELS else "cli"
+        return local_caller(client.settings.principal, provenance, channel, client.clock.now_us())
 
 
 def _sees_the_same(peer: SocketPeer) -> bool:

@@ -10,16 +10,12 @@ from soong.orchestrator.client.bootstrap import open_artifacts, open_client, ope
 from soong.orchestrator.client.home_api import ApiProblemError, Document, Query
 from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes
-from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.peers import Peer
 from soong.shared.core.jsontext import Json
-from soong.shared.permissions.access.token import ApiToken, Right
 
 T = TypeVar("T")
-OWN = "own"
-"""What the record of an answer says in place of a token's id."""
 
 
 class OwnApi:
@@ -98,8 +94,7 @@ class OwnApi:
             client = await open_client(settings, is_reading=not self._may_start)
             self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
             provenance = await provenance_here(client.store.sessions)
-            token = ApiToken(OWN, settings.principal, frozenset(Right), "", client.clock.now_us())
-            caller = Caller(token, Peer(provenance, provenance.problem), self._channel)
+            caller = local_caller(settings.principal, provenance, self._channel, client.clock.now_us())
             self._calls = DirectCalls(make_routes(self._service), caller)
         return self._calls
 

@@ -14,13 +14,9 @@ from soong.orchestrator.client.bootstrap import open_artifacts, open_client, ope
 from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.mcp.api import ApiCalls
-from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.peers import Peer
-from soong.shared.permissions.access.token import ApiToken, Right
-
-OWN = "own"
-"""What the record of an answer says in place of a token's id."""
+from soong.shared.permissions.access.token import Right
 
 
 @dataclass(slots=True)
@@ -61,11 +57,12 @@ class ServiceLink:
         service = ServiceParts(await open_client(settings), open_metrics(settings), open_artifacts(settings))
         self._held.push_async_callback(service.close)
         provenance = await check_person(service.client.store.sessions, "serve MCP")
-        token = ApiToken(OWN, settings.principal, self.rights, "", service.client.clock.now_us())
+        now_us = service.client.clock.now_us()
+        caller = local_caller(settings.principal, provenance, self.channel, now_us, self.rights)
         if attachment.control is not None:
             self._ended = asyncio.ensure_future(attachment.control.ended())
         self._held.callback(service.stop)
-        return ApiCalls(make_routes(service), Caller(token, Peer(provenance), self.channel), self.project)
+        return ApiCalls(make_routes(service), caller, self.project)
 
     async def close(self) -> None:
         """Let go of the rows, then of the service. Idempotent."""

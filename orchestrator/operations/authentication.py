@@ -16,10 +16,13 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, digest_of, read_token
+from soong.shared.permissions.request import Provenance
 
 log = get_logger(__name__)
 
 CHALLENGE: Final = 'Bearer realm="soong"'
+OWN: Final = "own"
+"""What the record of an answer says in place of a token's id."""
 MOST_FAILURES: Final = 10
 MOST_ADDRESSES: Final = 10_000
 _NOBODYS: Final = ApiToken("", "", frozenset(), digest_of(""), 0)
@@ -65,6 +68,13 @@ class Caller(Value):
                 raise ProblemError(ProblemCode.FORBIDDEN, f"the right {str(right)!r} needs a person: {self.refusal}")
             detail = f"this needs the right {str(right)!r}, which the token of {self.principal!r} does not carry"
             raise ProblemError(ProblemCode.FORBIDDEN, detail, {"right": str(right)})
+
+
+def local_caller(
+    principal: str, provenance: Provenance, channel: str, now_us: int, rights: frozenset[Right] = frozenset(Right)
+) -> Caller:
+    """Return the user of this machine, who needs no token: the process that calls says where the call comes from."""
+    return Caller(ApiToken(OWN, principal, rights, "", now_us), Peer(provenance, provenance.problem), channel)
 
 
 @dataclass(slots=True)

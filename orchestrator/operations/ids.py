@@ -19,7 +19,6 @@ from soong.shared.storage.store import Store
 router = APIRouter(route_class=StrictRoute, tags=["service"])
 
 MANY: Final = 1000
-MANY_RUNS: Final = 100_000
 LEAST_CHARS: Final = 4
 _T = TypeVar("_T")
 Kind: TypeAlias = Literal["task", "run", "session", "approval"]
@@ -98,7 +97,7 @@ async def find_run(store: Store, text: str) -> Run:
     except NotFoundError:
         if "/" in text:
             return await store.runs.run((await store.tasks.step(text)).run_id)
-        found = [run for run in await store.runs.list_runs(limit=MANY_RUNS) if fits(run.id, text)]
+        found = [run for run in await store.runs.run_page(limit=MANY) if fits(run.id, text)]
         if not found:
             raise
     return only(found, text, "runs", "soong runs list")

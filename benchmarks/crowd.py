@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from soong.orchestrator.approvals.approval import provenance_here
+from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client, Submission
+from soong.orchestrator.operations.authentication import local_caller
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.responder import ProgramResponder
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
@@ -77,9 +82,13 @@ def _step(path: str, item: int) -> dict[str, Json]:
 
 async def play(client: Client, askers: Sequence[Asker]) -> None:
     """Hand all of it over, answer, and wait until every task has ended. Raises: TimeoutError."""
-    answering = [client.attach(asker.submission.session, asker.answer, channel="sdk") for asker in askers]
+    service = ServiceParts(client, open_metrics(client.settings), open_artifacts(client.settings))
+    provenance = await provenance_here(client.store.sessions)
+    caller = local_caller(client.settings.principal, provenance, "sdk", client.clock.now_us())
+    responders = [ProgramResponder(service, caller, asker.submission.session, asker.answer) for asker in askers]
     for asker in askers:
         await client.submit(asker.submission)
+    answering = [asyncio.create_task(one.run()) for one in responders]
     async with asyncio.timeout(LIMIT_S):
         for asker in askers:
             while not (await client.store.tasks.task(asker.submission.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows

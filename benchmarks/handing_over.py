@@ -5,16 +5,15 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, Submission
-from soong.orchestrator.client.submission import SessionTerms, submission
-from soong.shared.core.clock import SystemClock
+from soong.orchestrator.operations.preparation import prepared
+from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import TaskStatus
 
 RUN_LIMIT_S: Final = 300.0
@@ -36,14 +35,10 @@ def prepare(
 
     ``project`` is the home unless told; what writes files needs one beside it, for no tool writes into the home.
     """
-    catalogue = Catalogue.of(load_settings(agent_home=home))
-    return submission(
-        plan_from_json(dict(plan), known=catalogue.known()),
-        {},
-        SessionTerms(project=project or home, approval_mode=approval_mode, model="script"),
-        catalogue,
-        SystemClock(),
-    )
+    settings = load_settings(agent_home=home)
+    given: Any = {"plan": plan, "project": str(project or home), "approval_mode": str(approval_mode)}
+    body = SubmissionBody.model_construct(**given, model="script")
+    return prepared(body, "local", new_ids(), Catalogue.of(settings), settings)
 
 
 async def complete(client: Client, prepared: Submission) -> float:

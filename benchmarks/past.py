@@ -17,7 +17,7 @@ from sqlalchemy import Table, Text
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.ids import ids_from
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, NewStep, StepEnd

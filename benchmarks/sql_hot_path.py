@@ -16,7 +16,7 @@ from typing import Final
 
 from soong.shared.core.clock import SystemClock
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewStep, StepEnd

@@ -1,7 +1,7 @@
 -- The database roles of a deployment: made when they are missing, given the passwords of the secrets each time, so that
 -- running it again rotates them. Run as a superuser of the server, in the deployment's database:
 --   psql --set secrets=/run/secrets --file postgres-roles.sql
--- What the roles may do in it is given by `soong migrate --grant-worker … --grant-orchestrator … --grant-client …`, as soong_owner.
+-- Rights in it: `soong migrate --grant-worker … --grant-orchestrator … --grant-client …`, as soong_owner.
 \set ON_ERROR_STOP on
 \set QUIET on
 \set owner_file :secrets/postgres_password_owner

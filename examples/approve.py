@@ -1,4 +1,4 @@
-"""What the agents of approve.yaml do when no model is chosen."""
+"""The agents of approve.yaml when no model is chosen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the agents of hello.yaml do when no model is chosen."""
+"""The agents of hello.yaml when no model is chosen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the agents of pull.yaml do when no model is chosen."""
+"""The agents of pull.yaml when no model is chosen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the agents of refactor.yaml do when no model is chosen."""
+"""The agents of refactor.yaml when no model is chosen."""
 
 import asyncio
 import re

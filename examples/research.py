@@ -1,4 +1,4 @@
-"""What the agents of research.yaml do when no model is chosen: they go by the words of the question."""
+"""The agents of research.yaml when no model is chosen: they go by the words of the question."""
 
 import re
 from typing import Any

@@ -1,48 +1,56 @@
-"""The service from a program: the same client as ``soong run``, with a function in place of the terminal."""
+"""The service from a program: the operations in its own process, with a function in place of the terminal."""
 
 import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from msgspec.structs import replace
-
-from soong.orchestrator.approvals.approval import check_person
-from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
-from soong.orchestrator.client.client import Client, Submission, TaskSnapshot
-from soong.orchestrator.client.explanation import preview_of
-from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.client.submission import (
-    SessionTerms,
-    ask_submission,
-    existing_folder,
-    program_folder,
-    submission,
-)
-from soong.orchestrator.client.tail import listen_to_answers
+from soong.orchestrator.approvals.approval import check_person, provenance_here
+from soong.orchestrator.approvals.responders import answering
+from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client, Submission
+from soong.orchestrator.client.program import existing_folder, program_folder
+from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.client.stall_reasons import StallReasons, missing_function
 from soong.orchestrator.client.task_limits import limits_from, raise_limits
+from soong.orchestrator.embedded.child import modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
+from soong.orchestrator.operations.authentication import Caller, local_caller
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
+from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
+from soong.orchestrator.operations.problems import raised_as_ours
+from soong.orchestrator.operations.progress import until_over
+from soong.orchestrator.operations.responder import ProgramResponder
+from soong.orchestrator.operations.run_feed import pass_on_answers
+from soong.orchestrator.operations.snapshots import snapshot_of
+from soong.orchestrator.operations.submissions import (
+    AskBody,
+    StepGrantBody,
+    SubmissionBody,
+    previewed,
+)
+from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.budgets import parse_budget
-from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.kinds.agent import read_settings
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
-from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
+from soong.shared.engine.sessions.session import ApprovalMode, ProcessState
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
+from soong.shared.engine.tasks.plan.reader import plan_text
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
-from soong.shared.engine.wire.events import AnswerDelta
-from soong.shared.engine.wire.notifier import Subscription
+from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.request import PermissionCallback
@@ -56,9 +64,10 @@ class Soong:
 
     def __init__(self, client: Client, settings: Settings, record: ServiceRecord | None = None) -> None:
         self._client = client
+        self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
         self._record = record
-        self._settings = settings
-        self._catalogue = Catalogue.of(settings)
+        self._settings = settings.of_user
+        self._catalogue = Catalogue.of(settings).with_deployed_modules(settings)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -77,8 +86,8 @@ class Soong:
             raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
         attachment = await attach(_with_program_folder(loaded))
         try:
-            async with _client(attachment.settings) as client:
-                yield cls(client, attachment.settings, attachment.record)
+            async with cls._opened(attachment.settings, attachment.record) as soong:
+                yield soong
         finally:
             await attachment.release()
             await attachment.wait_until_gone(timing.END_LIMIT_S)
@@ -95,8 +104,18 @@ class Soong:
         loaded = load_settings(database_url=database_url or None, redis_url=redis_url or None, **settings)
         if not loaded.database_url:
             raise InvalidConfigError("no database is named: pass database_url or set SOONG_DATABASE_URL")
-        async with _client(loaded) as client:
-            yield cls(client, loaded)
+        async with cls._opened(loaded) as soong:
+            yield soong
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def _opened(cls, settings: Settings, record: ServiceRecord | None = None) -> AsyncIterator["Soong"]:
+        async with await open_client(settings) as client:
+            soong = cls(client, settings, record)
+            try:
+                yield soong
+            finally:
+                await soong._service.close()
 
     def preview(
         self,
@@ -113,9 +132,10 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong.
         """
-        terms = self._terms(project, None, allow, "", "", None)
-        catalogue = self._catalogue.at(terms.project)
-        return preview_of(self._read(plan, catalogue), inputs or {}, terms, catalogue, self._settings)
+        with raised_as_ours():
+            return previewed(
+                self._body(plan, inputs, (), self._common(project, None, allow)), self._catalogue, self._settings
+            )
 
     async def run(
         self,
@@ -151,12 +171,12 @@ class Soong:
             UnavailableError: no worker can run it, and why; the task has been paused.
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
-        callback = _answering(permission_callback, elicitation_callback)
+        callback = answering(permission_callback, elicitation_callback)
         if callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        terms = self._terms(project, callback, allow, model, budget, settings, max_concurrent)
-        prepared = self._prepare(plan, inputs or {}, step_grants, terms)
-        return await self._followed(prepared, callback)
+        common = self._common(project, callback, allow, model, budget, settings, max_concurrent)
+        body = self._body(plan, inputs, step_grants, common)
+        return await self._followed(await self._prepared(prepared, body), callback)
 
     async def ask(
         self,
@@ -187,46 +207,47 @@ class Soong:
             UnavailableError: no worker can run what it started, and why; the task has been paused.
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
-        callback = _answering(permission_callback, elicitation_callback)
+        callback = answering(permission_callback, elicitation_callback)
         if callback or allow:
             await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
-        terms = self._terms(project, callback, allow, model, budget, settings, max_workers)
-        prepared = ask_submission(goal, agent, terms, self._catalogue, self._client.clock)
-        return await self._followed(prepared, callback, on_answer)
+        common = self._common(project, callback, allow, model, budget, settings, max_workers)
+        body = AskBody.model_construct(goal=goal, agent=agent, **common)
+        return await self._followed(await self._prepared(prepared_ask, body), callback, on_answer)
 
     async def _followed(
         self,
-        prepared: Submission,
+        ready: Submission,
         callback: PermissionCallback | None,
         on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
-        session, task = prepared.session, prepared.task
+        session, task = ready.session, ready.task
         helpers: list[asyncio.Task[None]] = []
         try:
             if on_answer:
                 helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
-            await self._client.submit(prepared)
-            # Only now: it would take the interpreter from the thread that writes the rows. A look follows it.
-            opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
+            await self._client.submit(ready)
             if callback:
-                helpers.append(self._client.attach(session, callback, channel="sdk"))
-            view = await self._last_view(task.id, new=opening)
+                responder = ProgramResponder(self._service, await self._caller(), session, callback)
+                helpers.append(asyncio.create_task(responder.run()))
+            status = await self._until_over(task.id, session.id)
         finally:
-            await _cancelled(helpers)
-        if view.task.status is TaskStatus.COMPLETED and not session.closes_with_task:
-            await self._client.close_when_done(view.task)
-        return await self._result(view)
+            await cancelled(*helpers)
+        if status is TaskStatus.COMPLETED and not session.closes_with_task:
+            await self._close_when_done(session.id)
+        return await self.result(task.id)
 
     async def _listening(self, run_id: str, on_answer: Callable[[AnswerDelta], object]) -> "asyncio.Task[None]":
         """Begin to pass on a run's answers, before it can begin to write one."""
-        is_listening = asyncio.Event()
-        listening = asyncio.create_task(
-            listen_to_answers(self._client.subscriber, run_id, on_answer, is_listening=is_listening)
-        )
-        listening.add_done_callback(lambda _: is_listening.set())
-        await is_listening.wait()
+        listener = self._service.subscriptions.answer(run_id)
+        listening = asyncio.create_task(pass_on_answers(listener, run_id, on_answer))
+        await listener.opened(timing.SHORT_LIMIT_S)
         return listening
+
+    async def _caller(self) -> Caller:
+        """Return the user of this program."""
+        provenance = await provenance_here(self._client.store.sessions)
+        return local_caller(self._settings.principal, provenance, "sdk", self._client.clock.now_us())
 
     async def submit(
         self,
@@ -249,15 +270,17 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        terms = self._terms(project, None, allow, model, budget, settings, max_concurrent)
-        prepared = self._prepare(plan, inputs or {}, step_grants, terms)
-        await self._client.submit(prepared)
-        return prepared.task.id
+        common = self._common(project, None, allow, model, budget, settings, max_concurrent)
+        body = self._body(plan, inputs, step_grants, common)
+        ready = await self._prepared(prepared, body)
+        await self._client.submit(ready)
+        return ready.task.id
 
     async def wait(self, task_id: str) -> TaskResult:
         """Wait until a task has ended or is paused. Raises: NotFoundError."""
         task = await self._task(task_id)
-        return await self._result(await self._last_view(task.id))
+        await self._until_over(task.id, task.session_id)
+        return await self.result(task.id)
 
     async def pause(self, task_id: str, *, reason: str = "") -> None:
         """Let nothing of a task start; what runs is handed back.
@@ -347,75 +370,103 @@ class Soong:
 
     async def result(self, task_id: str) -> TaskResult:
         """Return the current state of a task. Raises: NotFoundError."""
-        task = await self._task(task_id)
-        return await self._result(await self._client.view(task.id))
+        require_text("the task id", task_id)
+        return await result_of(self._service, task_id)
 
-    async def _result(self, view: TaskSnapshot) -> TaskResult:
-        return TaskResult.of_outcome(await outcome_of(self._client.store, view, self._settings.runs))
+    async def _until_over(self, task_id: str, session_id: str) -> TaskStatus:
+        store, next_s = self._client.store, 0.0
 
-    async def _last_view(self, task_id: str, *, new: "asyncio.Task[Subscription] | None" = None) -> TaskSnapshot:
-        last: TaskSnapshot | None = None
-        stall_reasons = StallReasons(self._client, lambda: self._record)
-        async with contextlib.aclosing(self._client.follow(task_id, new=new, for_result=True)) as views:
-            async for view in views:
-                await stall_reasons.refresh(view)
-                last = view
-        assert last is not None
-        return last
+        async def is_owned() -> bool:
+            return bool(await store.sessions.owners())
 
-    def _terms(
+        stall_reasons = StallReasons(
+            task_id,
+            lambda: None if self._record is None else self._record.control,
+            modules_text(self._settings.functions, self._settings.import_folders),
+            lambda: self._is_paused(task_id, session_id),
+            is_owned,
+        )
+
+        async def look() -> None:
+            nonlocal next_s
+            began_s = time.monotonic()
+            if began_s < next_s:
+                return
+            view, workers = await snapshot_of(store, task_id), await store.sessions.workers()
+            next_s = began_s + PAUSE_PER_LOOK * (time.monotonic() - began_s)
+            lacking = [(step.step_id, step.needs) for step in view.steps if step.key in view.lacks]
+            await stall_reasons.refresh(
+                is_manned=any(worker.state is ProcessState.LIVE for worker in workers),
+                has_begun=any(step.fence for step in view.steps),
+                missing=missing_function(lacking, workers),
+                is_over=view.task.status.is_terminal,
+            )
+
+        return await until_over(self._service, task_id, session_id, look)
+
+    async def _is_paused(self, task_id: str, session_id: str) -> bool:
+        """Pause a task that nobody can run; return whether nothing of it runs then."""
+        try:
+            async with asyncio.timeout(timing.RELEASE_LIMIT_S):
+                await self._tasks.pause(await self._task(task_id), reason="no worker can run it")
+                await until_over(self._service, task_id, session_id)
+        except (TimeoutError, UnavailableError):
+            return False
+        return True
+
+    async def _close_when_done(self, session_id: str) -> None:
+        """Close a session that does not close with its tasks, once all are completed: a job may read it then."""
+        tasks = await self._client.store.tasks.list_tasks(session_id=session_id)
+        if all(one.status is TaskStatus.COMPLETED for one in tasks):
+            # Asked for in any case, and done by the next owner.
+            with contextlib.suppress(ConflictError, UnavailableError, TimeoutError):
+                async with asyncio.timeout(timing.CLOSE_LIMIT_S):
+                    await self._tasks.close_session(session_id)
+
+    def _body(
+        self,
+        plan: PlanSource,
+        inputs: Mapping[str, Json] | None,
+        grants: Sequence[StepGrant | str],
+        common: Mapping[str, Any],
+    ) -> SubmissionBody:
+        # Not validated: the reading of the plan says what is wrong with it, in its own words.
+        given: Any = {"plan": plan, "source": "plan", "inputs": inputs or {}, **common}
+        if isinstance(plan, str | Path):
+            given |= {"plan": plan_text(plan), "source": str(plan)}
+        body = SubmissionBody.model_construct(**given)
+        shown = [grant for grant in grants if isinstance(grant, StepGrant)]
+        if named := [grant for grant in grants if isinstance(grant, str)]:
+            with raised_as_ours():
+                shown += previewed(body, self._catalogue, self._settings).grants(named)
+        consents = [StepGrantBody.model_construct(step=one.step_id, grant_digest=one.digest) for one in shown]
+        return body.model_copy(update={"step_grants": consents})
+
+    def _common(
         self,
         project: str | Path,
         callback: PermissionCallback | None,
         allow: Sequence[str],
-        model: str,
-        budget: str,
-        settings: Mapping[str, Json] | None,
+        model: str = "",
+        budget: str = "",
+        settings: Mapping[str, Json] | None = None,
         max_concurrent: int = 0,
-    ) -> SessionTerms:
-        return SessionTerms(
-            project=Path(project),
-            cwd=program_folder(existing_folder(Path(project))),
-            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
-            model=model or self._settings.model,
-            allow=allow,
-            principal=self._settings.principal,
-            budget=(budget,),
-            settings=read_settings(settings or {}),
-            max_concurrent=max_concurrent,
-        )
+    ) -> dict[str, Any]:
+        """Return what plans and goals are submitted with."""
+        folder = existing_folder(Path(project))
+        return {
+            "project": str(folder),
+            "cwd": str(program_folder(folder)),
+            "approval_mode": ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
+            "allow": allow,
+            "model": model,
+            "budget": budget,
+            "settings": settings or {},
+            "max_concurrent": max_concurrent,
+        }
 
-    def _prepare(
-        self, plan: PlanSource, inputs: Mapping[str, Json], grants: Sequence[StepGrant | str], terms: SessionTerms
-    ) -> Submission:
-        catalogue = self._catalogue.at(terms.project)
-        read = self._read(plan, catalogue)
-        shown = [grant for grant in grants if isinstance(grant, StepGrant)]
-        if named := [grant for grant in grants if isinstance(grant, str)]:
-            shown += preview_of(read, inputs, terms, catalogue, self._settings).grants(named)
-        return submission(read, inputs, replace(terms, step_grants=shown), catalogue, self._client.clock)
-
-    def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
-        known = replace(catalogue.known(deployed_modules(self._settings)), module_hint=deployed_hint(self._settings))
-        return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
-
-
-def _answering(
-    permission: PermissionCallback | None, elicitation: ElicitationCallback | None
-) -> PermissionCallback | None:
-    """Return the one callback of a session of which a program has given two."""
-    if elicitation is None:
-        return permission
-    from soong.orchestrator.approvals.responders import answering  # most programs answer no servers
-
-    return answering(permission, elicitation)
-
-
-async def _cancelled(helpers: Sequence["asyncio.Task[None]"]) -> None:
-    """Cancel tasks and wait until they have closed what they opened."""
-    for helper in helpers:
-        helper.cancel()
-    await asyncio.gather(*helpers, return_exceptions=True)
+    async def _prepared(self, prepare: Prepare[Work], body: Work) -> Submission:
+        return await asyncio.to_thread(prepared_here, prepare, body, self._catalogue, self._settings)
 
 
 def _with_program_folder(settings: Settings) -> Settings:
@@ -425,11 +476,3 @@ def _with_program_folder(settings: Settings) -> Settings:
         return settings
     folders = dict.fromkeys((*settings.import_folders, str(Path(file).absolute().parent)))
     return settings.model_copy(update={"import_path": os.pathsep.join(folders)})
-
-
-@contextlib.asynccontextmanager
-async def _client(settings: Settings) -> AsyncIterator[Client]:
-    from soong.orchestrator.client.bootstrap import open_client
-
-    async with await open_client(settings) as client:
-        yield client

@@ -1,1 +1,1 @@
-"""What both processes speak. Imports neither the orchestrator nor the worker."""
+"""The code of both processes. Imports neither the orchestrator nor the worker."""

@@ -4,12 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from soong.orchestrator.client.outcome import ExitCode
     from soong.orchestrator.direct.bootstrap import call_tool, open_tools
     from soong.orchestrator.direct.exports import ExportedTools, export_tools
     from soong.orchestrator.direct.pydantic_ai_toolset import pydantic_ai_toolset
     from soong.orchestrator.direct.session import DirectSession
-    from soong.orchestrator.schemas.task import DeliverableSchema, DenialSchema, StepDetail, TaskResult
+    from soong.orchestrator.schemas.task import DeliverableSchema, DenialSchema, ExitCode, StepDetail, TaskResult
     from soong.orchestrator.sdk import Soong
     from soong.shared.core.errors import (
         ConflictError,
@@ -23,28 +22,33 @@ if TYPE_CHECKING:
     from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent, step_function
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-    from soong.shared.engine.wire.events import AnswerDelta
+    from soong.shared.engine.wire.notifier import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
-    from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-    from soong.shared.tools.elicitation import ElicitationAnswer
-    from soong.shared.tools.hooks.chain import ElicitationOutcome, HookCall, PostOutcome, PreOutcome
+    from soong.shared.tools.definition import (
+        ElicitationAnswer,
+        Permission,
+        Risk,
+        Target,
+        ToolContext,
+        ToolDefinition,
+        Traits,
+    )
+    from soong.shared.tools.hooks.hook import ElicitationOutcome, HookCall, PostOutcome, PreOutcome
     from soong.shared.tools.hooks.sdk import elicitation_hook, elicitation_result_hook, post_hook, pre_hook
-    from soong.shared.tools.registry import ToolRegistry
+    from soong.shared.tools.registry import ToolRegistry, Toolset
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
     from soong.shared.tools.risk import risk_classifier
-    from soong.shared.tools.toolset import Toolset
-    from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
     from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
+    from soong.shared.toolsets.modules import from_langchain, from_pydantic_ai
 
 _HOMES = {
     "soong.orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
     "soong.orchestrator.direct.exports": ("ExportedTools", "export_tools"),
     "soong.orchestrator.direct.pydantic_ai_toolset": ("pydantic_ai_toolset",),
     "soong.orchestrator.direct.session": ("DirectSession",),
-    "soong.orchestrator.client.outcome": ("ExitCode",),
-    "soong.orchestrator.schemas.task": ("DeliverableSchema", "DenialSchema", "StepDetail", "TaskResult"),
+    "soong.orchestrator.schemas.task": ("DeliverableSchema", "DenialSchema", "ExitCode", "StepDetail", "TaskResult"),
     "soong.orchestrator.sdk": ("Soong",),
     "soong.shared.core.errors": (
         "ConflictError",
@@ -59,18 +63,18 @@ _HOMES = {
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.elicitation": ("ElicitationCallback", "ElicitationRequest"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
-    "soong.shared.engine.wire.events": ("AnswerDelta",),
+    "soong.shared.engine.wire.notifier": ("AnswerDelta",),
     "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent", "step_function"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
-    "soong.shared.tools.definition": ("Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
-    "soong.shared.tools.elicitation": ("ElicitationAnswer",),
-    "soong.shared.tools.hooks.chain": ("ElicitationOutcome", "HookCall", "PostOutcome", "PreOutcome"),
-    "soong.shared.tools.registry": ("ToolRegistry",),
+    "soong.shared.tools.definition": (
+        *("ElicitationAnswer", "Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
+    ),
+    "soong.shared.tools.hooks.hook": ("ElicitationOutcome", "HookCall", "PostOutcome", "PreOutcome"),
+    "soong.shared.tools.registry": ("ToolRegistry", "Toolset"),
     "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
     "soong.shared.tools.risk": ("risk_classifier",),
     "soong.shared.tools.hooks.sdk": ("elicitation_hook", "elicitation_result_hook", "post_hook", "pre_hook"),
-    "soong.shared.tools.toolset": ("Toolset",),
-    "soong.shared.toolsets.foreign": ("from_langchain", "from_pydantic_ai"),
+    "soong.shared.toolsets.modules": ("from_langchain", "from_pydantic_ai"),
     "soong.shared.toolsets.memory.provider": ("Memory", "MemoryProvider", "MemoryScope"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

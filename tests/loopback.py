@@ -1,9 +1,14 @@
-"""TCP servers on the loopback that leave nothing behind: no connection outlives their block."""
+"""Servers on the loopback that leave nothing behind: no connection outlives their block."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import ThreadingHTTPServer
+from socketserver import BaseRequestHandler
 from ssl import SSLContext
+
+from tests.waiting import others_run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -33,9 +38,21 @@ async def listening(serve: Serve, ssl: SSLContext | None = None) -> AsyncIterato
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for _ in range(ACCEPTING_TURNS):
-            await asyncio.sleep(0)
+        await others_run(ACCEPTING_TURNS)
         for task, writer in served.items():
             writer.transport.abort()
             task.cancel()
         await asyncio.gather(*served, return_exceptions=True)
+
+
+@contextmanager
+def http_on_a_thread(handler: Callable[..., BaseRequestHandler], port: int = 0) -> Iterator[int]:
+    """Serve HTTP from a thread, and yield the port."""
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

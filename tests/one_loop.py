@@ -32,8 +32,10 @@ from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.run import StepRunner, TaskLimits
 from soong.worker.slots import Slots
+from soong.worker.unended import UnendedRuns
 from tests.model.builders import make_session
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import looks
 
 FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here
 
@@ -140,7 +142,9 @@ class LoopWorker:
         self.incarnation.abilities = functions_needed(known_functions())
         limits = TaskLimits(self.store.budgets, clock)
         runner = StepRunner(FunctionStepRunner(), NoAgents(), limits=limits)
-        self.slots = Slots(self.slots_count, self.store.claims, clock, runner, NoFlower())
+        self.slots = Slots(
+            self.slots_count, self.store.claims, clock, runner, NoFlower(), UnendedRuns(self.store.claims, clock)
+        )
         self.claim_loop = ClaimLoop(
             self.store.claims,
             self.board,
@@ -223,10 +227,10 @@ class OneLoop:
 
     async def finished(self, task_id: str, *, within_s: float = 20) -> Task:
         """Return the task once it has ended."""
-        async with asyncio.timeout(within_s):
-            while not (task := await self.store.tasks.task(task_id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
-                await asyncio.sleep(0.005)
-        return task
+        async for _ in looks(within_s):
+            if (task := await self.store.tasks.task(task_id)).status.is_terminal:
+                return task
+        raise AssertionError  # looks end by an error
 
     async def run(self, document: JsonObject, inputs: JsonObject | None = None) -> Task:
         _, task = await self.submit(document, inputs)

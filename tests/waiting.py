@@ -30,20 +30,27 @@ async def looks(within_s: float = LIMIT_S) -> AsyncIterator[None]:
     raise TimeoutError(f"it did not happen within {within_s:g} s")
 
 
-def wait_until(condition: Callable[[], object], within_s: float = LIMIT_S, what: str = "it") -> None:
+def wait_until(
+    condition: Callable[[], object],
+    within_s: float = LIMIT_S,
+    what: str | Callable[[], str] = "it",
+    every_s: float = EVERY_S,
+) -> None:
     """Block until a condition holds."""
-    for _ in blocking_looks(within_s, what):
+    for _ in blocking_looks(within_s, what, every_s):
         if condition():
             return
 
 
-def blocking_looks(within_s: float = LIMIT_S, what: str = "it") -> Iterator[None]:
+def blocking_looks(
+    within_s: float = LIMIT_S, what: str | Callable[[], str] = "it", every_s: float = EVERY_S
+) -> Iterator[None]:
     """Give a loop its turns, a moment apart, until it breaks."""
     ends_s = time.monotonic() + within_s
     while time.monotonic() < ends_s:
         yield
-        time.sleep(EVERY_S)
-    raise AssertionError(f"{what} did not happen within {within_s:g} s")
+        time.sleep(every_s)
+    raise AssertionError(f"not within {within_s:g} s: {what() if callable(what) else what}")
 
 
 async def others_run(rounds: int = 1) -> None:

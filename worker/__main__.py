@@ -17,10 +17,9 @@ from soong.shared.core.startup import begin, leave_gc
 from soong.shared.core.step_work import STEP_THREADS
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
-from soong.shared.sandbox.family import mark_family
-from soong.shared.sandbox.hardening import forbid_inspection
+from soong.shared.sandbox.family import forbid_inspection, mark_family
 from soong.shared.sandbox.subreaper import end_own_descendants
-from soong.worker.starter import StatusPipe
+from soong.worker.lifetime import StatusPipe
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

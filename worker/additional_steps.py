@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from soong.shared.agents.pacing import LIFTED
-from soong.shared.agents.runtime.without_secrets import clean_end
+from soong.shared.agents.runtime.call_log import clean_end
 from soong.shared.core import timing
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Interrupt, Lease, RunFence, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.schema import validate
-from soong.shared.toolsets.tasks.claiming import step_id_of, work_of
+from soong.shared.toolsets.tasks.own import step_id_of, work_of
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.function_step import malformed
 
@@ -40,7 +40,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class AdditionalSteps:
-    """Implements ``soong.shared.toolsets.tasks.claiming.AdditionalClaims``. Its claim loop is set before any claim."""
+    """Implements ``soong.shared.toolsets.tasks.own.AdditionalClaims``. Its claim loop is set before any claim."""
 
     redactor: Redactor = field(default_factory=Redactor)
     claim_loop: ClaimLoop = field(init=False)
@@ -68,7 +68,7 @@ class AdditionalSteps:
         try:
             work_of(claim)
         except TemplateError as error:
-            # What its instructions name is not there: as with a run of its own, that is the step's failure.
+            # Its instructions name something that does not exist: as with a run of its own, the step fails.
             await self.end(holder, claim.failed(error.code, str(error)))
             return undoable(step_id, str(error))
         return claim
@@ -196,7 +196,7 @@ class LentSlots:
                 self._looking = None
 
     def freed(self) -> None:
-        """Say that a slot was given back."""
+        """Note that a slot was given back."""
         self._freed.set()
 
     async def _place(self, slots: Capacity) -> None:

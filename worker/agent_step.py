@@ -14,15 +14,15 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver
-from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
+from soong.shared.agents.runtime.prepared import AgentObserver
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.parts import OptionalPart
-from soong.shared.core.settings import Settings, secret_values
+from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.functions import known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
@@ -30,21 +30,20 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.capabilities import catalogue_of, functions_needed, project_needed, tools_needed
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE
-from soong.shared.sandbox.duplex import ProcessLauncher
-from soong.shared.sandbox.marked_project import project_id
+from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.rooted import project_id
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import HandlerOutput, ToolContext
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.time_limit import TimeLimit
-from soong.shared.toolsets.command_runner import process_launcher
+from soong.shared.toolsets.controls import command_runner
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks, make_registry
-from soong.shared.toolsets.tasks import TaskTools
+from soong.shared.toolsets.tasks.own import TaskTools
 from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.heartbeat import Incarnation
-from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
+from soong.worker.parking import ParkingCoordinator, RunParking
 
 _MODULE: Final = "soong.worker.acp.run"
 
@@ -53,11 +52,11 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class AcpStepRunner:
-    """Runs the agents of others of one worker process. ``launcher`` starts their programs."""
+    """Runs the agents of others of one worker process. ``runner`` starts their programs."""
 
     runtime: AgentRuntime
     paths: PathPolicy
-    launcher: ProcessLauncher
+    runner: CommandRunner
 
     async def run(
         self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking
@@ -94,12 +93,12 @@ class AcpStepRunner:
             limit,
             log,
             waiting=waiting,
+            around=(parking.call,),
             own_tools=lambda tools: own_tools(agent, tools, self.paths, own, start),
         )
         view = AnswerBroadcast(runtime.notifier, runtime.redactor, claim.identity.run_id)
         budgets = StoredBudget(runtime.store.budgets, runtime.clock, claim.identity.run_id, claim.fence)
-        executor = AbortableCalls(WatchedCalls(prepared.executor, parking), log.interruption.calls)
-        runs.append(AcpRun(agent, prepared, executor, self.launcher, self.paths, runtime.clock, view, budgets))
+        runs.append(AcpRun(agent, prepared, self.runner, self.paths, runtime.clock, view, budgets))
         try:
             return await runs[0].run()
         finally:
@@ -118,7 +117,7 @@ class AgentStepRunner:
     clock: Clock
     settings: Settings
     config: Config = field(default_factory=Config)
-    watcher: AgentObserver = field(default_factory=NullObserver)
+    watcher: AgentObserver = field(default_factory=AgentObserver)
     pacer: Pacer = field(default_factory=LocalPacer)
     additional: AdditionalSteps = field(init=False)
     """The additional steps of runs; the slots of the same process end it with them."""
@@ -135,9 +134,9 @@ class AgentStepRunner:
             self.store.claims, self.clock, self.settings.park_after_s, self.settings.max_parked
         )
         self.lent = LentSlots(self.settings.park_after_s)
-        clean = redactor(secret_values(self.settings, self.config.secret_env, self.config.secret_files))
-        self.additional = AdditionalSteps(clean)
         environment = ToolEnvironment.of(self.settings, self.config)
+        clean = environment.redactor
+        self.additional = AdditionalSteps(clean)
         own_step = TaskTools(self.store, self._worker_id, self.clock, clean.text, self.additional)
         registry = make_registry(environment, [own_step])
         self.close = registry.close
@@ -152,31 +151,35 @@ class AgentStepRunner:
             settings=self.settings,
             config=self.config,
             registry=registry,
-            hooks=all_hooks(environment, clean, self.settings.home),
+            hooks=all_hooks(environment),
             redactor=clean,
             source=WORKER_SOURCE,
             observer=self.watcher,
             pacer=self.pacer,
         )
-        self._acp = AcpStepRunner(self._runtime, environment.paths, process_launcher(self.settings, self.config))
+        self._acp = AcpStepRunner(self._runtime, environment.paths, command_runner(self.settings, self.config))
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         """Run the agent of a claimed step from its last state to its end."""
-        self.inbox.worker_id = self.incarnation.worker_id
+        self.inbox.worker_id = worker_id = self.incarnation.worker_id
         if claim.is_resumed and self.config.mcp.servers:
             await self._withdraw_cut_off(claim)
         log = self._runtime.call_log(claim, interruption)
-        parking = self._parking(claim, log, interruption)
+        task = asyncio.current_task()
+        assert task is not None
+        parking = RunParking(self.lot, worker_id, claim.lease, interruption, task, log.flush)
         if is_acp(claim):
             return await self._run_acp(claim, bound, limit, log, parking)
         try:
-            agent = await self._runtime.prepare(claim, bound, limit, log, waiting=parking.waiting)
+            agent = await self._runtime.prepare(
+                claim, bound, limit, log, waiting=parking.waiting, around=(parking.call,)
+            )
         except InvalidConfigError as error:
             return claim.failed("worker_incompatible", str(error))
         except (NotFoundError, UsageError) as error:
             return claim.failed("invalid_input", str(error))
         with self.lot.entered(parking):
-            end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking), sleep=self.lent.sleep)
+            end = await self._runtime.run(agent, sleep=self.lent.sleep)
         return step_end(claim, end, await log.take())
 
     async def _withdraw_cut_off(self, claim: Claim) -> None:
@@ -197,11 +200,6 @@ class AgentStepRunner:
         except (NotFoundError, UsageError) as error:
             return claim.failed("invalid_input", str(error))
         return step_end(claim, end, await log.take())
-
-    def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:
-        task = asyncio.current_task()
-        assert task is not None
-        return RunParking(self.lot, self.incarnation.worker_id, claim.lease, interruption, task, log.flush)
 
     def _worker_id(self) -> str:
         return self.incarnation.worker_id

@@ -18,7 +18,7 @@ from celery.worker.strategy import default
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.wire.events import DISPATCH_TASK, queue_of
+from soong.shared.engine.wire.notifier import DISPATCH_TASK, queue_of
 from soong.shared.storage.celery.app import make_celery
 from soong.worker.lifetime import RecycleLimits
 from soong.worker.process import LoopThread, WorkerProcess
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 PARENT_FD = "SOONG_PARENT_FD"
 
 UNREADABLE = (ValueError, TypeError, LookupError, RecursionError)
-"""What the transport raises over something on the queue that no Celery has sent."""
+"""The errors of the transport for queue content that no Celery has sent."""
 
 
 def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[], int]) -> Celery:
@@ -68,7 +68,7 @@ def is_dispatch(headers: Mapping[str, object], payload: object) -> bool:
 
 
 class ParentPipe:
-    """The inherited pipe whose end says that the process that started us has ended (SOONG_PARENT_FD), if there is one.
+    """The inherited pipe whose end means that the process that started us has ended (SOONG_PARENT_FD), if there is one.
 
     Made once, before any child of ours could inherit it.
     """
@@ -97,10 +97,26 @@ class ParentPipe:
             os.environ[PARENT_FD] = str(self._descriptor)
 
 
+def make_worker(app: Celery, settings: Settings, node_name: str) -> Any:
+    """Return Celery's worker. A message on the queue that is none is dropped with its connection; it would end it."""
+    worker = app.Worker(
+        hostname=node_name,
+        pool="threads",
+        concurrency=settings.slots,
+        queues=[queue_of(pool) for pool in settings.pools],
+        without_gossip=True,
+        without_mingle=True,
+        task_events=False,
+        quiet=True,
+        loglevel=settings.log_level.upper(),
+    )
+    worker.consumer.connection_errors += UNREADABLE
+    return worker
+
+
 def run_celery(
-    app: Celery,
-    settings: Settings,
-    node_name: str,
+    worker: Any,
+    grace: timedelta,
     process: WorkerProcess,
     thread: LoopThread,
     *,
@@ -113,7 +129,6 @@ def run_celery(
 
     Once messages are taken, ``is_ready`` is set and ``report_ready`` called.
     """
-    grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
         if recycle_limits.on_stop_signal():
@@ -133,19 +148,6 @@ def run_celery(
 
     signals.worker_ready.connect(begin_work, weak=False)
     signals.worker_shutting_down.connect(begin_drain, weak=False)
-    worker = app.Worker(
-        hostname=node_name,
-        pool="threads",
-        concurrency=settings.slots,
-        queues=[queue_of(pool) for pool in settings.pools],
-        without_gossip=True,
-        without_mingle=True,
-        task_events=False,
-        quiet=True,
-        loglevel=settings.log_level.upper(),
-    )
-    # What lies on the queue and is no message at all is dropped with its connection; it would end the process else.
-    worker.consumer.connection_errors += UNREADABLE
     parent.watch(orphaned)
     try:
         worker.start()

@@ -9,18 +9,18 @@ import socket
 import sys
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
-from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.prepared import AgentObserver
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import configure, get_logger
-from soong.shared.core.settings import Settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
@@ -34,14 +34,22 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.toolsets.modules import import_own
 from soong.worker.agent_step import AgentStepRunner
-from soong.worker.app import ParentPipe, make_worker_celery, run_celery
+from soong.worker.app import ParentPipe, make_worker, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.function_step import FunctionStepRunner, IsolatedCalls
 from soong.worker.heartbeat import Incarnation
-from soong.worker.lifetime import EXIT_RETIRED, Pulse, RecycleLimits, Retirement, restart_in_place, unblock_signals
-from soong.worker.process import LoopThread, WorkerProcess
+from soong.worker.lifetime import (
+    EXIT_RETIRED,
+    Lifetime,
+    Pulse,
+    RecycleLimits,
+    Retirement,
+    StatusPipe,
+    restart_in_place,
+    unblock_signals,
+)
+from soong.worker.process import Connections, LoopThread, RunParts, WorkerProcess
 from soong.worker.run import StepRunner, TaskLimits
-from soong.worker.starter import StatusPipe
 
 log = get_logger(__name__)
 
@@ -55,10 +63,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     With ``ends_when_idle`` it stops by itself when it has had no step for ``SOONG_WORKER_IDLE_S``.
     """
     pulse = Pulse(settings.hang_s)
-    config = load_config(settings.home)
-    settings = with_config(settings, config)
-    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
-    configure(settings.log_level, process="worker", clean=clean.text)
+    settings, config, clean = _configured(settings)
     if (left := Handover.taken()) is not None:
         asyncio.run(_hand_over(settings, left))
         if left.is_last:
@@ -66,32 +71,25 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     unblock_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(timing.TICK_S)
-    if not settings.redis_url:
-        raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
     for module in dict.fromkeys(settings.functions):
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
-    recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
-    credential = secrets.token_hex(32)
-    recycle_limits.pass_on = lambda: _pass_on(recycle_limits, credential, parent, pulse)
+    credential, parent, is_ready = secrets.token_hex(32), ParentPipe(), threading.Event()
+    recycle_limits = RecycleLimits.of(settings, random.SystemRandom(), partial(_pass_on, credential, parent, pulse))
     retirement = Retirement(SystemClock(), settings.worker_idle_s if ends_when_idle else 0.0)
+    lifetime = Lifetime(recycle_limits, retirement, pulse, is_ready.is_set)
     thread = LoopThread()
     thread.start()
-    is_ready = threading.Event()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.slots.hold()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    built = _build(
-        settings, config, clean, node_name, thread, watcher, recycle_limits, retirement, pulse, is_ready, credential
-    )
-    process = thread.submit(built).result()
+    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, lifetime, credential)).result()
     thread.submit(process.start()).result()
     settle_gc()
     watcher.start()
     try:
         code = run_celery(
-            app,
-            settings,
-            node_name,
+            make_worker(app, settings, node_name),
+            timedelta(seconds=settings.drain_s),
             process,
             thread,
             recycle_limits=recycle_limits,
@@ -109,6 +107,17 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     if recycle_limits.is_over or recycle_limits.left:
         restart_in_place(recycle_limits)
     return code
+
+
+def _configured(settings: Settings) -> tuple[Settings, Config, Redactor]:
+    """Read the configuration and set up the log. Raises: InvalidConfigError."""
+    config = load_config(settings.home)
+    settings = with_config(settings, config)
+    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
+    configure(settings.log_level, process="worker", clean=clean.text)
+    if not settings.redis_url:
+        raise InvalidConfigError("SOONG_REDIS_URL is not set: a worker joins a running service")
+    return settings, config, clean
 
 
 class Handover(Value):
@@ -160,10 +169,7 @@ async def _build(
     node_name: str,
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
-    recycle_limits: RecycleLimits,
-    retirement: Retirement,
-    pulse: Pulse,
-    is_ready: threading.Event,
+    lifetime: Lifetime,
     credential: str,
 ) -> WorkerProcess:
     clock = SystemClock()
@@ -173,62 +179,34 @@ async def _build(
     subscriber = RedisSubscriber(clients.blocking)
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
     inbox = DecisionInbox(store.consent, subscriber, "")
-    agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
-    isolated = IsolatedCalls(
-        tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
-    )
-    runner = StepRunner(FunctionStepRunner(settings.runs, isolated), agents, clean, TaskLimits(store.budgets, clock))
-    return WorkerProcess(
-        store=store,
-        notifier=notifier,
-        subscriber=subscriber,
-        clock=clock,
-        settings=settings,
-        incarnation=incarnation,
-        runner=runner,
-        watcher=watcher,
-        thread=thread,
-        closers=(agents.close, inbox.close),
-        wires=(notifier.close, clients.close),
-        recycle_limits=recycle_limits,
-        retirement=retirement,
-        on_drain=agents.lot.hurry,
-        additional=agents.additional,
-        lent=agents.lent,
-        pulse=pulse,
-        is_ready=is_ready.is_set,
-    )
-
-
-def _pass_on(recycle_limits: RecycleLimits, credential: str, parent: ParentPipe, pulse: Pulse) -> None:
-    if recycle_limits.left:
-        Handover(recycle_limits.left, credential, recycle_limits.is_told_to_stop).pass_on()
-    parent.pass_on()
-    pulse.pass_on()
-
-
-def _agents(
-    settings: Settings,
-    config: Config,
-    store: Store,
-    notifier: RedisNotifier,
-    inbox: DecisionInbox,
-    incarnation: Incarnation,
-    watcher: AgentObserver,
-    pacer: Pacer,
-) -> AgentStepRunner:
-    return AgentStepRunner(
+    agents = AgentStepRunner(
         store=store,
         notifier=notifier,
         inbox=inbox,
         incarnation=incarnation,
         artifacts=open_artifact_store(settings),
-        clock=SystemClock(),
+        clock=clock,
         settings=settings,
         config=config,
         watcher=watcher,
-        pacer=pacer,
+        pacer=RedisPacer(clients.commands),
     )
+    isolated = IsolatedCalls(
+        tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
+    )
+    runner = StepRunner(FunctionStepRunner(settings.runs, isolated), agents, clean, TaskLimits(store.budgets, clock))
+    connections = Connections(
+        store, notifier, subscriber, closers=(agents.close, inbox.close), wires=(notifier.close, clients.close)
+    )
+    runs = RunParts(runner, watcher, agents.additional, agents.lent, agents.lot.hurry)
+    return WorkerProcess(connections, runs, settings, incarnation, clock, thread, lifetime)
+
+
+def _pass_on(credential: str, parent: ParentPipe, pulse: Pulse, recycle_limits: RecycleLimits) -> None:
+    if recycle_limits.left:
+        Handover(recycle_limits.left, credential, recycle_limits.is_told_to_stop).pass_on()
+    parent.pass_on()
+    pulse.pass_on()
 
 
 async def _drain(process: WorkerProcess, settings: Settings, recycle_limits: RecycleLimits) -> None:

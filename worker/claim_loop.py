@@ -40,7 +40,7 @@ class SlotTurn:
 
 
 class WorkerCapacity(Value):
-    """What this worker may claim; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
+    """The claims open to this worker; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
 
     worker_id: str
     pools: tuple[str, ...]
@@ -238,7 +238,7 @@ class ClaimLoop:
             stale = [await self._end_alone(capacity, end) for end in turn.ends]
             turn.stale = frozenset[str]().union(*stale)
         self._answer(turns, ())
-        # Who hears of it calls this worker again: one that can claim nothing must not be called all the time.
+        # A notified owner calls this worker again: one that can claim nothing must not be called all the time.
         self._notify_later(timing.retry_s(self._failures))
         self._failures += 1
 

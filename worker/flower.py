@@ -6,7 +6,7 @@ way of a step. They carry ids and titles, never arguments, tokens or results.
 ``task-agent-*`` events are Soong's own. Flower counts every type it is sent, by worker, type and task name, so its
 ``flower_events_total`` shows them as they are. To Flower a type is also a state of its task: a run that waits for a
 person is shown as ``AGENT-APPROVAL-WAITING``, also while it is parked, one that was handed back as
-``AGENT-RELEASED``. What is only counted (errors of tools) is sent where another state follows at once.
+``AGENT-RELEASED``. An event that is only counted (errors of tools) is sent where another state follows at once.
 """
 
 import threading
@@ -18,11 +18,11 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from soong.shared.agents.runtime.prepared import NullObserver
+from soong.shared.agents.runtime.prepared import AgentObserver
 from soong.shared.core import timing
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 
@@ -41,7 +41,7 @@ BUDGETS: Final = frozenset({EndReason.MAX_TURNS, EndReason.TOKEN_LIMIT, EndReaso
 """The ends of a run that its limits bring about (DIS-07)."""
 
 
-class FlowerEvents:
+class FlowerEvents(AgentObserver):
     """A thread that sends what has gathered; the oldest are dropped when Redis is away for long."""
 
     def __init__(self, app: Celery, node_name: str) -> None:
@@ -69,8 +69,10 @@ class FlowerEvents:
     def started(self, claim: Claim) -> None:
         identity = claim.identity
         plan = claim.task_title[:_TITLE_CHARS]
-        shown = f"plan={plan!r} step={_step_of(identity)!r} title={identity.step_title!r} task={identity.task_id}"
-        run_id = self._started_now(identity.run_id)
+        step = identity.step_key.partition("/")[2]
+        shown = f"plan={plan!r} step={step!r} title={identity.step_title!r} task={identity.task_id}"
+        run_id = identity.run_id
+        self._started[run_id] = time.time()
         if claim.is_resumed:  # the one event that leads out of any state that has not ended
             self._put("task-retried", uuid=run_id, exception="", traceback="")
         name, again = _name_of(identity), claim.attempt - 1
@@ -123,10 +125,6 @@ class FlowerEvents:
         self._own_states.add(identity.run_id)
         self._put(type_, uuid=identity.run_id, name=_name_of(identity), **more)
 
-    def _started_now(self, run_id: str) -> str:
-        self._started[run_id] = time.time()
-        return run_id
-
     def _put(self, type_: str, **fields: Any) -> None:
         self._waiting.append((type_, {**fields, "timestamp": time.time()}))
 
@@ -154,15 +152,11 @@ class FlowerEvents:
             log.warning("flower_events_unsent", error=str(error))
 
 
-def _step_of(identity: RunIdentity) -> str:
-    return identity.step_key.partition("/")[2]
-
-
 def _name_of(identity: RunIdentity) -> str:
-    return f"{identity.definition or 'step'}:{_step_of(identity)}"
+    return f"{identity.definition or 'step'}:{identity.step_key.partition('/')[2]}"
 
 
-class NoFlower(NullObserver):
+class NoFlower(AgentObserver):
     """Sends nothing: SOONG_FLOWER_EVENTS is off."""
 
     def start(self) -> None: ...

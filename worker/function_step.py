@@ -44,7 +44,7 @@ _NO_LIMIT: Final = timedelta(days=3660)
 
 
 class IsolatedCalls(Value):
-    """Makes such calls. ``modules`` register the functions, ``folders`` is where they are looked for."""
+    """Makes such calls. ``modules`` register the functions, ``folders`` are searched for them."""
 
     modules: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class FunctionStepRunner:
     """
 
     runs: Path = Path("/nonexistent")
-    """Where the folders of runs are."""
+    """The parent of the folders of runs."""
     isolated: IsolatedCalls = field(default_factory=IsolatedCalls)
 
     async def run(self, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> StepEnd:
@@ -110,7 +110,9 @@ class FunctionStepRunner:
             output, failure = await outcome_of(function, inputs, context, interruption)
         if failure is not None:
             return claim.failed(failure.type, failure.message, retryable=failure.retryable)
-        return claim.completed(output, usage=Usage(files=_files_in(run_dir)))
+        # The files of its run's folder, the folder among them; 0 where it made none.
+        files = 1 + sum(len(names) for _, _, names in os.walk(run_dir)) if run_dir.is_dir() else 0
+        return claim.completed(output, usage=Usage(files=files))
 
 
 async def outcome_of(
@@ -167,11 +169,6 @@ async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
-
-
-def _files_in(folder: Path) -> int:
-    """Return how much a function has left in its run's folder, the folder among it: 0 where it made none."""
-    return 1 + sum(len(files) for _, _, files in os.walk(folder)) if folder.is_dir() else 0
 
 
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:

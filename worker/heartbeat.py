@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from importlib.metadata import version
 from typing import Final, Protocol
 
@@ -20,9 +19,10 @@ from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
-from soong.shared.engine.wire.events import PROTOCOL, reads
+from soong.shared.engine.wire.notifier import PROTOCOL, reads
 from soong.shared.storage.store import retry_until_confirmed
 from soong.worker.claim_loop import WorkerCapacity
 
@@ -74,21 +74,21 @@ class Heartbeat:
         self,
         writer: HeartbeatWriter,
         clock: Clock,
+        settings: Settings,
         *,
-        beat: timedelta,
-        lease: timedelta,
-        loop_stall: timedelta,
         tick: Callable[[Callable[[], None]], None],
         on_lost: Callable[[str], None],
+        left_over: Callable[[], str],
         ticker: Ticker | None = None,
     ) -> None:
         self._writer = writer
         self._clock = clock
-        self._beat_s = beat.total_seconds()
-        self._trust_s = lease.total_seconds() * TRUST
-        self._stall_s = loop_stall.total_seconds()
+        self._beat_s = settings.beat_s
+        self._trust_s = settings.lease_s * TRUST
+        self._stall_s = settings.loop_stall_s
         self._tick = tick
         self._on_lost = on_lost
+        self._left_over = left_over
         self._worker_id = ""
         self._beaten_at = 0.0
         self._ticked_at = 0.0
@@ -123,15 +123,17 @@ class Heartbeat:
                 self._beaten_at = now
             return
         if self.is_overdue() or not self._worker_id:
-            self._lose(worker_id)
+            self._forget(worker_id)
+            log.error("incarnation_lost", worker=worker_id)
+            self._on_lost(worker_id)
 
     def is_overdue(self) -> bool:
-        """Say whether the trust window has passed; asked by the loop too, for a beat that hangs tells nobody."""
+        """Say whether the trust window has passed; asked by the loop too, for a beat that hangs reports nothing."""
         return self._clock.monotonic_s() - self._beaten_at > self._trust_s
 
     def _is_alive(self, worker_id: str) -> bool:
         try:
-            if self._writer.beat(worker_id):
+            if self._writer.beat(worker_id, self._left_over()):
                 return True
         except UnavailableError as error:
             log.warning("beat_unanswered", worker=worker_id, error=str(error))
@@ -146,18 +148,13 @@ class Heartbeat:
         if self._worker_id == worker_id:  # a beat that hung may come back after the next incarnation began
             self._worker_id = ""
 
-    def _lose(self, worker_id: str) -> None:
-        self._forget(worker_id)
-        log.error("incarnation_lost", worker=worker_id)
-        self._on_lost(worker_id)
-
     def _ticked(self) -> None:
         self._ticked_at = self._clock.monotonic_s()
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """Who this process is to the owners right now. ``worker_id`` is empty between two incarnations."""
+    """The worker that this process is to the owners now. ``worker_id`` is empty between two incarnations."""
 
     store: SessionStore
     clock: Clock
@@ -166,7 +163,7 @@ class Incarnation:
     pools: tuple[str, ...]
     labels: tuple[str, ...]
     abilities: tuple[str, ...] = ()
-    """What this process can do beyond what every one can: its tools, its functions, its projects."""
+    """The capabilities that not every process has: its tools, its functions, its projects."""
     host: str = field(default_factory=socket.gethostname)
     versions: tuple[str, ...] = field(default_factory=lambda: (*reads(PROTOCOL), f"version:{VERSION}"))
     worker_id: str = ""
@@ -204,11 +201,11 @@ class Incarnation:
         self.live_workers = max(1, sum(worker.state is ProcessState.LIVE for worker in workers))
 
     async def leave(self) -> None:
-        """Say goodbye: what is still held is freed at once instead of after the lease."""
+        """Mark the worker as gone: the steps that it holds are freed at once instead of after the lease."""
         worker_id, self.worker_id = self.worker_id, ""
         if worker_id:
             try:
                 await self.store.set_worker_state(worker_id, ProcessState.GONE)
             except (UnavailableError, ConflictError) as error:
-                # What it may still hold is freed when its lease ends.
+                # The steps that it may still hold are freed when their leases end.
                 log.warning("not_left", worker=worker_id, error=str(error))

@@ -1,4 +1,5 @@
-"""The lifetime of a worker process: recycling, retirement and the pulse by which its parent sees that it lives.
+"""The lifetime of a worker process: its report to its starter, recycling, retirement, and the pulse that its
+parent watches.
 
 A process that has run long enough, or has grown too large, ends in order and executes the program again: its id, its
 starter and its standing with a supervisor, with Docker or with Kubernetes stay, so nobody counts a crash, waits for a
@@ -36,11 +37,14 @@ STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 _STATM: Final = Path("/proc/self/statm")
 
 EXIT_RETIRED: Final = 3
-"""By this its service knows the end from a failure (:mod:`soong.orchestrator.embedded.child`)."""
+"""Distinguishes this end from a failure for its service (:mod:`soong.orchestrator.embedded.child`)."""
 
 PULSE_FD: Final = "SOONG_PULSE_FD"
 PAUSES: Final = 5
 """Signs within the time after which a process counts as hanging."""
+
+STATUS_FD: Final = "SOONG_STATUS_FD"
+MAX_CHARS: Final = 2000
 
 
 def resident_mib() -> int:
@@ -68,15 +72,18 @@ class RecycleLimits:
     demanded: str = ""
     """Why it is time, whatever has been run."""
     memory: Callable[[], int] = resident_mib
-    pass_on: Callable[[], None] | None = None
+    pass_on: "Callable[[RecycleLimits], None] | None" = None
     """Hands the watch over the process that started us on to the next program; None where none may follow."""
     _counted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _own_signals: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, settings: Settings, choice: random.Random) -> "RecycleLimits":
+    def of(
+        cls, settings: Settings, choice: random.Random, pass_on: "Callable[[RecycleLimits], None] | None" = None
+    ) -> "RecycleLimits":
         """Return the limits of this process: those of the settings and a little more, by chance."""
-        return cls(_more(settings.recycle_after, choice), _more(settings.recycle_memory_mb, choice))
+        most_runs, most_mib = _more(settings.recycle_after, choice), _more(settings.recycle_memory_mb, choice)
+        return cls(most_runs, most_mib, pass_on=pass_on)
 
     def reason(self) -> str:
         """Return why it is time, or nothing. A process that has done nothing is not too large, its limit too small."""
@@ -108,7 +115,7 @@ class RecycleLimits:
         return reason
 
     def begin(self) -> None:
-        """Tell the process to stop, as an operator would."""
+        """Make the process stop, as an operator would."""
         self.is_over = True
         self._own_signals += 1
         os.kill(os.getpid(), signal.SIGTERM)
@@ -137,7 +144,7 @@ def restart_in_place(recycle_limits: RecycleLimits) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     if (recycle_limits.is_told_to_stop and not recycle_limits.left) or recycle_limits.pass_on is None:
         return
-    recycle_limits.pass_on()
+    recycle_limits.pass_on(recycle_limits)
     sys.stdout.flush()
     sys.stderr.flush()
     log.info("recycled", runs=recycle_limits.runs)
@@ -222,3 +229,39 @@ class Pulse:
     def _say(self, silent_s: float) -> None:
         with suppress(OSError):  # the subreaper is gone, and we with it; or it is stopped, and the pipe full
             os.write(self._descriptor, f"{silent_s:g}\n".encode())
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """How long a process lives, and how others see that it does."""
+
+    recycle_limits: RecycleLimits
+    retirement: Retirement
+    pulse: Pulse | None = None
+    is_ready: Callable[[], bool] = lambda: True
+    """Celery has started. Before that no call is heard, for the process could not stop in order."""
+
+
+class StatusPipe:
+    """One report of one start. Made once, before any child of ours could inherit the pipe."""
+
+    def __init__(self) -> None:
+        text = os.environ.pop(STATUS_FD, "")
+        self._descriptor = int(text) if text.isdigit() else -1
+        if self._descriptor >= 0:
+            os.set_inheritable(self._descriptor, False)
+
+    def ready(self) -> None:
+        """Report that work is taken from now on. Only the first report counts."""
+        self._report("ready")
+
+    def failed(self, words: str) -> None:
+        """Report why the process did not start."""
+        self._report(f"failed {' '.join(words.split())[:MAX_CHARS]}")
+
+    def _report(self, line: str) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):  # the starter is gone: nobody waits for it
+                os.write(descriptor, f"{line}\n".encode("utf-8", "replace"))
+            os.close(descriptor)

@@ -1,9 +1,9 @@
 """Parking: a run that only waits for consent gives its slot to others (PER-13).
 
-A run parks when every call of it that is under way has waited for consent for the set time. The rows are asked first,
-while the run still waits: only when they say that it is parked is it stopped here, to continue elsewhere. An answer
-that arrives meanwhile makes them refuse, and the call continues. Nothing is polled: each change of what waits sets
-the time again.
+A run parks when every call of it that is under way has waited for consent for the set time. The rows are written first,
+while the run still waits: only when the write succeeds is it stopped here, to continue elsewhere. After an answer that
+arrives meanwhile the write fails, and the call continues. Nothing is polled: each change of what waits sets the time
+again.
 """
 
 import asyncio
@@ -16,20 +16,16 @@ from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
-from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.step import Lease
-from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
-from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.schedule import Executor
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class ParkingCoordinator:
-    """What all runs of a process have in common. ``max_parked`` is a session's; none of it: nothing parks."""
+    """The shared state of all runs of a process. ``max_parked`` is per session; 0: nothing parks."""
 
     claims: ClaimStore
     clock: Clock
@@ -46,7 +42,7 @@ class ParkingCoordinator:
         return 0.0 if self._is_hurried else self.after_s
 
     def hurry(self) -> None:
-        """Park whatever waits, now and from now on: the process is about to stop."""
+        """Park every run that waits, now and from now on: the process is about to stop."""
         self._is_hurried = True
         for parking in list(self._here):
             parking.poll()
@@ -83,7 +79,7 @@ class RunParking:
     _is_closed: bool = False
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self, _call: ToolCall | None = None) -> Iterator[None]:
         """Count a call as under way."""
         self._under_way += 1
         self.poll()
@@ -158,20 +154,3 @@ class RunParking:
         if self.interruption.stop is None:
             self.interruption.stop, self.interruption.reason = "park", "it waits for consent"
             self.task.cancel()
-
-
-class WatchedCalls(Value):
-    """A turn's executor whose calls are counted for parking."""
-
-    executor: Executor
-    parking: RunParking
-
-    def resolve(self, name: str) -> ToolDefinition | None:
-        return self.executor.resolve(name)
-
-    async def execute(self, call: ToolCall) -> ToolResult:
-        with self.parking.call():
-            return await self.executor.execute(call)
-
-    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
-        return await self.executor.refuse(call, type, message)

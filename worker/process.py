@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -27,8 +28,9 @@ from soong.shared.tools.time_limit import aborted_by_person
 from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Heartbeat, Incarnation, Ticker
-from soong.worker.lifetime import Pulse, RecycleLimits, Retirement
+from soong.worker.lifetime import Lifetime, RecycleLimits, Retirement
 from soong.worker.slots import ClaimRunner, RunObserver, Slots
+from soong.worker.unended import UnendedRuns
 
 log = get_logger(__name__)
 
@@ -68,13 +70,10 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
-            self._ended()
-
-    def _ended(self) -> None:
-        if not self._is_stopping:
-            # Something ended the loop from within: a process without it would hold its slots and do nothing.
-            log.critical("loop_ended")
-            os._exit(1)
+            if not self._is_stopping:
+                # Something ended the loop from within: a process without it would hold its slots and do nothing.
+                log.critical("loop_ended")
+                os._exit(1)
 
 
 class _CountingRuns:
@@ -95,81 +94,85 @@ class _CountingRuns:
         self._retirement.ended()
 
 
+@dataclass(slots=True)
+class Connections:
+    """The store and the channels of a process. ``closers`` are called first, ``wires`` after the last notifications."""
+
+    store: Store
+    notifier: Notifier
+    subscriber: Subscriber
+    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
+    wires: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+@dataclass(slots=True)
+class RunParts:
+    """The runner of the claimed steps, and its observer. ``hurry`` parks the runs that wait: the process drains."""
+
+    runner: ClaimRunner
+    watcher: RunObserver
+    additional: AdditionalSteps = field(default_factory=AdditionalSteps)
+    lent: LentSlots = field(default_factory=LentSlots)
+    hurry: Callable[[], object] = lambda: None
+
+
 class WorkerProcess:
     """Holds what one process has: incarnation, claim loop, slots, heartbeat, subscriptions."""
 
     def __init__(
         self,
-        *,
-        store: Store,
-        notifier: Notifier,
-        subscriber: Subscriber,
-        clock: Clock,
+        connections: Connections,
+        runs: RunParts,
         settings: Settings,
         incarnation: Incarnation,
-        runner: ClaimRunner,
-        watcher: RunObserver,
+        clock: Clock,
         thread: CommandCaller,
-        closers: tuple[Callable[[], Awaitable[None]], ...] = (),
-        wires: tuple[Callable[[], Awaitable[None]], ...] = (),
+        lifetime: Lifetime | None = None,
         ticker: Ticker | None = None,
-        recycle_limits: RecycleLimits | None = None,
-        retirement: Retirement | None = None,
-        on_drain: Callable[[], object] | None = None,
-        additional: AdditionalSteps | None = None,
-        lent: LentSlots | None = None,
-        pulse: Pulse | None = None,
-        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``is_ready``: Celery has started. Before that no call is heard, for the process could not stop in order."""
-        self._is_ready, self._pulse = is_ready, pulse
-        self._recycle_limits, self._retirement = recycle_limits or RecycleLimits(), retirement or Retirement(clock)
-        self._store, self._ring, self._subscriber = store, notifier, subscriber
-        self._settings, self._incarnation = settings, incarnation
-        self._closers, self._wires = closers, wires  # what runs use, and what the last notifications go through
-        self._on_drain = on_drain
+        self._connections, self._store, self._ring = connections, connections.store, connections.notifier
+        self._settings, self._incarnation, self._hurry = settings, incarnation, runs.hurry
+        self._lifetime = lifetime = lifetime or Lifetime(RecycleLimits(), Retirement(clock))
+        self._recycle_limits = lifetime.recycle_limits
         self._drained: asyncio.Task[None] | None = None
         self._grace_ends_at: float | None = None
         self._hurried = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.slots = Slots(
             settings.slots,
-            store.claims,
+            self._store.claims,
             clock,
-            runner,
-            _CountingRuns(watcher, self._recycle_limits, self._retirement),
-            additional or AdditionalSteps(),
-            lent or LentSlots(),
+            runs.runner,
+            _CountingRuns(runs.watcher, lifetime.recycle_limits, lifetime.retirement),
+            UnendedRuns(self._store.claims, clock, settings.stuck_s, settings.beat_s, self._look_for_room, self._ring),
+            runs.additional,
+            runs.lent,
         )
         self.claim_loop = ClaimLoop(
-            store.claims, notifier, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot
+            self._store.claims, self._ring, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
         self.slots.claim_loop = self.slots.additional.claim_loop = self.claim_loop
-        unended = self.slots.unended
-        unended.stuck_s, unended.beat_s = settings.stuck_s, settings.beat_s
-        unended.notifier, unended.on_stuck = notifier, self._look_for_room
         self._heartbeat = Heartbeat(
-            store.heartbeat_writer(),
+            self._store.heartbeat_writer(),
             clock,
-            beat=timedelta(seconds=settings.beat_s),
-            lease=timedelta(seconds=settings.lease_s),
-            loop_stall=timedelta(seconds=settings.loop_stall_s),
+            settings,
             tick=thread.call,
             on_lost=lambda worker_id: thread.call(lambda: self._lost(worker_id)),
+            left_over=lambda: self.slots.left_over,
             ticker=ticker,
         )
 
     async def start(self) -> None:
-        """Register, beat, serve the claim loop and hear interrupts; then tell the owners that there are slots."""
+        """Register, beat, serve the claim loop and take interrupts; then notify the owners that there are slots."""
         worker_id = await self._incarnation.register()
         self._heartbeat.start(worker_id)
         loop = asyncio.get_running_loop()
         works = (self.claim_loop.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
         self._tasks = [loop.create_task(work) for work in works]
-        if self._retirement.after_s:
+        if self._lifetime.retirement.after_s:
             self._tasks.append(loop.create_task(self._retire()))
-        if self._pulse is not None:
-            self._tasks.append(loop.create_task(self._pulse.beat()))
+        if self._lifetime.pulse is not None:
+            self._tasks.append(loop.create_task(self._lifetime.pulse.beat()))
         await self._ring.notify_owners()
 
     def drain(self, grace: timedelta | None) -> asyncio.Task[None]:
@@ -190,13 +193,13 @@ class WorkerProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for close in self._closers:
+        for close in self._connections.closers:
             await close()
         if not await self._leaves_steps():
             await asyncio.to_thread(self._heartbeat.stop)
             await self._incarnation.leave()
         await self._ring.notify_owners()
-        for close in self._wires:
+        for close in self._connections.wires:
             await close()
         await self._store.close()
 
@@ -220,8 +223,7 @@ class WorkerProcess:
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         await self.claim_loop.settled()
-        if self._on_drain is not None:
-            self._on_drain()
+        self._hurry()
         if not await self._idle_in_time():
             self.slots.stop_all("release", "the worker stops")
             self.slots.leave_functions()
@@ -259,8 +261,8 @@ class WorkerProcess:
 
     async def _retire(self) -> None:
         """Stop in order, and for good, once the process has been idle for as long as it may."""
-        await self._retirement.until_due()
-        log.info("retiring", idle_s=self._retirement.after_s)
+        await self._lifetime.retirement.until_due()
+        log.info("retiring", idle_s=self._lifetime.retirement.after_s)
         _ = self.drain(None)
         self._recycle_limits.begin()
 
@@ -309,7 +311,7 @@ class WorkerProcess:
                 await asyncio.sleep(0.05)
                 continue
             self._incarnation.changed.clear()
-            subscription = await self._subscriber.subscribe_worker(worker_id)
+            subscription = await self._connections.subscriber.subscribe_worker(worker_id)
             try:
                 while worker_id == self._incarnation.worker_id:
                     await self._poll(worker_id)
@@ -323,8 +325,8 @@ class WorkerProcess:
         look_at_s = loop.time() + self._settings.beat_s
         while (left_s := look_at_s - loop.time()) > 0 and worker_id == self._incarnation.worker_id:
             heard = await subscription.wait(left_s)
-            if "" in heard and self._is_ready() and self.slots.free_slots() > 0:
-                self.slots.fill()
+            if "" in heard and self._lifetime.is_ready() and self.slots.free_slots() > 0:
+                self.claim_loop.fill()
             if not heard or worker_id in heard:
                 return
 

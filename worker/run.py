@@ -1,7 +1,7 @@
 """Runs one claimed step to its end: what a slot does between claim and completion.
 
-A step's kind says who does the work: a registered function or a child agent. Both get their inputs bound here, both
-run under the step's time limit, and whatever happens becomes one :class:`StepEnd`.
+A step's kind decides what does the work: a registered function or a child agent. Both get their inputs bound here, both
+run under the step's time limit, and every outcome becomes one :class:`StepEnd`.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from soong.shared.agents.runtime.call_log import clean_end
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.spec import BoundStep, StepKind
@@ -36,7 +36,7 @@ class AgentSteps(Protocol):
 
 
 class TaskLimits(Value):
-    """What a worker process does about them; it reads rows for steps of tasks with limits alone."""
+    """Keeps the limits of tasks in a worker process; it reads rows for steps of tasks with limits alone."""
 
     budgets: BudgetStore
     clock: Clock
@@ -49,7 +49,7 @@ class TaskLimits(Value):
         time = await self.budgets.task_time(claim.identity.task_id)
         if time is None:
             return await work()
-        left_s = self._left_s(time)
+        left_s = None if time.deadline_us is None else (time.deadline_us - self.clock.now_us()) / MICRO
         if time.reached or (left_s is not None and left_s <= 0):
             log.info("step_not_started", step=claim.step_key, reason=time.reached or "wall_s")
             return claim.cancelled(time.reached or _words(time))
@@ -61,9 +61,6 @@ class TaskLimits(Value):
         except TimeoutError:
             pass
         return claim.failed(TASK_LIMIT, _words(time), reason=EndReason.TIME_LIMIT)
-
-    def _left_s(self, time: TaskTime) -> float | None:
-        return None if time.deadline_us is None else (time.deadline_us - self.clock.now_us()) / MICRO
 
 
 @dataclass(slots=True)
@@ -78,15 +75,13 @@ class StepRunner:
 
     async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
-        end = with_report(await self._ended(claim, interruption), interruption.incidents)
-        return clean_end(end, self.redactor)
-
-    async def _ended(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         if claim.malformed:
-            return malformed(claim)
-        if claim.spec.is_limited and self.limits is not None:
-            return await self.limits.keep(claim, lambda: self._timed(claim, interruption))
-        return await self._timed(claim, interruption)
+            end = malformed(claim)
+        elif claim.spec.is_limited and self.limits is not None:
+            end = await self.limits.keep(claim, lambda: self._timed(claim, interruption))
+        else:
+            end = await self._timed(claim, interruption)
+        return clean_end(with_report(end, interruption.incidents), self.redactor)
 
     async def _timed(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         limit_s = claim.spec.timeout_s

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.core import timing
@@ -18,7 +18,7 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.step_work import StepWork, holding
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
@@ -29,6 +29,9 @@ from soong.worker.function_step import crashed
 from soong.worker.unended import HeldRun, UnendedRuns
 
 log = get_logger(__name__)
+
+MOST_NAMED: Final = 10
+"""Steps that a heartbeat names."""
 
 
 class ClaimRunner(Protocol):
@@ -54,10 +57,10 @@ class Slots:
     clock: Clock
     runner: ClaimRunner
     watcher: RunObserver
+    unended: UnendedRuns
     additional: AdditionalSteps = field(default_factory=AdditionalSteps)
     """The additional steps of the held runs."""
     lent: LentSlots = field(default_factory=LentSlots)
-    unended: UnendedRuns = field(init=False)
     claim_loop: ClaimLoop = field(init=False)
     _held: dict[RunFence, HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
@@ -68,7 +71,6 @@ class Slots:
 
     def __post_init__(self) -> None:
         self.lent.slots = self
-        self.unended = UnendedRuns(self.claims, self.clock)
 
     async def hold(self) -> int:
         """Hold one slot until nothing is claimable; return how many steps it ran.
@@ -173,6 +175,13 @@ class Slots:
     def stuck(self) -> int:
         """How many slots are held by functions that do not end although their steps were cancelled or timed out."""
         return sum(held.is_left for held in self._held.values())
+
+    @property
+    def left_over(self) -> str:
+        """Some of the completed steps whose threads still run, in words. Safe from any thread."""
+        words = [held.words for held in tuple(self._held.values()) if held.is_settled]
+        more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+        return "; ".join([*words[:MOST_NAMED], *more])
 
     async def lost_functions(self) -> tuple[str, ...]:
         """Give the coroutines of lost steps a moment to end; return the functions that continue."""
@@ -291,7 +300,7 @@ class Slots:
                 self.additional.drop(claim)
                 return None
             case "cancel" | "abort":
-                # What it held beside its own step was not cancelled with it, or is by being handed back.
+                # Its additional step was not cancelled with it, or is when it is handed back.
                 await self._free(held, self.additional.leases_of(claim), held.interruption.reason)
                 return _stopped_end(claim, held.interruption)
             case "release":

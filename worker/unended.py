@@ -7,7 +7,7 @@ step reports it to owners and people: at once when a time limit has passed, and 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -17,13 +17,16 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.step_work import StepWork
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.claims import UNKNOWN, ClaimStore
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, RunFence, StepEnd, StepError
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
+
+MAX_CHARS: Final = 200
+"""The most of a step and its functions in a heartbeat."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,10 @@ class HeldRun:
     """Its slot is given up; its end is written last of all."""
     is_settled: bool = False
     """It has completed and its end is written; what it left behind keeps the slot."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.claim.step_key} ({' and '.join(self.work.names)})"[:MAX_CHARS]
 
     @property
     def is_left(self) -> bool:

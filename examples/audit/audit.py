@@ -1,4 +1,4 @@
-"""What the agents of audit.yaml do when no model is chosen: list, search, read, parse, and write one report."""
+"""The agents of audit.yaml when no model is chosen: they list, search, read, parse, and write one report."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What a Python source text contains, as facts with lines: read from its syntax tree, never imported or run.
+"""The contents of a Python source text, as facts with lines: read from its syntax tree, never imported or run.
 
 Source text is copied from the file, on one line, and cut. It is not written from the tree: writing recurses as deep as
 the tree, and a text can be nested deeper than the interpreter recurses.
@@ -14,7 +14,7 @@ BROAD = frozenset({"Exception", "BaseException"})
 MUTABLE_CALLS = frozenset({"list", "dict", "set", "bytearray"})
 MUTABLE_LITERALS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 MAX_SOURCE_CHARS = 500_000
-"""Of one file. Its syntax tree takes up to 800 bytes for each character."""
+"""Per file. Its syntax tree takes up to 800 bytes for each character."""
 MAX_TEXT_CHARS = 80
 
 _PARSING = threading.Lock()

@@ -1,4 +1,4 @@
-"""Soong as an agent of the Agent Client Protocol: what an editor talks to (ACP-02).
+"""Soong as an agent of the Agent Client Protocol, for editors (ACP-02).
 
 A client of the service like ``soong ask``: a session of the protocol is a session of ours under the same id, a prompt
 is an ask in it, and the editor's user is the responder of the session.
@@ -16,20 +16,24 @@ from acp import RequestError, schema
 
 from soong.orchestrator.acp.questions import FrontEndQuestions
 from soong.orchestrator.acp.turn import PromptTurn, plan_of, text_of, text_of_prompt
-from soong.orchestrator.approvals.remote_responder import refusal_reason
+from soong.orchestrator.approvals.responders import refusal_reason
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, Submission
-from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, NextAsk, SessionTerms, ask_submission, follow_up
-from soong.shared.core.clock import SystemClock, rfc3339
+from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.operations.calls import DirectCalls
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.preparation import follow_up, prepared_ask
+from soong.orchestrator.operations.problems import raised_as_ours
+from soong.orchestrator.operations.responder import ProgramResponder
+from soong.orchestrator.operations.submissions import AskBody, FollowUpBody, Ids
+from soong.orchestrator.operations.tasks import result_of
+from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.tasks.asks import follows
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.step import Task
@@ -43,7 +47,7 @@ VERSION: Final = "1"
 
 
 class SessionConversation(Value):
-    """What a client knows of a session's conversation. ``origin`` is the run that a fork without an ask continues."""
+    """The conversation of a session. ``origin`` is the run that a fork without an ask continues."""
 
     client: Client
     session_id: str
@@ -61,7 +65,7 @@ class SessionConversation(Value):
             if former is None or former.identity.session_id in seen:
                 break
             session_id = former.identity.session_id
-            # What was asked there after the fork is no part of it.
+            # Asks of that session after the fork are not a part of it.
             own = _until(former.identity.task_id, await asks_of(self.client, session_id))
         return found
 
@@ -116,11 +120,11 @@ class _OpenSession:
 
 @dataclass(slots=True)
 class OrchestratorAgent:
-    """One connection. ``connected`` gives the client of the service, which is started when it is first needed."""
+    """One connection. ``connected`` gives the service, which is started when it is first needed."""
 
     settings: Settings
     agent: str
-    connected: Callable[[], Awaitable[Client]]
+    connected: Callable[[], Awaitable[DirectCalls]]
     _connection: Any = None
     _open: dict[str, _OpenSession] = field(default_factory=dict)
 
@@ -161,14 +165,13 @@ class OrchestratorAgent:
         return schema.ResumeSessionResponse()
 
     async def load_session(self, cwd: str, session_id: str, **_: Any) -> schema.LoadSessionResponse | None:
-        """Open a session and tell its conversation again."""
-        client = await self._opened(session_id, cwd)
-        for task in await self._conversation(client, session_id).asks():
+        """Open a session and send its conversation again."""
+        service = await self._opened(session_id, cwd)
+        for task in await self._conversation(service.client, session_id).asks():
             await self._send(session_id, acp.update_user_message_text(task.title))
-            view = await client.view(task.id)
-            if view.steps:
-                await self._send(session_id, acp.update_plan(plan_of(view)))
-            answer = text_of((await outcome_of(client.store, view, client.settings.runs)).answer)
+            if plan := await plan_of(service.store, task.id):
+                await self._send(session_id, acp.update_plan(plan))
+            answer = text_of((await result_of(service, task.id)).answer)
             await self._send(session_id, acp.update_agent_message_text(answer or f"({task.status})"))
         return schema.LoadSessionResponse()
 
@@ -177,8 +180,8 @@ class OrchestratorAgent:
 
         Nothing else is taken over: no task under way, no grant, no rule of the other session.
         """
-        client = await self._opened(session_id, cwd)
-        former = await self._conversation(client, session_id).last_run()
+        service = await self._opened(session_id, cwd)
+        former = await self._conversation(service.client, session_id).last_run()
         fork_id = new_id("sess")
         self._open[fork_id] = _OpenSession(_folder(cwd), origin=former.id if former is not None else "")
         return schema.ForkSessionResponse(session_id=fork_id)
@@ -186,7 +189,7 @@ class OrchestratorAgent:
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
     ) -> schema.ListSessionsResponse:
-        client = await self._client()
+        client = (await self._service()).client
         found: dict[str, schema.SessionInfo] = {}
         for task in await client.store.tasks.list_tasks(kind=TaskKind.ASK, limit=MANY):
             session = await client.store.sessions.session(task.session_id)
@@ -245,42 +248,46 @@ class OrchestratorAgent:
             log.warning("prompt_not_cancelled", session=session_id, error=str(error))
 
     async def _asked(self, session_id: str, session: _OpenSession, goal: str) -> schema.PromptResponse:
-        client = await self._client()
-        prepared = await self._prepared(client, session_id, session, goal)
+        calls = await self._calls()
+        service, caller, client = calls.service, calls.caller, calls.service.client
+        ready = await self._prepared(client, session_id, session, goal)
         questions = FrontEndQuestions(self._connection, session_id, client.store.runs)
-        root = prepared.task.root_run.identity
-        await client.submit(prepared)
-        session.turn = PromptTurn(self._connection, client, prepared.session, prepared.task.id, root.run_id, questions)
-        refusal = refusal_reason(prepared.session, client.settings.principal)
+        root = ready.task.root_run.identity
+        await client.submit(ready)
+        session.turn = PromptTurn(self._connection, service, ready.session, ready.task.id, root.run_id, questions)
+        refusal = caller.refusal or refusal_reason(ready.session, caller.principal)
         if refusal:
             await self._send(session_id, acp.update_agent_thought_text(f"Questions are not answered here: {refusal}\n"))
         else:
-            session.answering = client.attach(prepared.session, questions, channel="acp")
+            responder = ProgramResponder(service, caller, ready.session, questions)
+            session.answering = asyncio.create_task(responder.run())
         return await session.turn.run()
 
     async def _prepared(self, client: Client, session_id: str, session: _OpenSession, goal: str) -> Submission:
         """Bind a goal: the first of the session, or another one that continues what completed last."""
-        catalogue, clock, model = Catalogue.of(self.settings), SystemClock(), self.settings.model
+        catalogue, settings = Catalogue.of(self.settings), self.settings.of_user
         former = await self._conversation(client, session_id).last_run()
         try:
             row = await client.store.sessions.session(session_id)
         except NotFoundError:
-            agent = former.identity.definition if former is not None else self.agent
-            terms = SessionTerms(
-                project=session.cwd,
-                cwd=session.cwd,
-                approval_mode=ApprovalMode.PROMPT,
-                model=former.identity.model if former is not None else model,
-                principal=self.settings.principal,
-                ids=Ids(session_id, new_id("task")),
+            body = AskBody.model_construct(
+                goal=goal,
+                agent=former.identity.definition if former is not None else self.agent,
+                model=former.identity.model if former is not None else "",
+                project=str(session.cwd),
+                approval_mode="prompt",
             )
-            follows = former.id if former is not None else ""
-            return ask_submission(goal, agent, terms, catalogue, clock, follows=follows)
-        ask = NextAsk(goal) if former is not None else NextAsk(goal, self.agent, model)
-        return follow_up(ask, row, former, catalogue, clock)
+            ids, follows = Ids(session_id, new_id("task")), former.id if former is not None else ""
+            with raised_as_ours():
+                return prepared_ask(body, settings.principal, ids, catalogue, settings, follows=follows)
+        agent, model = ("", "") if former is not None else (self.agent, settings.model)
+        return follow_up(FollowUpBody.model_construct(goal=goal, agent=agent, model=model), row, former, catalogue)
 
     # -- common
-    async def _client(self) -> Client:
+    async def _service(self) -> ServiceParts:
+        return (await self._calls()).service
+
+    async def _calls(self) -> DirectCalls:
         try:
             return await self.connected()
         except SoongError as error:
@@ -296,11 +303,11 @@ class OrchestratorAgent:
         opened = self._open.get(session_id)
         return SessionConversation(client, session_id, opened.origin if opened is not None else "")
 
-    async def _opened(self, session_id: str, cwd: str) -> Client:
+    async def _opened(self, session_id: str, cwd: str) -> ServiceParts:
         """Open a stored session. Raises: RequestError, for one that is not there or belongs to another folder."""
-        client = await self._client()
+        service = await self._service()
         try:
-            row = await client.store.sessions.session(session_id)
+            row = await service.store.sessions.session(session_id)
             works_in, principal = row.cwd, row.principal
         except NotFoundError:  # it has had no prompt yet
             works_in, principal = str(self._session(session_id).cwd), self.settings.principal
@@ -310,7 +317,7 @@ class OrchestratorAgent:
         if works_in != str(folder):
             raise RequestError.invalid_params({"details": f"the session works in {works_in}, not in {folder}"})
         self._open.setdefault(session_id, _OpenSession(folder))
-        return client
+        return service
 
     async def _send(self, session_id: str, update: Any) -> None:
         await self._connection.session_update(session_id, update)
@@ -330,7 +337,5 @@ def _folder(cwd: str) -> Path:
 
 
 async def _stop(session: _OpenSession) -> None:
-    if session.answering is not None:
-        session.answering.cancel()
-        await asyncio.gather(session.answering, return_exceptions=True)
-        session.answering = None
+    answering, session.answering = session.answering, None
+    await cancelled(answering)

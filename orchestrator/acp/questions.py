@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 import acp
 from acp import schema
 
-from soong.orchestrator.approvals.full_input import FullInput, read_full_input
-from soong.orchestrator.approvals.question_facts import facts_of
+from soong.orchestrator.approvals.full_input import FullInput, facts_of, read_full_input
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.inert import inert
 from soong.shared.engine.runs.events import EventType
@@ -56,7 +55,7 @@ class FrontEndQuestions:
         return PermissionDecision(choice, "" if chosen else "the front end cancelled the question")
 
     async def settle(self, *, is_over: bool = False) -> None:
-        """Tell the front end the ends of calls that were allowed."""
+        """Send the front end the ends of calls that were allowed."""
         if not self.open:
             return
         ends = {
@@ -73,7 +72,7 @@ class FrontEndQuestions:
 
 
 def options_of(request: PermissionRequest) -> list[schema.PermissionOption]:
-    """Return the answers that a question offers. What a session grant covers is in its name."""
+    """Return the answers that a question offers. The name of a session grant shows its scope."""
     options = [schema.PermissionOption(option_id="allow_once", name="Allow once", kind="allow_once")]
     if request.offers_session:
         name = f"Allow for this session: {request.tool} on {request.scope}"

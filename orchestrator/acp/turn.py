@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -9,17 +10,22 @@ import acp
 from acp import schema
 
 from soong.orchestrator.acp.questions import ENDED, FrontEndQuestions
-from soong.orchestrator.client.client import Client, TaskSnapshot
-from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
-from soong.orchestrator.client.tail import RunTail, follow_live
-from soong.shared.core.errors import SoongError
+from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.progress import until_over
+from soong.orchestrator.operations.run_feed import follow_live
+from soong.orchestrator.operations.snapshots import snapshot_of, tasks_planned_by
+from soong.orchestrator.operations.tasks import result_of
+from soong.orchestrator.schemas.task import TaskResult
+from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.sessions.session import CommandKind, Session
+from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
-from soong.shared.engine.wire.events import AnswerDelta
+from soong.shared.engine.wire.notifier import AnswerDelta
+from soong.shared.storage.store import Store
 
 MAX_ENTRIES: Final = 500
 MAX_CHARS: Final = 300
@@ -29,11 +35,11 @@ _Status = Literal["pending", "in_progress", "completed"]
 MAX_CALL_CHARS: Final = 2_000
 
 
-def plan_of(view: TaskSnapshot) -> list[schema.PlanEntry]:
-    """Return the steps of a view in their order. A plan knows no failure: the entry's text says how a step ended."""
+async def plan_of(store: Store, task_id: str) -> list[schema.PlanEntry]:
+    """Return the steps of a task in order. A plan has no status for failure: the entry's text has the step's end."""
     return [
         acp.plan_entry(f"{_title(step)}{_ending(step)}", priority="medium", status=_status(step))
-        for step in view.steps[:MAX_ENTRIES]
+        for step in (await snapshot_of(store, task_id)).steps[:MAX_ENTRIES]
     ]
 
 
@@ -63,7 +69,7 @@ def _status(step: Step) -> _Status:
 
 
 def text_of_prompt(blocks: Sequence[object]) -> str:
-    """Return a prompt as the goal of an ask. What a front end attaches is named, and its text is added."""
+    """Return a prompt as the goal of an ask. Attachments of the front end are named, and their text is added."""
     parts: list[str] = []
     for block in blocks:
         match block:
@@ -83,7 +89,7 @@ class PromptTurn:
     """Follows one task for one front end. :meth:`cancel` ends it."""
 
     connection: Any
-    client: Client
+    service: ServiceParts
     session: Session
     task_id: str
     root_run_id: str
@@ -92,49 +98,50 @@ class PromptTurn:
     _shown: str = ""
     """The text of the model's turn that arrives, as far as it has been sent."""
     _turn: int = 0
-    _plan: list[schema.PlanEntry] = field(default_factory=list)
     _calls: set[str] = field(default_factory=set)
 
     async def run(self) -> schema.PromptResponse:
         """Follow the task to its end and return how the turn ended."""
-        telling = asyncio.create_task(self._tell_agent())
+        telling = [asyncio.create_task(self._tell_agent()), asyncio.create_task(self._tell_plan())]
         try:
-            last = await self._follow()
+            await until_over(self.service, self.task_id, self.session.id, self.questions.settle)
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            await cancelled(*telling)
         await self.questions.settle(is_over=True)
-        outcome = await outcome_of(self.client.store, last, self.client.settings.runs)
-        await self._say_end(outcome)
-        return schema.PromptResponse(stop_reason=self._stop_reason(outcome), usage=await self._usage(last))
+        if plan := await plan_of(self.service.store, self.task_id):
+            await self._send(acp.update_plan(plan))
+        result = await result_of(self.service, self.task_id)
+        await self._say_end(result)
+        is_cancelled = self.is_cancelled or result.status is TaskStatus.CANCELLED
+        return schema.PromptResponse(stop_reason="cancelled" if is_cancelled else "end_turn", usage=await self._usage())
 
     async def cancel(self) -> None:
         """Cancel the task with everything that works for it."""
         self.is_cancelled = True
-        task = await self.client.store.tasks.task(self.task_id)
+        task = await self.service.store.tasks.task(self.task_id)
         if not task.status.is_terminal:
-            await self.client.command(CommandKind.CANCEL, task, reason="cancelled in the editor")
+            await self.service.client.tasks.cancel(task, reason="cancelled in the editor")
 
-    async def _follow(self) -> TaskSnapshot:
-        last: TaskSnapshot | None = None
-        async for view in self.client.follow(self.task_id):
-            last = view
-            plan = plan_of(view)
-            if plan != self._plan:
-                self._plan = plan
-                await self._send(acp.update_plan(plan))
-            await self.questions.settle()
-        assert last is not None, "a task that is followed has a state"
-        return last
+    async def _tell_plan(self) -> None:
+        service = self.service
+        with service.feeds.follow(
+            ("plan", self.task_id),
+            lambda: plan_of(service.store, self.task_id),
+            lambda: service.subscriptions.session(self.session.id),
+        ) as following:
+            while True:
+                with suppress(UnavailableError):
+                    if plan := await following.next():
+                        await self._send(acp.update_plan(plan))
 
     # -- what the agent of the ask says and does
     async def _tell_agent(self) -> None:
-        tail = RunTail(self.client.store.runs, self.client.subscriber.subscribe_run)
-        async for said in follow_live(tail, self.client.subscriber.subscribe_answer, self.root_run_id):
-            if isinstance(said, AnswerDelta):
-                await self._tell_answer(said)
-            else:
-                await self._tell_call(said)
+        async with aclosing(follow_live(self.service, self.root_run_id)) as events:
+            async for said in events:
+                if isinstance(said, AnswerDelta):
+                    await self._tell_answer(said)
+                else:
+                    await self._tell_call(said)
 
     async def _tell_answer(self, delta: AnswerDelta) -> None:
         """Send what is new of the answer that arrives; what was sent cannot be taken back."""
@@ -160,30 +167,25 @@ class PromptTurn:
             await self._send(acp.update_tool_call(call_id, status=status, content=told))
 
     # -- the end
-    async def _say_end(self, outcome: TaskOutcome) -> None:
-        """Say what has not been said: the answer, if it did not arrive piece by piece, or why there is none."""
-        task = outcome.view.task
-        if task.status is TaskStatus.COMPLETED:
-            rest = rest_of(text_of(outcome.answer), self._shown)
+    async def _say_end(self, result: TaskResult) -> None:
+        """Send the rest: the answer, if it did not arrive piece by piece, or why there is none."""
+        if result.status is TaskStatus.COMPLETED:
+            rest = rest_of(text_of(result.answer), self._shown)
             if rest:
                 await self._send(acp.update_agent_message_text(rest))
         elif not self.is_cancelled:
-            run = await self.client.store.runs.run(self.root_run_id)
-            why = f"{run.end_reason}" if run.end_reason is not None else str(task.status)
-            words = f"\n\nThe task {task.id} is {task.status}: {why}."
+            run = await self.service.store.runs.run(self.root_run_id)
+            why = run.end_reason if run.end_reason is not None else result.status
+            words = f"\n\nThe task {result.id} is {result.status}: {why}."
             await self._send(acp.update_agent_message_text(words))
-        for denial in outcome.denials:
-            await self._send(acp.update_agent_thought_text(f"{denial.step_id}: {denial.tool} was denied. "))
+        for denial in result.denials:
+            await self._send(acp.update_agent_thought_text(f"{denial.step}: {denial.tool} was denied. "))
 
-    def _stop_reason(self, outcome: TaskOutcome) -> schema.StopReason:
-        return "cancelled" if self.is_cancelled or outcome.status is TaskStatus.CANCELLED else "end_turn"
-
-    async def _usage(self, view: TaskSnapshot) -> schema.Usage | None:
-        runs = [
-            run
-            for task in (view.task, *view.planned)
-            for run in await self.client.store.runs.list_runs(task_id=task.id)
-        ]
+    async def _usage(self) -> schema.Usage | None:
+        store = self.service.store
+        task = await store.tasks.task(self.task_id)
+        tasks = (task, *await tasks_planned_by(store, task))
+        runs = [run for one in tasks for run in await store.runs.list_runs(task_id=one.id)]
         read = sum(run.usage.input_tokens for run in runs)
         written = sum(run.usage.output_tokens for run in runs)
         cached = sum(run.usage.cached_tokens for run in runs)

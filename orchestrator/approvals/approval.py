@@ -1,4 +1,4 @@
-"""All that a person may want to know of one question, read from rows: who asks, for what, in which state (PER-06).
+"""The facts of one question for a person, read from rows: who asks, for what, in which state (PER-06).
 
 A value; its caller shows it. Nothing in it has been made inert.
 """
@@ -106,7 +106,7 @@ async def _parents(store: Store, identity: RunIdentity) -> Sequence[RunIdentity]
 
 
 async def _why_withdrawn(store: Store, question: Question) -> str:
-    """Return why a question was closed without a decision; its run's log says it."""
+    """Return why a question was closed without a decision, from its run's log."""
     if question.is_pending or question.decision is not None:
         return ""
     run_id, seen = question.request.identity.run_id, 0
@@ -143,7 +143,7 @@ async def question_of(store: ConsentStore, request_id: str) -> Question:
 
 
 def denial_sentence(error: str, reason: str, *, author: str = "", principal: str = "", channel: str = "") -> str:
-    """Return why a call was not allowed, from what its run's log says: the error, the reason, and who decided."""
+    """Return why a call was not allowed, from its run's log: the error, the reason, and who decided."""
     if author == "person":
         return _with_reason(f"denied by {_who(principal, channel)}", reason)
     if author == "rule":

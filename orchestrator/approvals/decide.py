@@ -1,4 +1,4 @@
-"""What an owner decides on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
+"""The owner's decision on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 import asyncio
 import socket
@@ -36,6 +36,7 @@ from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolCont
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
 
+UNTOLD = ("state", "security", "if_unanswered")
 FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBACK, ErrorType.PERMISSION_FAILED})
 """Not getting a yes because asking failed: each is a permission_failed event of its own (PER-05)."""
 
@@ -43,9 +44,9 @@ FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBA
 class UnsignedDecision(Value):
     """An outcome and its author. ``error`` is set exactly when the choice is deny.
 
-    ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
-    the person's callback said with its answer (PER-03, PER-19). ``security`` names what did not hold of the question
-    or the answer; it is an event of its own.
+    ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is that
+    of the callback's answer (PER-03, PER-19). ``security`` names the failed check of the question or the answer; it is
+    an event of its own. ``if_unanswered``: an answer that has come since goes before it.
     """
 
     choice: Choice
@@ -59,6 +60,7 @@ class UnsignedDecision(Value):
     metadata: JsonObject = msgspec.field(default_factory=dict)
     state: RequestState = RequestState.DECIDED
     security: str = ""
+    if_unanswered: bool = False
 
     def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
         """Return the decision, bound to exactly the request."""
@@ -83,22 +85,14 @@ class UnsignedDecision(Value):
         )
 
     def events(self, decision: Decision, redactor: Redactor) -> Sequence[NewEvent]:
-        """Return what the run's log says of it, without secrets; the pipeline adds tool_denied when the call ends."""
+        """Return its events in the run's log, without secrets; the pipeline adds tool_denied when the call ends."""
         told: dict[str, Json] = {
             "request_id": decision.request_id,
             "decision_id": decision.id,
             "tool_call_id": decision.tool_call_id,
             "tool": decision.tool,
             "scope": decision.scope,
-            "choice": str(self.choice),
-            "author": self.author,
-            "rule": self.rule,
-            "grant": self.grant,
-            "principal": self.principal,
-            "channel": self.channel,
-            "reason": self.reason,
-            "error": None if self.error is None else str(self.error),
-            "metadata": dict(self.metadata),
+            **{name: value for name, value in self.as_json().items() if name not in UNTOLD},
         }
         facts = redactor.mapping(told)  # a person's words may hold what was typed at the wrong place (EVT-05)
         events = [NewEvent(EventType.PERMISSION_DECIDED, facts, decision.decided_us)]
@@ -126,11 +120,12 @@ def failed(reason: str) -> UnsignedDecision:
 
 def no_callback(waited_s: float) -> UnsignedDecision:
     reason = f"nobody who could answer was attached to the session for {waited_s:g} s"
-    return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)
+    return replace(_refusal(ErrorType.PERMISSION_NO_CALLBACK, reason), if_unanswered=True)
 
 
 def timed_out(waited_s: float) -> UnsignedDecision:
-    return _refusal(ErrorType.PERMISSION_TIMEOUT, f"the question was shown for {waited_s:g} s and nobody answered")
+    reason = f"the question was shown for {waited_s:g} s and nobody answered"
+    return replace(_refusal(ErrorType.PERMISSION_TIMEOUT, reason), if_unanswered=True)
 
 
 def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> UnsignedDecision | None:
@@ -200,7 +195,7 @@ def _refusal(error: ErrorType, reason: str, state: RequestState = RequestState.D
 
 
 class TargetStatus(Value):
-    """``is_changed`` is None where it cannot be determined here; ``note`` says why, or what has changed.
+    """``is_changed`` is None where it cannot be determined here; ``note`` is the reason, or the change.
 
     ``preview`` is what the person would be shown now: a diff against the file as it is.
     """
@@ -211,7 +206,7 @@ class TargetStatus(Value):
 
 
 class TargetChecker(Value):
-    """What is looked with: the tools that are known here, and where runs of this home work and may write."""
+    """Checks targets: by the tools that are known here, and the folders where runs of this home work and may write."""
 
     tools: Sequence[ToolDefinition]
     runs_folder: Path
@@ -219,7 +214,7 @@ class TargetChecker(Value):
     """Those of the configuration, in addition to a run's own."""
 
     async def check(self, request: PermissionRequest, session: Session, whole: FullInput, host: str) -> TargetStatus:
-        """Look at a question's target; ``host`` is where its run works ("" when no worker holds it)."""
+        """Check a question's target; ``host`` is that of its run ("" when no worker holds it)."""
         tool = next((tool for tool in self.tools if tool.name == request.tool), None)
         refusal = self._refusal(request, session, whole, host, tool)
         if refusal or tool is None or tool.target is None:

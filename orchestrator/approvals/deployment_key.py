@@ -71,7 +71,7 @@ class DeploymentKey:
         await self.store.keys.publish_first_key(first.key_id, first.public_key, now_us=now_us)
 
     async def _keep(self, problem: str, key_id: str = "") -> Signer:
-        """Tell what is wrong, once, and return the key that was good before."""
+        """Log the problem once, and return the key that was good before."""
         if problem != self._told:
             if self._accepted is not None:  # otherwise the error below ends this process and says the same
                 log.error("unpublished_key", key=key_id, problem=problem)

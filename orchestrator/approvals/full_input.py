@@ -1,12 +1,13 @@
-"""The full input of a call that is asked for: all that the summary in its question leaves out.
+"""The facts of a question that surfaces show in addition to its row: its lineage, and the full input of its call.
 
 The question keeps a bounded summary and the digest of the real input, to which a decision is bound. The full input
 is in the run's nodes as the model sent it, or in the event of the question as hooks made it, both without secrets.
-It is the real input exactly when its digest is that one; otherwise it is said what it is.
+It is the real input exactly when its digest is that one; otherwise a note describes it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, digest, parse_strict
@@ -21,9 +22,11 @@ EXACT: Final = "exactly what an answer is bound to"
 REDACTED: Final = f"without secrets, which read {MARK}; an answer is bound to the real input"
 SUMMARY: Final = "a summary: the run's log does not have the full input; deny the call if you need to see it"
 
+VALUE_CHARS: Final = 300
+
 
 class FullInput(Value):
-    """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_complete``."""
+    """``input`` as a person may see it; ``note`` describes it. Nothing of it is cut exactly when ``is_complete``."""
 
     input: JsonObject
     note: str
@@ -127,3 +130,34 @@ def _is_cut_of(summary: str, whole: Json) -> bool:
     if not isinstance(whole, str):
         return summary.startswith("… (")
     return len(whole) > MAX_SHOWN_CHARS and whole[:MAX_SHOWN_CHARS] == summary[:MAX_SHOWN_CHARS]
+
+
+def step_text(who: Mapping[str, Any]) -> str:
+    """Return the step that an asker works at: its id in the plan and its title."""
+    step, title = who["step_key"].partition("/")[2], who["step_title"]
+    return f"{step}  {title}".strip() if title != step else step
+
+
+def facts_of(question: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a question without its preview, by name; callers leave out empty values."""
+    who, target = question["identity"], question["target"]
+    model = who["model"] or "default"
+    yield "step", step_text(who)
+    yield "who", f"{who['role']} agent {who['agent_id']}, run {who['run_id']} ({who['definition']}, model {model})"
+    foreign = f"{who['dispatched_by']}, another side than the session's: none of its rules and grants answers"
+    yield "dispatched", foreign if who["is_foreign"] else ""
+    yield "parent", f"agent {who['parent_agent_id']}, run {who['parent_run_id']}" if who["parent_run_id"] else "none"
+    words = dict.fromkeys((question["permission"], *question["tags"]))
+    yield "tool", f"{question['tool']} ({', '.join(words)})"
+    yield target["kind"] or "target", target["shown"]
+    yield "host", target["host"]
+    summary = f": {question['risk_summary']}" if question["risk_summary"] else ""
+    yield "risk", f"{question['risk']}{' - DANGEROUS' if question['is_dangerous'] else ''}{summary}"
+    yield "hook", question["hook_result"] if question["hook_result"] != "none" else ""
+    yield "in", question["cwd"]
+    yield "with env", ", ".join(question["env"])
+    given = json.dumps(question["arguments"], ensure_ascii=False, default=str)
+    yield "arguments", "" if question["preview"] else given if len(given) <= VALUE_CHARS else f"{given[:VALUE_CHARS]}…"
+    for effect in question["unknown_effects"]:
+        yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
+    yield "advice", f"{question['suggested'].replace('_', ' ')} (policy)"

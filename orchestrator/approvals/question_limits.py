@@ -1,7 +1,7 @@
-"""What a run may have open at once: beyond that its questions are closed unseen, many in one transaction (threat 15).
+"""The limit of a run's open questions: those beyond it are closed unseen, many in one transaction (threat 15).
 
-A worker that has turned bad can raise as many questions as its database takes. Nobody is to be shown more than a
-bounded number of them, and none may hold back the questions of others.
+A worker that has turned bad can raise as many questions as its database takes. A person is shown a bounded number of
+them, and none holds back the questions of others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ MAX_READ: Final = 2_000
 
 @dataclass(slots=True)
 class QuestionLimiter:
-    """Closes what one run asks too much. Knows, for as long as it lives, which runs did: they ask nothing new."""
+    """Closes a run's questions beyond the limit. Keeps such runs for its own life: they ask nothing new."""
 
     store: ConsentStore
     clock: Clock
@@ -46,7 +46,9 @@ class QuestionLimiter:
         for run_id, asked in by_run.items():
             if run_id in self.flooding or len(asked) > MAX_OPEN:
                 kept = self._kept(found.tokens[run_id], run_id, asked, shown)
-                await self._shed(ownership, run_id, kept)
+                closed = await self.store.drop_excess(ownership, run_id, kept, now_us=self.clock.now_us())
+                if closed:
+                    log.error("questions_dropped", session=ownership.session_id, run=run_id, closed=closed)
                 gone |= {request.id for request in asked} - set(kept)
         return [request for request in pending if request.id not in gone] if gone else pending
 
@@ -60,8 +62,3 @@ class QuestionLimiter:
         if len(proven) > MAX_OPEN:
             self.flooding.add(run_id)  # not for what others raised in its name
         return proven[:MAX_OPEN]
-
-    async def _shed(self, ownership: Ownership, run_id: str, kept: Sequence[str]) -> None:
-        closed = await self.store.drop_excess(ownership, run_id, kept, now_us=self.clock.now_us())
-        if closed:
-            log.error("questions_dropped", session=ownership.session_id, run=run_id, closed=closed)

@@ -1,10 +1,13 @@
 """Responders: the clients that may act as the session's one callback. They answer by a row and never speak to a worker.
 
-Owns how an answer is got out of a :data:`PermissionCallback` and inserted as a row, of which the first wins; what it is
-worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approvals.remote_responder`.
+Owns the call of a :data:`PermissionCallback`, the insertion of its answer as a row, of which the first wins, and the
+presence of a responder in its sessions; the broker judges the answer.
 """
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import msgspec
@@ -12,11 +15,15 @@ from msgspec.structs import replace
 
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
+from soong.shared.core.errors import AlreadyDecidedError, SoongError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
+from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import JsonObject, canonical, dump, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
+from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
 from soong.shared.permissions.request import (
     NO_CALLBACK,
@@ -28,7 +35,7 @@ from soong.shared.permissions.request import (
     Provenance,
 )
 from soong.shared.permissions.store import ConsentStore
-from soong.shared.tools.elicitation import CANCEL, ElicitationAnswer
+from soong.shared.tools.definition import CANCEL, ElicitationAnswer
 
 log = get_logger(__name__)
 
@@ -56,13 +63,12 @@ async def answer_by(
     channel: str,
     clock: Clock,
     provenance: Provenance,
-    passing: tuple[type[Exception], ...] = (),
 ) -> Answer:
-    """Ask a callback; whatever it does becomes an answer, but for being cancelled from outside and ``passing``.
+    """Ask a callback; whatever it does becomes an answer, but for being cancelled from outside.
 
     ``provenance`` is where the process that holds the callback comes from.
     """
-    said = await _ask(callback, replace(request, proof=""), passing)
+    said = await _ask(callback, replace(request, proof=""))
     reason, now_us = _stored(said.reason), clock.now_us()
     return Answer(
         request.id, said.choice, principal, channel, request.input_digest, now_us, reason, said.metadata, provenance
@@ -70,20 +76,16 @@ async def answer_by(
 
 
 class _CallbackReply(Value):
-    """What a callback said; no choice means that it failed, and the reason says how."""
+    """The reply of a callback; without a choice it failed, and the reason describes the failure."""
 
     choice: Choice | None
     reason: str
     metadata: JsonObject = msgspec.field(default_factory=dict)
 
 
-async def _ask(
-    callback: PermissionCallback, request: PermissionRequest, passing: tuple[type[Exception], ...]
-) -> _CallbackReply:
+async def _ask(callback: PermissionCallback, request: PermissionRequest) -> _CallbackReply:
     try:
         decision: object = await await_foreign(lambda: callback(request))
-    except passing:
-        raise
     except NoCallbackError as error:
         return _CallbackReply(None, str(error), {NO_CALLBACK: True})
     except ForeignError as error:
@@ -169,3 +171,60 @@ def decision_of(answer: ElicitationAnswer) -> PermissionDecision:
             return PermissionDecision(Choice.DENY, f"{CANCEL}: {given.reason}" if given.reason else CANCEL)
         case _:
             assert_never(given.action)
+
+
+def refusal_reason(session: Session, principal: str) -> str:
+    """Say why somebody may not answer for a session; empty when they may. The owner checks the same again."""
+    if session.approval_mode is ApprovalMode.DENY:
+        return "its session is answered by its policy alone"
+    if session.approval_mode is ApprovalMode.PROMPT and principal != session.principal:
+        return f"its session is answered by {session.principal!r}, and you are {principal!r} (SOONG_PRINCIPAL)"
+    return ""
+
+
+@dataclass(slots=True)
+class ResponderLease:
+    """The presence of one responder in the sessions that it answers for. ``run`` keeps it until it is cancelled."""
+
+    store: SessionStore
+    notifier: Notifier
+    principal: str
+    channel: str
+    lease_s: float
+    _wanted: frozenset[str] = frozenset()
+    _rows: dict[str, str] = field(default_factory=dict)
+    """Responder ids by session."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def attend(self, session_ids: Iterable[str]) -> None:
+        """Be there for exactly these sessions from now on."""
+        wanted = frozenset(session_ids)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Beat until cancelled; while the database is away it keeps trying."""
+        try:
+            while True:
+                self._changed.clear()
+                await self._beat()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.lease_s / 3):
+                        await self._changed.wait()
+        finally:
+            for row in self._rows.values():
+                with suppress(SoongError):
+                    await asyncio.shield(self.store.detach_responder(row))
+
+    async def _beat(self) -> None:
+        try:
+            for session_id in sorted(self._rows.keys() - self._wanted):
+                await self.store.detach_responder(self._rows.pop(session_id))
+            for session_id in sorted(self._wanted):
+                if session_id not in self._rows or not await self.store.beat_responder(self._rows[session_id]):
+                    row = self._rows[session_id] = new_id("resp")
+                    await self.store.attach_responder(Responder(row, session_id, self.principal, self.channel))
+                    await self.notifier.notify_owners([session_id])
+        except UnavailableError as error:
+            log.warning("responder_beat_unanswered", error=str(error))

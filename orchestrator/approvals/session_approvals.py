@@ -1,9 +1,8 @@
 """The questions of one session at its owner's broker.
 
 A look goes over the pending rows and tries five rules in order: the request is not proven by its run, the policy denies
-it by now, a grant covers it, somebody has answered, its time has run out. What is shown to people is one question at a
-time of those that one session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is
-in rows.
+it by now, a grant covers it, it has an answer, its time has run out. People are shown one question at a time of those
+that one session grant would answer (a lane). Grants and deadlines are kept in memory; everything else is in rows.
 """
 
 import asyncio
@@ -11,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
@@ -21,6 +23,7 @@ from soong.orchestrator.approvals.responders import Lane, lane_of
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
+    ANSWERED,
     AlreadyDecidedError,
     InvalidConfigError,
     NotFoundError,
@@ -34,10 +37,9 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import MAX_DECISION_CHARS
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, policy_for
@@ -76,21 +78,33 @@ class Look:
 
 
 class RunEvents(Protocol):
-    """Where ends of runs are shown."""
+    """Shows the ends of runs."""
 
     def cancelled(self, run_id: str, node_name: str) -> None:
         """Blocking. Raises: UnavailableError."""
         ...
 
 
-class UnheldRuns(Value):
-    """Tells of runs whose question is gone. Without ``events`` nothing shows runs."""
+class ApprovalContext(Value):
+    """The dependencies of every session's broker."""
 
     store: Store
+    notifier: Notifier
+    key: DeploymentKey
+    clock: Clock
+    settings: Settings
+    owner_id: Callable[[], str]
+    home: str = msgspec.field(default_factory=lambda: str(Path.home()))
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
     events: RunEvents | None = None
+    """Without them nothing shows runs."""
 
-    async def tell(self, run_id: str) -> None:
-        """Tell that a run was cancelled, if it was. Best effort, as all events are.
+    async def sign(self, decision: Decision) -> Decision:
+        """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
+        return (await self.key.current()).sign(decision)
+
+    async def tell_unheld(self, run_id: str) -> None:
+        """Show that a run whose question is gone was cancelled, if it was. Best effort, as all events are.
 
         Raises: UnavailableError of the store.
         """
@@ -103,24 +117,6 @@ class UnheldRuns(Value):
             await asyncio.to_thread(self.events.cancelled, run_id, workers[0].node_name)
         except UnavailableError as error:
             log.warning("flower_events_unsent", error=str(error))
-
-
-class ApprovalContext(Value):
-    """What every session's broker works with."""
-
-    store: Store
-    notifier: Notifier
-    key: DeploymentKey
-    clock: Clock
-    settings: Settings
-    owner_id: Callable[[], str]
-    home: str
-    redactor: Redactor
-    unheld: UnheldRuns
-
-    async def sign(self, decision: Decision) -> Decision:
-        """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
-        return (await self.key.current()).sign(decision)
 
 
 @dataclass(slots=True)
@@ -161,7 +157,7 @@ class SessionPolicy:
 class SessionApprovals:
     """The questions of one session under one ownership. Its task lives while there are any."""
 
-    tools: ApprovalContext
+    context: ApprovalContext
     session_id: str
     epoch: int | None = None
     presence: Presence = field(init=False)
@@ -169,9 +165,9 @@ class SessionApprovals:
     grants: GrantBook = field(default_factory=GrantBook)
     open: dict[str, OpenQuestion] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """Of what was pending at the last look, by request."""
+    """Those of the pending requests at the last look, by request."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the runs that were asking at the last look."""
+    """Those of the runs with open questions at the last look, by run."""
     task: asyncio.Task[None] | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     is_attended: bool = False
@@ -181,14 +177,14 @@ class SessionApprovals:
     """Looks that have ended, well or badly."""
 
     def __post_init__(self) -> None:
-        self.floods = QuestionLimiter(self.tools.store.consent, self.tools.clock)
-        self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
+        self.floods = QuestionLimiter(self.context.store.consent, self.context.clock)
+        self.presence = Presence(timedelta(seconds=self.context.settings.responder_lease_s))
 
     def wake(self) -> None:
         """Look soon; begin to, if nobody does."""
         self.woken.set()
         if self.task is None or self.task.done():
-            self.away_since_s = self.tools.clock.monotonic_s()
+            self.away_since_s = self.context.clock.monotonic_s()
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -216,12 +212,13 @@ class SessionApprovals:
             await self._look()
         except (NotOwnerError, NotFoundError) as error:
             log.info("session_approvals_left", session=self.session_id, reason=str(error))
-            self._leave()
+            self.open.clear()
+            self.grants, self.epoch = GrantBook(), None
             return False
         except UnavailableError as error:  # the questions wait where they are
             log.warning("session_approvals_unanswered", session=self.session_id, error=str(error))
             return True
-        except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
+        except Exception:  # a fault of ours must not end the polls of a session's questions
             log.exception("approvals_poll_failed", session=self.session_id)
             return True
         finally:
@@ -230,15 +227,15 @@ class SessionApprovals:
 
     async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        found = await self.tools.store.consent.open_questions(self.session_id, limit=MAX_READ)
+        found = await self.context.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
             if found.has_orphans:  # before whoever is asked is let go, who may look at once why
-                await self.tools.store.consent.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
-                await self.tools.notifier.notify_session(self.session_id)
+                await self.context.store.consent.withdraw_orphans(self.session_id, now_us=self.context.clock.now_us())
+                await self.context.notifier.notify_session(self.session_id)
         pending_ids = {request.id for request in (found.pending if found else ())}
         for request_id in self.open.keys() - pending_ids:
-            await self.tools.unheld.tell(self.open.pop(request_id).run_id)
+            await self.context.tell_unheld(self.open.pop(request_id).run_id)
         if found is None:
             return
         session = found.session
@@ -294,7 +291,7 @@ class SessionApprovals:
             policy = self.policy.of(look.session, look.request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
-        look.may_grant = decide.offers_session(policy, look.request, self.tools.home)
+        look.may_grant = decide.offers_session(policy, look.request, self.context.home)
         return decide.by_policy(look.session, policy, look.request)
 
     async def _by_grant(self, look: Look) -> UnsignedDecision | None:
@@ -303,7 +300,7 @@ class SessionApprovals:
         if grant is None:
             return None
         is_outward = facts_of(look.request).is_outward
-        if is_outward and await self.tools.store.runs.is_tainted(look.request.identity.run_id):
+        if is_outward and await self.context.store.runs.is_tainted(look.request.identity.run_id):
             return None
         return decide.by_grant(grant)
 
@@ -313,10 +310,10 @@ class SessionApprovals:
 
     async def _too_late(self, look: Look) -> UnsignedDecision | None:
         """The question is shown from now on, and is decided without an answer when its time has run out."""
-        request, entry, store = look.request, look.entry, self.tools.store
+        request, entry = look.request, look.entry
         if entry.asked_s is None:
-            entry.asked_s = self.tools.clock.monotonic_s()
-            await self.tools.notifier.notify_session(self.session_id)
+            entry.asked_s = self.context.clock.monotonic_s()
+            await self.context.notifier.notify_session(self.session_id)
         unsigned = self._timed_out(look.session, entry, entry.asked_s)
         if unsigned is None:
             return None
@@ -324,12 +321,11 @@ class SessionApprovals:
             # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
             entry.asked_s = entry.attended_s = None
             return None
-        late = await store.consent.answer_of(request.id)  # it may have come since this look began
-        return unsigned if late is None else look.answered(late)
+        return unsigned
 
     async def _is_waited_for(self, request: PermissionRequest) -> bool:
         """Say whether its run waits for it: with a slot, or parked in a running task."""
-        store = self.tools.store
+        store = self.context.store
         run = await store.runs.run(request.identity.run_id)
         if run.status is not RunStatus.PARKED:
             return run.status is RunStatus.RUNNING
@@ -338,7 +334,7 @@ class SessionApprovals:
     def _timed_out(self, session: Session, entry: OpenQuestion, asked_s: float) -> UnsignedDecision | None:
         if session.approval_mode is ApprovalMode.INBOX:
             return None
-        now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
+        now_s, settings = self.context.clock.monotonic_s(), self.context.settings
         if self.is_attended:
             entry.attended_s = now_s if entry.attended_s is None else entry.attended_s
             is_late = now_s - entry.attended_s >= settings.permission_timeout_s
@@ -348,52 +344,46 @@ class SessionApprovals:
 
     async def _close(self, session: Session, request: PermissionRequest, unsigned: UnsignedDecision) -> None:
         """Write the signed decision, remember a grant, tell the worker and the clients."""
-        store, now_us = self.tools.store, self.tools.clock.now_us()
-        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
-        decision = await self.tools.sign(unsigned.decision(request, now_us=now_us, ttl_us=ttl_us))
+        store, now_us = self.context.store, self.context.clock.now_us()
+        ttl_us = round(self.context.settings.decision_ttl_s * 1_000_000)
+        decision = await self.context.sign(unsigned.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
             decided = await store.consent.decide(
                 session.ownership,
                 decision,
                 state=unsigned.state,
-                events=unsigned.events(decision, self.tools.redactor),
+                events=unsigned.events(decision, self.context.redactor),
                 now_us=now_us,
+                if_unanswered=unsigned.if_unanswered,
             )
         except AlreadyDecidedError as error:
+            if error.state == ANSWERED:  # the next look reads the answer
+                self.woken.set()
+                return
             log.info("decided_already", request=request.id, state=error.state)
             decided = DecisionReceipt(
                 was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
             )
         else:
             self.grants.remember(decision)
-        await self._tell_closed(decision, decided)
-
-    async def _tell_closed(self, decision: Decision, decided: DecisionReceipt) -> None:
-        request_id = decision.request_id
-        self.open.pop(request_id, None)
+        self.open.pop(request.id, None)
         if decided.worker_id:
-            is_allowed = decision.error is None and decision.choice.is_allowed
-            text = decided.text if is_allowed and len(decided.text) <= MAX_DECISION_CHARS else ""
-            await self.tools.notifier.permission_decided(request_id, decided.worker_id, text)
+            await self.context.notifier.permission_decided(request.id, decided.worker_id)
         if decided.was_parked:
-            await self.tools.notifier.notify_owners()
-        await self.tools.notifier.notify_session(self.session_id)
+            await self.context.notifier.notify_owners()
+        await self.context.notifier.notify_session(self.session_id)
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""
         self.epoch = session.owner_epoch if self.epoch is None else self.epoch
-        if session.owner_id != self.tools.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
+        if session.owner_id != self.context.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
             raise NotOwnerError(self.session_id, self.epoch)
 
     async def _observe(self, responders: Sequence[Responder]) -> None:
-        now_s = self.tools.clock.monotonic_s()
+        now_s = self.context.clock.monotonic_s()
         is_attended, away = self.presence.observe(responders, now_s)
         if self.is_attended and not is_attended:
             self.away_since_s = now_s
         self.is_attended = is_attended
         for responder_id in away:
-            await self.tools.store.sessions.detach_responder(responder_id)
-
-    def _leave(self) -> None:
-        self.open.clear()
-        self.grants, self.epoch = GrantBook(), None
+            await self.context.store.sessions.detach_responder(responder_id)

@@ -126,7 +126,7 @@ class Member(Value):
 
 @dataclass(slots=True)
 class ArchiveReader:
-    """Yields the files of an archive once; then ``manifest`` says what they must have been."""
+    """Yields the files of an archive once; then ``manifest`` lists what they must have been."""
 
     path: Path
     manifest: JsonObject = field(default_factory=dict)

@@ -26,7 +26,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O
 
 @dataclass(slots=True)
 class BackupReport:
-    """What is in a backup. ``skipped`` are links and other things that are not regular files."""
+    """The contents of a backup. ``skipped`` are links and other things that are not regular files."""
 
     path: Path
     files: int = 0

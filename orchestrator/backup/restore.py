@@ -20,7 +20,7 @@ from soong.shared.core.value import Value
 
 
 class RestoreReport(Value):
-    """What was restored."""
+    """The restored backup."""
 
     home: Path
     files: int
@@ -135,7 +135,7 @@ def _extract(member: Member, target: Path) -> JsonObject:
 
 
 def _place(settings: Settings, staging: Path, data: Path) -> None:
-    """Move what was checked to its place, the database last: a home without one has not been restored."""
+    """Move the checked files to their places, the database last: a home without one has not been restored."""
     key = staging / KEYS / SIGNING_KEY
     if key.is_file():
         if settings.key_file.exists():
@@ -144,7 +144,7 @@ def _place(settings: Settings, staging: Path, data: Path) -> None:
         shutil.move(key, settings.key_file)
     shutil.rmtree(staging / KEYS, ignore_errors=True)
     if data != staging:
-        # What is there already is empty.
+        # The folders that are there already are empty.
         for entry in data.iterdir():
             entry.replace(settings.data / entry.name)
     for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == DATABASE_FILE):

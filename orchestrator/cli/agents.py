@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
 from soong.orchestrator.approvals.approval import check_person_now
-from soong.orchestrator.cli.console import complain, emit, number_of, output, say, table
-from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.cli.console import Columns, complain, details, emit, listed, number_of, output, say
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
@@ -17,31 +18,10 @@ if TYPE_CHECKING:
     from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
     from soong.shared.agents.definition_files import DefinitionFile
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = CommandTable()
 
 _PROJECT = typer.Option(Path(), "--project", help="Folder whose own definitions count, too.")
 _ID = typer.Argument(..., metavar="ID", help="The definition's id.")
-
-_TEMPLATE: Final = """\
----
-description: What this agent is for. Plans and other agents choose it by this.
-# All that follows is optional.
-# model: anthropic:claude-sonnet-5-5     # else the model of the task
-# fallback_models: [openai:gpt-5]        # continue where its provider fails for good
-# suggested_tools: [code.read_file, code.list_dir, code.search]
-# mode: readonly                         # no tool that changes anything
-# limits: {max_turns: 30}
-# temperature: 0.2
-# max_tokens: 8000                       # of one answer
-# thinking: medium                       # off, low, medium, high
-# timeout_s: 120                         # of one model request
-# parallel_calls: true
-# cache: false                           # do not ask the provider to keep the history
----
-You are an agent that …
-
-Say what it does first, what it must not do, and the form of its answer.
-"""
 
 
 @app.command("list")
@@ -50,11 +30,16 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
     from soong.orchestrator.schemas.agent import AgentSchema
 
     known = sorted(_known(project), key=lambda one: one.id)
+    columns: Columns = {
+        "agent": "id",
+        "mode": "mode",
+        "model": lambda one: one["model"] or "-",
+        "source": lambda one: Path(one["source"]).name,
+        "what it is for": "description",
+    }
+    listed([AgentSchema.of(one).model_dump(mode="json") for one in known], columns, is_json=is_json)
     if is_json:
-        emit([AgentSchema.of(one).model_dump(mode="json") for one in known])
         return
-    rows = [(one.id, one.mode.value, one.model or "-", Path(one.source).name, one.description) for one in known]
-    output(table(("agent", "mode", "model", "source", "what it is for"), rows))
     files = _all_files(project)
     for file in files:
         _say_notes(file)
@@ -73,10 +58,8 @@ def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = 
         hint = Unknown(definition_id, known.ids, names_all=True).text()
         raise UsageError(f"there is no agent definition {definition_id!r}; {hint}")
     definition = known.get(definition_id)
-    if is_json:
-        emit(AgentSchema.of(definition).model_dump(mode="json"))
-    else:
-        output(_text(definition))
+    document = AgentSchema.of(definition).model_dump(mode="json")
+    show_result(document, lambda: _text(definition), is_json=is_json)
     for file in _all_files(project):
         if file.definition is not None and file.definition.id == definition_id:
             _say_notes(file)
@@ -85,6 +68,7 @@ def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = 
 @app.command()
 def new(definition_id: str = _ID) -> None:
     """Write a definition to be filled in, and print its path."""
+    from soong.orchestrator.cli.init import START, written_new
     from soong.shared.agents.definition import ID, builtin_definitions
     from soong.shared.agents.definition_files import FOLDER
 
@@ -93,12 +77,9 @@ def new(definition_id: str = _ID) -> None:
     if definition_id in builtin_definitions().ids:
         raise UsageError(f"{definition_id!r} is the id of a built-in definition; choose another")
     path = load_settings().home / FOLDER / f"{definition_id}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(_TEMPLATE)
-    except FileExistsError:
-        raise UsageError(f"{path} exists; edit it, or choose another id") from None
+    if path.exists():
+        raise UsageError(f"{path} exists; edit it, or choose another id")
+    written_new(path, START / "agent.md")
     output(str(path))
     say("edit it, then: soong agents validate")
 
@@ -155,18 +136,16 @@ def validate(
     problems = [str(problem) for file in found for problem in file.problems]
     if is_json:
         emit([AgentFileSchema.of(file).model_dump(mode="json") for file in found])
-    for problem in () if is_json else problems:
-        complain(problem)
-    for file in () if is_json else found:
-        _say_notes(file)
+    else:
+        for problem in problems:
+            complain(problem)
+        for file in found:
+            _say_notes(file)
     if problems:
         raise typer.Exit(2)
     if not is_json:
-        output(
-            f"{number_of(len(found), 'file')}, no problem"
-            if found
-            else "there are no files; soong agents new ID writes one"
-        )
+        empty = "there are no files; soong agents new ID writes one"
+        output(f"{number_of(len(found), 'file')}, no problem" if found else empty)
 
 
 def _known(project: Path) -> "AgentDefinitionRegistry":
@@ -193,23 +172,16 @@ def _say_notes(file: "DefinitionFile") -> None:
         say(f"{file.path}: {note}")
 
 
-def _fallbacks(definition: "AgentDefinition") -> str:
-    names = definition.fallback_models
-    return "those of the configuration" if names is None else ", ".join(names) or "none"
-
-
 def _text(definition: "AgentDefinition") -> str:
-    tools = definition.suggested_tools
+    tools, fallbacks = definition.suggested_tools, definition.fallback_models
     settings = [f"{name} {value}" for name, value in {**definition.limits, **definition.options.as_json()}.items()]
     rows = [
         ("what it is for", definition.description),
         ("source", definition.source),
         ("model", definition.model or "the model of the task"),
-        ("fallback models", _fallbacks(definition)),
+        ("fallback models", "those of the configuration" if fallbacks is None else ", ".join(fallbacks) or "none"),
         ("mode", definition.mode.value),
         ("suggested tools", "those of the run's role" if tools is None else ", ".join(tools) or "none"),
         ("settings", ", ".join(settings) or "those of the deployment"),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
-    return "\n".join([definition.id, "", *lines, "", definition.instructions])
+    return "\n".join([definition.id, "", details(rows), "", definition.instructions])

@@ -1,7 +1,7 @@
 """The Typer application: one command imported, the others by their summary; help in groups with examples."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soong.orchestrator.cli.commands import COMMANDS, GROUPS, CommandEntry
-from soong.orchestrator.cli.options import Verbosity, choose, chosen
+from soong.orchestrator.cli.options import Verbosity, as_command, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -96,14 +96,8 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-def _take_quiet(is_given: bool) -> None:
-    if is_given:
-        choose(Verbosity.QUIET)
-
-
-def _take_verbose(is_given: bool) -> None:
-    if is_given:
-        choose(Verbosity.VERBOSE)
+def _choose(verbosity: Verbosity) -> Callable[[bool], None]:
+    return lambda is_given: choose(verbosity) if is_given else None
 
 
 def _options(
@@ -112,10 +106,20 @@ def _options(
         False, "--version", "-V", help="Show the version and exit.", is_eager=True, callback=_show_version
     ),
     is_quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="Print results and errors only.", callback=_take_quiet, expose_value=False
+        False,
+        "--quiet",
+        "-q",
+        help="Print results and errors only.",
+        callback=_choose(Verbosity.QUIET),
+        expose_value=False,
     ),
     is_verbose: bool = typer.Option(
-        False, "--verbose", "-v", help="Log more, and show tracebacks.", callback=_take_verbose, expose_value=False
+        False,
+        "--verbose",
+        "-v",
+        help="Log more, and show tracebacks.",
+        callback=_choose(Verbosity.VERBOSE),
+        expose_value=False,
     ),
 ) -> None:
     """Take the options before the command."""
@@ -129,23 +133,19 @@ def _mount(app: typer.Typer, name: str, entry: CommandEntry) -> None:
 
     # A client tells what matters in sentences; what its parts log belongs neither into those nor on standard output.
     configure("info" if chosen() is Verbosity.VERBOSE else "error", process="cli")
-    facts: dict[str, Any] = {"name": name, "help": entry.summary, "epilog": _examples(entry)}
+    facts: dict[str, Any] = {"name": name, "help": entry.summary}
+    if entry.examples:
+        # \b keeps the lines of a paragraph as they are.
+        facts["epilog"] = "\b\n" + "\n".join(("Examples:", *(f"  {example}" for example in entry.examples)))
     if isinstance(command, typer.Typer):
         app.add_typer(command, cls=CommandGroup, context_settings=CONTEXT, **facts)
     else:
-        app.command(context_settings=CONTEXT, **facts)(command)
+        app.command(context_settings=CONTEXT, **facts)(as_command(command))
 
 
 def _first_sentence(text: str | None) -> str:
     paragraph = " ".join((text or "").split("\n\n")[0].split())
     return paragraph.split(". ")[0].rstrip(".") + "."
-
-
-def _examples(entry: CommandEntry) -> str | None:
-    if not entry.examples:
-        return None
-    # \b keeps the lines of a paragraph as they are.
-    return "\b\n" + "\n".join(("Examples:", *(f"  {example}" for example in entry.examples)))
 
 
 def _share_options(program: TyperGroup) -> None:

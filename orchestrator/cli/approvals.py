@@ -4,22 +4,27 @@ An answer is a row that counts once, on any terminal: the session's owner decide
 0 done, 1 decided already, 2 usage or no such question, 3 not allowed.
 """
 
+import asyncio
 import time
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 import typer
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit, output, say, visible
-from soong.orchestrator.cli.question_text import list_text, short_id, show_text
+from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, attached
+from soong.orchestrator.cli.console import emit, say, short_id, visible, why_nobody_is_asked
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.held_service import Interrupts
+from soong.orchestrator.cli.options import CommandTable
 from soong.orchestrator.client.home_api import ApiProblemError, Document
 from soong.orchestrator.client.program import program
+from soong.orchestrator.client.responder import cancelled
 from soong.shared.core import timing
-from soong.shared.core.errors import SoongError
+from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = CommandTable()
 
 MANY = 1000
 SHOWN = 50
@@ -33,42 +38,41 @@ _PAST: Final = {"allow_once": "allowed once", "allow_for_session": "allowed for 
 
 
 @app.command("list")
-def list_questions(
+async def list_questions(
     *,
     session: str = typer.Option("", "--session", metavar="ID", help="Only those of this session."),
     is_all: bool = typer.Option(False, "--all", help=f"Closed ones too, the last {SHOWN}, with who answered."),
     is_json: bool = _JSON,
 ) -> None:
     """List what waits, oldest first; what is decided, withdrawn or expired has left the list."""
-    with Api() as api:
-        session_id = api.find("session", session) if session else ""
+    from soong.orchestrator.cli.question_text import list_text  # of the engine, which an answer does not need
+
+    async with Api() as api:
+        session_id = await api.find("session", session) if session else ""
         query = {"session": session_id, "state": "all" if is_all else "pending"}
-        questions = api.pages("/v1/approvals", limit=SHOWN if is_all else MANY, **query)
+        questions = await api.pages("/v1/approvals", limit=SHOWN if is_all else MANY, **query)
         questions = questions[::-1] if is_all else questions  # oldest first
-    if is_json:
-        emit(questions, is_ascii=True)
-    else:
-        output(list_text(questions, time.time_ns() // 1000))
+    show_result(questions, lambda: list_text(questions, time.time_ns() // 1000), is_json=is_json, is_ascii=True)
 
 
 @app.command()
-def show(
+async def show(
     question: str = _ID,
     *,
     is_full: bool = typer.Option(False, "--full", help="Every byte of the input, nothing cut."),
     is_json: bool = _JSON,
 ) -> None:
-    """Show one question: who asks, for what, and the target as it is now. Whatever an agent wrote is shown inert."""
-    with Api() as api:
-        shown = api.get(f"/v1/approvals/{api.find('approval', question)}")
-    if is_json:
-        emit(shown, is_ascii=True)
-    else:
-        output(show_text(shown, time.time_ns() // 1000, is_full=is_full))
+    """Show one question: who asks, for what, and the target as it is now. Texts of an agent are shown inert."""
+    from soong.orchestrator.cli.question_text import show_text
+
+    async with Api() as api:
+        shown = await api.get(f"/v1/approvals/{await api.find('approval', question)}")
+    now_us = time.time_ns() // 1000
+    show_result(shown, lambda: show_text(shown, now_us, is_full=is_full), is_json=is_json, is_ascii=True)
 
 
 @app.command()
-def allow(
+async def allow(
     question: str = _ID,
     *,
     for_session: bool = typer.Option(False, "--session", help="Allow this tool there for the rest of the session."),
@@ -76,28 +80,35 @@ def allow(
     wait_s: float = _WAIT,
 ) -> None:
     """Allow the call, once."""
-    _answer(question, "allow_for_session" if for_session else "allow_once", reason, wait_s)
+    await _answer(question, "allow_for_session" if for_session else "allow_once", reason, wait_s)
 
 
 @app.command()
-def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
+async def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
     """Deny the call; the run continues and gets the reason."""
-    _answer(question, "deny", reason, wait_s)
+    await _answer(question, "deny", reason, wait_s)
 
 
 @app.command()
-def watch(
+async def watch(
     *,
     session: str = typer.Option("", "--session", metavar="ID", help="Only that session's questions."),
     is_json: bool = typer.Option(False, "--json", help="Answer nothing: print questions and their ends as JSON lines."),
 ) -> None:
     """Show questions as they come and answer them here; Ctrl-C leaves, and answers nothing."""
-    import asyncio
-
-    from soong.orchestrator.cli.approvals_watch import watch_questions
-    from soong.shared.core.settings import load_settings
-
-    raise typer.Exit(asyncio.run(watch_questions(load_settings(), session, is_json=is_json)))
+    interrupts = Interrupts()
+    interrupts.listen()
+    # To answer takes a service; to look, the rows of a home without one are enough.
+    api = Api(attached=lambda _: attached(may_start=False), is_held=not is_json)
+    watching = asyncio.create_task(_stream(api, session) if is_json else _answer_here(api, session))
+    interrupted = asyncio.create_task(interrupts.wait(1))
+    try:
+        await asyncio.wait({watching, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await watching
+    finally:
+        await cancelled(watching, interrupted)
+        await api.close()
 
 
 class AnswerExitCode(IntEnum):
@@ -117,21 +128,21 @@ _REFUSED: Final = {
 }
 
 
-def _answer(text: str, choice: str, reason: str, wait_s: float) -> None:
+async def _answer(text: str, choice: str, reason: str, wait_s: float) -> None:
     """Answer a question and report the outcome within ``wait_s``. Raises: typer.Exit; SoongError."""
     reason = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
-    with Api() as api:
-        question = api.get(f"/v1/approvals/{api.find('approval', text)}")
+    async with Api(may_start=False) as api:
+        question = await api.get(f"/v1/approvals/{await api.find('approval', text)}")
         body: dict[str, Json] = {"choice": choice, "input_digest": question["input_digest"], "reason": reason}
         path = f"/v1/approvals/{question['id']}/answer"
         try:
-            answered = api.call(
-                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body, may_start=False
+            answered = await api.reply(
+                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body
             )
         except SoongError as error:
             code, sentence = refused(question, error)
         else:
-            code, sentence = outcome_of(answered, choice)
+            code, sentence = outcome_of(answered.document, choice)
     say(sentence)
     raise typer.Exit(code)
 
@@ -161,3 +172,82 @@ def outcome_of(question: Document, choice: str) -> tuple[AnswerExitCode, str]:
     else:
         code = AnswerExitCode.DONE if is_allowed is (choice != "deny") else AnswerExitCode.NOT_ALLOWED
     return code, f"{head}: {visible(question['sentence'])}"
+
+
+async def _answer_here(api: Api, session_id: str) -> None:
+    if nobody := why_nobody_is_asked():
+        raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
+    from soong.orchestrator.approvals.approval import check_person_now
+    from soong.orchestrator.cli.prompt import responder_here  # rich, where somebody is asked
+
+    check_person_now("answer")
+    me = await _living(api)
+
+    if session_id:
+        session = await api.get(f"/v1/sessions/{session_id}")
+        if refusal := refusal_of(session, me["principal"]):
+            raise UsageError(f"session {session_id!r} cannot be answered for: {refusal}")
+    for_whom = f"session {session_id}" if session_id else f"every session of {me['principal']!r}"
+    say(f"questions of {for_whom} are shown here; Ctrl-C leaves and answers nothing")
+    await responder_here(api, session_id, lambda _held: None, lambda sentence: say(f"  {sentence}")).run()
+
+
+def refusal_of(session: Document, principal: str) -> str:
+    """Say why somebody may not answer for a session; empty when they may. Its owner checks the same again."""
+    if session["approval_mode"] == "deny":
+        return "its session is answered by its policy alone"
+    if session["approval_mode"] == "prompt" and principal != session["principal"]:
+        return f"its session is answered by {session['principal']!r}, and you are {principal!r} (SOONG_PRINCIPAL)"
+    return ""
+
+
+async def _living(api: Api) -> Document:
+    """Return who we are, once there is a service."""
+    is_told = False
+    while True:
+        try:
+            return await api.get("/v1/me")
+        except UnavailableError:
+            if not is_told:
+                say("no service is running; waiting for one …")
+            is_told = True
+            await asyncio.sleep(timing.POLL_ROWS_S)
+
+
+async def _stream(api: Api, session_id: str) -> None:
+    if session_id:
+        await api.get(f"/v1/sessions/{session_id}")
+    lines = QuestionLines(api, session_id)
+    while True:
+        await lines.poll()
+        await asyncio.sleep(timing.POLL_ROWS_S)
+
+
+@dataclass(slots=True)
+class QuestionLines:
+    """Prints each question once when it comes and once when it is closed, as JSON lines."""
+
+    api: Api
+    session_id: str
+    _waiting: dict[str, Document] = field(default_factory=dict)
+
+    async def poll(self) -> None:
+        """Print what has changed since the last look; a service that is away is waited for."""
+        try:
+            page = await self.api.get("/v1/approvals", session=self.session_id, limit=MOST_OF_A_PAGE)
+            now = {one["id"]: one for one in page["items"]}
+            left = [await self.api.get(f"/v1/approvals/{one}") for one in self._waiting.keys() - now.keys()]
+        except UnavailableError:
+            return
+        for question in sorted(left, key=lambda one: str(one["asked"])):
+            if question["state"] != "pending":
+                asked = self._waiting.pop(question["id"])
+                _print("closed", {name: question[name] for name in asked})
+        for key, question in now.items():
+            if key not in self._waiting:
+                _print("asked", question)
+        self._waiting |= now
+
+
+def _print(event: str, question: Document) -> None:
+    emit({"event": event, **question}, is_line=True, is_ascii=True)

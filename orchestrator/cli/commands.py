@@ -23,7 +23,7 @@ class CommandEntry(Value):
 GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
     "Run plans": {
         "ask": CommandEntry(
-            "ask",
+            "run:ask",
             "Give an agent a goal: it plans, has workers do the work, and answers.",
             (
                 "soong ask 'Why is the test suite slow?' --model anthropic:claude-sonnet-5-5",
@@ -51,7 +51,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             ("soong demo", "soong demo --list", "soong demo hello --copy my-plan"),
         ),
         "resume": CommandEntry(
-            "resume",
+            "submitting:resume",
             "Continue a paused, interrupted or failed task.",
             ("soong resume --last", "soong resume 53d24b3 --model openai:gpt-5"),
         ),
@@ -102,7 +102,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             ("soong permissions explain", "soong permissions explain --tool code.write_file path=report.md"),
         ),
         "audit": CommandEntry(
-            "audit",
+            "access:audit",
             "Export and verify who answered and decided what.",
             ("soong audit export --since 7d", "soong audit verify"),
         ),
@@ -135,7 +135,9 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "status": CommandEntry(
             "status", "Show the service, its workers, tasks and questions.", ("soong status --json",)
         ),
-        "doctor": CommandEntry("doctor", "Check this machine, the home and the service.", ("soong doctor --json",)),
+        "doctor": CommandEntry(
+            "status:doctor", "Check this machine, the home and the service.", ("soong doctor --json",)
+        ),
         "worker": CommandEntry("workers:worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
         "workers": CommandEntry("workers", "List the workers and what each holds.", ("soong workers list",)),
         "limits": CommandEntry(
@@ -151,17 +153,17 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "projects": CommandEntry(
             "workers:projects", "Mark a folder for workers that have it.", ("soong projects mark .",)
         ),
-        "flower": CommandEntry("flower", "Open Flower on the running service."),
+        "flower": CommandEntry("serve:flower", "Open Flower on the running service."),
         "metrics": CommandEntry("status:metrics", "Print the metrics in Prometheus' text form."),
     },
     "HTTP API": {
         "console": CommandEntry("serve:console", "Open the web console in a browser.", ("soong console",)),
         "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
         "acp": CommandEntry(
-            "acp", "Serve an editor that speaks the Agent Client Protocol.", ("soong acp --model anthropic:NAME",)
+            "serve:acp", "Serve an editor that speaks the Agent Client Protocol.", ("soong acp --model anthropic:NAME",)
         ),
         "tokens": CommandEntry(
-            "tokens",
+            "access:tokens",
             "Make, list and revoke tokens of the HTTP API.",
             ("soong tokens create --principal ada --right run",),
         ),
@@ -184,7 +186,9 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "Restore a backup into an empty home.",
             ("SOONG_AGENT_HOME=~/restored soong restore monday.tar.gz",),
         ),
-        "keys": CommandEntry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
+        "keys": CommandEntry(
+            "access:keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)
+        ),
     },
     "This program": {
         "config": CommandEntry(

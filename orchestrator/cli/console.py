@@ -1,11 +1,11 @@
-"""What commands say: results on standard output, words for people on standard error, nothing that a terminal obeys."""
+"""Output of commands: results on standard output, words for people on standard error, nothing that a terminal obeys."""
 
 import json
 import re
 import sys
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, TextIO, TypedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TextIO, TypeAlias
 
 from msgspec.structs import asdict
 
@@ -14,17 +14,11 @@ from soong.shared.core.errors import Problem
 from soong.shared.core.inert import inert, inert_json
 from soong.shared.core.jsontext import Json
 
-
-class _Form(TypedDict, total=False):
-    indent: int
-    separators: tuple[str, str]
-
-
+Columns: TypeAlias = Mapping[str, str | Callable[[Any], str]]
+"""The columns of a table: fields of a document, or values made of it."""
 NO_TERMINAL: Final = "standard input and output are not a terminal"
 OF_A_RUN: Final = "a run started this command, and runs do not answer for people"
 _RUN = re.compile(" {5,}")
-_LINE: _Form = {"separators": (",", ":")}
-_PAGE: _Form = {"indent": 2}
 _emitted: list[bool] = []
 """Has an entry once this process has written its JSON document."""
 
@@ -56,7 +50,8 @@ def emit(value: object, *, is_line: bool = False, is_ascii: bool = False) -> Non
     Programs get text as it is, or with ``is_ascii`` as escapes; on a terminal what is not seen is an escape always.
     """
     _emitted.append(True)
-    text = json.dumps(value, ensure_ascii=is_ascii, default=str, **(_LINE if is_line else _PAGE))
+    indent, separators = (None, (",", ":")) if is_line else (2, None)
+    text = json.dumps(value, ensure_ascii=is_ascii, default=str, indent=indent, separators=separators)
     if sys.stdout.isatty():
         text = inert_json(text)
     # A lone surrogate has no bytes; its escape is JSON and says the same.
@@ -108,14 +103,14 @@ def _end_of_fitting(line: str, begin: int, columns: int) -> int:
     if line[begin : end + 1].isascii():
         return min(end, len(line))
     used, end = 0, begin
-    while end < len(line) and (used := used + _width(line[end])) <= columns:
+    while end < len(line) and (used := used + cells_of(line[end])) <= columns:
         end += 1
     return end
 
 
 def cut(line: str, columns: int) -> str:
     """Return a line of inert text that takes at most so many columns, with a mark where it was longer."""
-    return line if _width(line) <= columns else f"{next(_pieces(line, max(1, columns - 1))).rstrip()}…"
+    return line if cells_of(line) <= columns else f"{next(_pieces(line, max(1, columns - 1))).rstrip()}…"
 
 
 def one_line(text: str, limit: int = 100) -> str:
@@ -127,6 +122,11 @@ def one_line(text: str, limit: int = 100) -> str:
 def is_terminal() -> bool:
     """Say whether a person is there to be asked: standard input and output are both terminals."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def short_id(request_id: str) -> str:
+    """Return the end of an id: its beginning is the time, which questions that come together share."""
+    return request_id[-8:]
 
 
 def why_nobody_is_asked() -> str:
@@ -147,12 +147,52 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, uncut: Collect
     """Return rows in columns, plain, for pipes and terminals alike. Columns in ``uncut`` hold messages."""
     limits = [0 if head in uncut else 80 for head in heads]
     cells = [list(map(str, heads)), *([one_line(*cell) for cell in zip(row, limits, strict=True)] for row in rows)]
-    widths = [max(_width(row[column]) for row in cells) for column in range(len(heads))]
+    widths = [max(cells_of(row[column]) for row in cells) for column in range(len(heads))]
     lines = [
-        "  ".join((cell + " " * (width - _width(cell))) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join((cell + " " * (width - cells_of(cell))) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
     return "\n".join(lines)
+
+
+def show(document: object, text: Callable[[], str], *, is_json: bool, is_ascii: bool = False) -> None:
+    """Write a result: its document for programs, or its text for people."""
+    if is_json:
+        emit(document, is_ascii=is_ascii)
+    else:
+        output(text())
+
+
+def listed(
+    items: Sequence[Any],
+    columns: Columns,
+    *,
+    is_json: bool,
+    uncut: Collection[str] = (),
+    empty: str = "",
+    name: str = "",
+) -> None:
+    """Write a list of documents: as JSON, with a ``name`` as an object's field, or as a table."""
+    document = {name: items} if name else items
+    show(document, lambda: table_of(items, columns, uncut) if items or not empty else empty, is_json=is_json)
+
+
+def table_of(items: Sequence[Any], columns: Columns, uncut: Collection[str] = ()) -> str:
+    """Return documents as rows of a table."""
+    rows = [[str(item[one]) if isinstance(one, str) else one(item) for one in columns.values()] for item in items]
+    return table([*columns], rows, uncut=uncut)
+
+
+def details(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names and values in two columns, for people; nothing is cut."""
+    shown = [(name, inert(value)) for name, value in rows]
+    width = max((len(name) for name, _ in shown), default=0)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in shown)
+
+
+def second_of(instant: str | None) -> str:
+    """Return an instant of a document without the fraction of its second."""
+    return f"{instant[:19]}Z" if instant else ""
 
 
 def compact(value: Json | Mapping[str, Json], limit: int = 200) -> str:
@@ -165,7 +205,8 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _width(text: str) -> int:
+def cells_of(text: str) -> int:
+    """Return how many columns a line takes."""
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char) for char in text)

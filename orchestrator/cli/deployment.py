@@ -2,28 +2,28 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.console import say, show, visible
+from soong.orchestrator.cli.ids import require_rows
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core.amounts import bytes_text, read_age, read_size
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
-from soong.shared.core.jsontext import Json
 from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import settle_gc
 from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:
-    from soong.orchestrator.retention.collector import CollectionPreview, CollectionReport, GarbageCollector
+    from soong.orchestrator.retention.collector import CollectionPreview, CollectionReport
 
 _WORKER = typer.Option("", "--grant-worker", metavar="ROLE", help="Give this PostgreSQL role a worker's rights.")
 _ORCHESTRATOR = typer.Option(
@@ -33,10 +33,9 @@ _CLIENT = typer.Option("", "--grant-client", metavar="ROLE", help="Give this Pos
 _SCALER = typer.Option(
     "", "--grant-scaler", metavar="ROLE", help="Let this PostgreSQL role ask how many slots a pool wants, and no more."
 )
-T = TypeVar("T")
 
 
-def orchestrator(
+async def orchestrator(
     *,
     metrics_port: int | None = typer.Option(
         None, "--metrics-port", min=0, max=65535, help="Answer /metrics and /healthz there [SOONG_METRICS_PORT]."
@@ -52,10 +51,6 @@ def orchestrator(
         raise UsageError(f"{' and '.join(missing)} must be set; for a service on this machine alone run `soong up`")
     configure_logs(settings)
     raise_open_files()
-    asyncio.run(_serve(settings))
-
-
-async def _serve(settings: Settings) -> None:
     from soong.orchestrator.owner.bootstrap import build  # Celery and SQLAlchemy, not needed for --help
 
     stop = asyncio.Event()
@@ -95,7 +90,7 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
         await metrics.close()
 
 
-def migrate(
+async def migrate(
     *, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client: str = _CLIENT, scaler: str = _SCALER
 ) -> None:
     """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database.
@@ -108,7 +103,7 @@ def migrate(
     settings = load_settings()
     if settings.is_embedded:
         prepare_home(settings)
-    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator, client=client, scaler=scaler))
+    await migrate(settings, worker=worker, orchestrator=orchestrator, client=client, scaler=scaler)
     say("the database has this version's schema")
     kinds = {worker: "a worker", orchestrator: "an orchestrator", client: "the HTTP API", scaler: "an autoscaler"}
     for role, kind in kinds.items():
@@ -116,7 +111,7 @@ def migrate(
             say(f"the role {role} has the rights of {kind}, and no others")
 
 
-def gc(
+async def gc(
     *,
     older_than: str = typer.Option("", "--older-than", metavar="AGE", help="Remove what ended longer ago: 12h, 30d."),
     keep: str = typer.Option("", "--keep", metavar="SIZE", help="Then remove the oldest until this is left: 10GiB."),
@@ -127,6 +122,7 @@ def gc(
 
     It works next to a running service. On PostgreSQL it needs the role that owns the tables.
     """
+    from soong.orchestrator.client.bootstrap import open_collector
     from soong.orchestrator.retention.collector import RetentionLimits  # a part that may be left out
 
     if not older_than and not keep:
@@ -135,19 +131,14 @@ def gc(
     before_us = now_us - read_age(older_than) * 1_000_000 if older_than else 0
     limits = RetentionLimits(before_us, read_size(keep) if keep else 0)
     settings = load_settings()
-    if dry_run:
-        seen = asyncio.run(_with_collector(settings, lambda collector: collector.preview(limits)))
-        _show(is_json, {"dry_run": True, **seen.as_json()}, preview_text(seen))
-    else:
-        done = asyncio.run(_with_collector(settings, lambda collector: collector.collect(limits, _tell_removed)))
-        _show(is_json, {"dry_run": False, **done.as_json()}, text_of(done))
-
-
-def _show(is_json: bool, document: dict[str, Json], words: str) -> None:
-    if is_json:
-        emit(document)
-    else:
-        output(words)
+    require_rows(settings)
+    async with open_collector(settings, SystemClock()) as collector:
+        if dry_run:
+            seen = await collector.preview(limits)
+            show({"dry_run": True, **seen.as_json()}, lambda: preview_text(seen), is_json=is_json)
+        else:
+            done = await collector.collect(limits, _tell_removed)
+            show({"dry_run": False, **done.as_json()}, lambda: text_of(done), is_json=is_json)
 
 
 def preview_text(seen: "CollectionPreview") -> str:
@@ -170,15 +161,6 @@ def text_of(done: "CollectionReport") -> str:
         f"{bytes_text(done.file_bytes)} of files)\n"
         f"{bytes_text(done.used_bytes)} are stored now"
     )
-
-
-async def _with_collector(settings: Settings, work: Callable[["GarbageCollector"], Awaitable[T]]) -> T:
-    from soong.orchestrator.client.bootstrap import open_collector
-
-    if settings.is_embedded and not (settings.home / "soong.db").exists():
-        raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")
-    async with open_collector(settings, SystemClock()) as collector:
-        return await work(collector)
 
 
 def _tell_removed(done: "CollectionReport") -> None:
@@ -208,11 +190,9 @@ def backup(
         say(f"left out: the artifacts in {visible(settings.artifacts_url)}; back up the bucket by its own tools")
     for name in done.skipped:
         say(f"left out: {visible(name)} is not a regular file")
-    if is_json:
-        emit(done.as_json())
-        return
-    output(str(done.path))
-    say(f"{done.files} files, {bytes_text(done.size_bytes)}; the signing key is in it, so keep it private")
+    show(done.as_json(), lambda: str(done.path), is_json=is_json)
+    if not is_json:
+        say(f"{done.files} files, {bytes_text(done.size_bytes)}; the signing key is in it, so keep it private")
 
 
 def restore(
@@ -229,9 +209,7 @@ def restore(
 
     check_person_now("restore a home")
     done = restore_backup(load_settings(), file)
-    if is_json:
-        emit(done.as_json())
-        return
-    output(str(done.home))
-    say(f"{done.files} files restored, written by soong {done.program}")
-    say("work that was under way continues with the next `soong up`; do not run the old home at the same time")
+    show(done.as_json(), lambda: str(done.home), is_json=is_json)
+    if not is_json:
+        say(f"{done.files} files restored, written by soong {done.program}")
+        say("work that was under way continues with the next `soong up`; do not run the old home at the same time")

@@ -1,95 +1,303 @@
-"""How a task is watched: a live picture on a terminal, one line a change elsewhere."""
+"""The display of a watched task: its stream, as a live picture on a terminal or as one line per change."""
 
-import sys
-from collections.abc import Callable
-from typing import Protocol
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
-from soong.orchestrator.cli.console import cut, one_line, say, visible
-from soong.orchestrator.cli.options import Verbosity, chosen
-from soong.orchestrator.cli.step_words import SYMBOLS, TOLD, pull_text, step_line
-from soong.orchestrator.client.client import TaskSnapshot
-from soong.orchestrator.schemas.task import StepSchema
-from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.status import StepStatus
+from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.console import compact, cut, one_line, say, visible
+from soong.orchestrator.cli.summary import (
+    ENDED,
+    LIVE,
+    SYMBOLS,
+    TOLD,
+    Document,
+    pull_text,
+    step_line,
+    waiting_to_be_pulled,
+)
+from soong.orchestrator.client.responder import cancelled
+from soong.shared.core import timing
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.wire.notifier import AnswerDelta
+
+MAX_SAID_CHARS: Final = 500
+MAX_INPUT_CHARS: Final = 100
+
+_TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
+"""Arguments of which the first that is given says what a call is about."""
+DELTA: Final = "delta"
+MOST: Final = 4
+"""Each takes a connection, and nobody reads more than a few."""
 
 
-class Display(Protocol):
-    """Shows views. ``hold`` takes it off the terminal while something else is written there."""
+@dataclass(slots=True)
+class TaskView:
+    """The events of the streams that have come so far. ``questions`` are those of the task that wait."""
 
-    def show(self, view: TaskSnapshot) -> None: ...
+    task_id: str
+    questions: Sequence[Document] = ()
+    _heads: dict[str, Document] = field(default_factory=dict)
+    _steps: dict[str, dict[str, Document]] = field(default_factory=dict)
 
-    def hold(self, held: bool) -> None: ...
-
-    def note(self, sentence: str) -> None: ...
+    def take(self, task_id: str, event: Document, *, is_whole: bool) -> None:
+        """Take an event of the stream of the task, or of one that its agent has made."""
+        self._heads[task_id] = event
+        steps = self._steps.setdefault(task_id, {})
+        if is_whole:
+            steps.clear()
+        steps.update({step["id"]: {**step, "key": f"{task_id}/{step['id']}"} for step in event["steps"]})
 
     @property
-    def shows_answers(self) -> bool:
-        """Whether :meth:`speak` shows anything."""
-        ...
+    def is_known(self) -> bool:
+        return self.task_id in self._heads
 
-    def speak(self, run_id: str, text: str) -> None:
-        """Show the text that a run's model is writing, in place of what it was before; empty: it has ended."""
-        ...
+    @property
+    def head(self) -> Document:
+        return self._heads[self.task_id]
 
-    def close(self) -> None: ...
+    @property
+    def task(self) -> Document:
+        task: Document = self.head["task"]
+        return task
+
+    @property
+    def task_ids(self) -> Sequence[str]:
+        """The task, and those that its agent has made."""
+        return (self.task_id, *self.head["planned"])
+
+    @property
+    def steps(self) -> Sequence[Document]:
+        """All steps as planned, items of a map below it."""
+        return [step for task_id in self.task_ids for step in _in_plan_order(self._steps.get(task_id, {}))]
+
+    @property
+    def workers(self) -> Sequence[Document]:
+        workers: Sequence[Document] = self.head["workers"]
+        return workers
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return Counter(step["status"] for step in self.steps)
+
+    @property
+    def to_be_pulled(self) -> int:
+        """The number of steps that wait for a pull worker while nothing runs that could take them."""
+        return waiting_to_be_pulled(self.task, self.steps)
+
+    @property
+    def held(self) -> int:
+        """The number of steps that a worker holds."""
+        return sum(step["status"] == "running" for step in self.steps)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to the task by itself."""
+        status = self.task["status"]
+        return status in ENDED or (status == "paused" and not self.held)
+
+
+def _in_plan_order(steps: Mapping[str, Document]) -> Iterator[Document]:
+    items: dict[str, list[Document]] = {}
+    for step in steps.values():
+        if step["map"] in steps:
+            items.setdefault(step["map"], []).append(step)
+    for step in steps.values():
+        if step["map"] not in steps:
+            yield step
+            yield from items.get(step["id"], ())
+
+
+@dataclass(slots=True)
+class LostLeases:
+    """Compares each view of a task with the one before.
+
+    Leases lost before the first view are not reported again, unless the task is new (``{}``): then none was reported.
+    """
+
+    _seen: dict[str, int] | None = None
+
+    def news(self, view: TaskView) -> list[str]:
+        """Return a sentence for each worker that was lost since the last view, with what becomes of its steps."""
+        steps = view.steps
+        before, self._seen = self._seen, {step["key"]: step["lost_leases"] for step in steps}
+        if before is None:
+            return []
+        lost = [step for step in steps if step["lost_leases"] > before.get(step["key"], 0)]
+        by_worker = Counter(step["lost_to"] for step in lost)
+        again = Counter(step["lost_to"] for step in lost if step["status"] not in ENDED)
+        return [f"{one_line(worker, 200)}{_consequence(again[worker])}" for worker in by_worker]
+
+
+def _consequence(number: int) -> str:
+    if not number:
+        return ""
+    return "; 1 step starts again" if number == 1 else f"; {number} steps start again"
 
 
 class LineDisplay:
     """One line on standard error for each change: for pipes, logs and ``--json``."""
 
     shows_answers = False
+    """Whether :meth:`speak` shows anything: lines are for what is complete."""
 
     def __init__(self, write: Callable[[str], None] = say) -> None:
         self._write = write
-        self._seen: dict[str, StepStatus] = {}
+        self._seen: dict[str, str] = {}
         self._asked: set[str] = set()
         self._lacking: set[tuple[str, str]] = set()
         self._workers = 0
         self._told_to_pull = ""
 
-    def show(self, view: TaskSnapshot) -> None:
-        live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
+    def show(self, view: TaskView) -> None:
+        live = [worker for worker in view.workers if worker["state"] == LIVE]
         if len(live) != self._workers:
             self._workers = len(live)
-            self._write(f"  workers: {len(live)}, slots: {sum(worker.slots for worker in live)}")
+            self._write(f"  workers: {len(live)}, slots: {sum(worker['slots'] for worker in live)}")
         for step in view.steps:
-            if self._seen.get(step.key) is not step.status:
-                self._seen[step.key] = step.status
-                if step.status in TOLD:
-                    self._write(f"  {step_line(StepSchema.of(step).model_dump())}")
-        if (sentence := pull_text(view.to_be_pulled, view.task.id)) and not self._told_to_pull:
+            if self._seen.get(step["key"]) != step["status"]:
+                self._seen[step["key"]] = step["status"]
+                if step["status"] in TOLD:
+                    self._write(f"  {step_line(step)}")
+            if step["lacks"] and (step["key"], step["lacks"]) not in self._lacking:
+                self._lacking.add((step["key"], step["lacks"]))
+                self._write(f"  {SYMBOLS['ready']} {one_line(step['id'], 60)} waits: {one_line(step['lacks'], 0)}")
+        if (sentence := pull_text(view.to_be_pulled, view.task_id)) and not self._told_to_pull:
             self._write(f"  {sentence}")
         self._told_to_pull = sentence
-        for key, words in view.lacks.items():
-            if (key, words) not in self._lacking:
-                self._lacking.add((key, words))
-                step_id = one_line(key.partition("/")[2], 60)
-                self._write(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 0)}")
         for question in view.questions:
-            if question.id not in self._asked:
-                self._asked.add(question.id)
-                asker = question.identity.run_id
-                self._write(
-                    f"  ? {visible(question.tool, limit=80)} asks for {cut(visible(question.shown), 100)} ({asker})"
-                )
+            if question["id"] not in self._asked:
+                self._asked.add(question["id"])
+                tool, shown = visible(question["tool"], limit=80), cut(visible(question["target"]["shown"]), 100)
+                self._write(f"  ? {tool} asks for {shown} ({question['identity']['run_id']})")
 
     def hold(self, held: bool) -> None:
-        """Lines disturb nobody."""
+        """Take it off the terminal while something else is written there; lines disturb nobody."""
 
     def note(self, sentence: str) -> None:
         self._write(f"  {sentence}")
 
     def speak(self, run_id: str, text: str) -> None:
-        """Lines are for what is complete."""
+        """Show the text that a run's model is writing, in place of what it was before; empty: it has ended."""
 
     def close(self) -> None:
         """Nothing stays open."""
 
 
-def make_display(*, is_plain: bool) -> Display:
-    """Return the live picture when standard output is a terminal, else lines."""
-    if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
-        return LineDisplay()
-    from soong.orchestrator.cli.live import Live  # rich, only for terminals
+@dataclass(slots=True)
+class GrowingAnswer:
+    """The text of the answer that arrives, and what it calls."""
 
-    return Live()
+    turn: int = 0
+    text: str = ""
+
+    def take(self, event: Document) -> str:
+        """Return what can be shown now."""
+        delta = AnswerDelta(**event)
+        self.text = delta.applied_to(self.text if delta.turn == self.turn else "")
+        self.turn = delta.turn
+        calls = f"→ {', '.join(delta.calls)} …" if delta.calls and not delta.is_complete else ""
+        return "\n".join(part for part in (self.text, calls) if part)
+
+
+async def events_of_run(api: Api, run_id: str, seen: int = 0) -> AsyncIterator[tuple[str, Document]]:
+    """Yield the events of a run with their names, after those that were seen; a service that is away is waited for."""
+    while True:
+        try:
+            async for name, event in api.stream(f"/v1/runs/{run_id}/stream", query={"after": seen}):
+                seen = seen if name else int(event["id"])
+                yield name, event
+        except UnavailableError:
+            await asyncio.sleep(timing.POLL_ROWS_S)
+        else:
+            return
+
+
+async def narrate(api: Api, run_id: str, display: LineDisplay) -> None:
+    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end."""
+    last_node = 0
+    growing = GrowingAnswer()
+    async for name, event in events_of_run(api, run_id):
+        if name == DELTA:
+            display.speak(run_id, growing.take(event))
+            continue
+        kind = event["type"].removeprefix("soong.")
+        if kind in ("model_responded", "model_failed"):
+            display.speak(run_id, "")
+        if kind in ("model_responded", "tool_started"):
+            for node in (await api.get(f"/v1/runs/{run_id}/nodes", after=last_node))["items"]:
+                last_node = node["number"]
+                for sentence in _said(node):
+                    display.note(sentence)
+        if line := _line(kind, event["data"]):
+            display.note(line)
+
+
+def _said(node: Document) -> Iterator[str]:
+    """Yield the texts of an answer that calls tools; one without calls is the run's result."""
+    message = node["payload"].get("message")
+    if node["kind"] != "assistant" or not isinstance(message, Mapping):
+        return
+    parts = [part for part in cast("list[Json]", message.get("parts", ())) if isinstance(part, Mapping)]
+    if not any(part.get("part_kind") == "tool-call" for part in parts):
+        return
+    for part in parts:
+        if part.get("part_kind") == "text" and str(part.get("content")).strip():
+            yield f"“{one_line(str(part['content']), MAX_SAID_CHARS)}”"
+
+
+def _line(kind: str, data: Mapping[str, Any]) -> str:
+    tool = visible(str(data.get("tool", "")))
+    match kind:
+        case "tool_started":
+            return f"→ {tool} {_about(data.get('input'))}".rstrip()
+        case "tool_failed" | "tool_denied":
+            return f"✗ {tool}: {one_line(str(data.get('message', '')), 0)}"
+        case "model_failed":
+            again = "; asking again" if data.get("is_retried") else ""
+            return f"✗ the model: {one_line(str(data.get('message', '')), 0)}{again}"
+        case "model_fallback":
+            return f"→ the model {visible(str(data.get('to', '')))} continues"
+        case _:
+            return ""
+
+
+def _about(given: Json) -> str:
+    if not isinstance(given, Mapping):
+        return ""
+    telling = next((given[name] for name in _TELLING if given.get(name)), given or "")
+    return one_line(telling if isinstance(telling, str) else compact(telling), MAX_INPUT_CHARS)
+
+
+@dataclass(slots=True)
+class StepVoices:
+    """Listens to the first few running agents of a task. Its user calls :meth:`close`."""
+
+    api: Api
+    display: LineDisplay
+    _listening: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def follow(self, view: TaskView) -> None:
+        """Listen to those that run now."""
+        if not self.display.shows_answers:
+            return
+        running = [step["run"] for step in view.steps if step["status"] == "running" and step["kind"] == "agent"]
+        for run_id in [one for one in self._listening if one not in running]:
+            self._listening.pop(run_id).cancel()
+            self.display.speak(run_id, "")
+        for run_id in running:
+            if len(self._listening) < MOST and run_id and run_id not in self._listening:
+                self._listening[run_id] = asyncio.create_task(self._listen(run_id))
+
+    async def _listen(self, run_id: str) -> None:
+        growing = GrowingAnswer()
+        async for name, event in events_of_run(self.api, run_id):
+            if name == DELTA:
+                self.display.speak(run_id, growing.take(event))
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await cancelled(*self._listening.values())

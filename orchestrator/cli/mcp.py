@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.approvals.approval import check_person_now
-from soong.orchestrator.cli import mcp_servers
 from soong.orchestrator.cli.console import output, say
-from soong.orchestrator.cli.mcp_servers import asked, must_be_known, opened
+from soong.orchestrator.cli.mcp_servers import NAME, app, asked, must_be_known, opened
 from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
@@ -28,83 +27,17 @@ from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.access.token import Right
 
 if TYPE_CHECKING:
-    from soong.orchestrator.http.own_calls import ServiceLink
+    from soong.orchestrator.http.own_api import OwnApi
     from soong.shared.core.mcp_config import McpServerConfig
-    from soong.shared.toolsets.mcp.logins import ServerLogin
+    from soong.shared.toolsets.mcp.catalogue import ServerLogin
 
 CHANNEL = "mcp"
+__all__ = ["app"]
 
 
-def serve(
-    *,
-    project: Path = typer.Option(Path(), "--project", help="Folder that tasks work in when a call names none."),
-    approve: bool = typer.Option(False, "--approve", help="Let this client answer permission questions, in your name."),
-    read_only: bool = typer.Option(False, "--read-only", help="Offer only tools that read."),
-    may_start: bool = typer.Option(True, "--start/--no-start", help="Start a service when none is running [--start]."),
-) -> None:
-    """Serve MCP on standard input and output, until the client closes them.
-
-    Add it to a client as a server with the command `soong mcp serve`. `soong serve` speaks MCP over HTTP, at /mcp.
-    """
-    check_person_now("serve MCP")
-    if read_only and approve:
-        raise UsageError("--read-only and --approve exclude each other; give one")
-    if sys.stdin.isatty():
-        say(
-            "this is an MCP server: a client starts it and speaks to it on standard input "
-            "(docs/reference/mcp.md); Ctrl-C ends it"
-        )
-    rights = {Right.READ, *(() if read_only else (Right.RUN,)), *((Right.APPROVE,) if approve else ())}
-    settings, folder = load_settings(), Path(os.path.realpath(project.expanduser()))
-    if not folder.is_dir():
-        raise UsageError(f"--project {str(project)!r} is not a folder; name the folder that tasks should work in")
-    configure_logs(settings, "mcp")
-    asyncio.run(_serve(settings, folder, frozenset(rights), may_start=may_start))
-
-
-async def _serve(settings: Settings, folder: Path, rights: frozenset[Right], *, may_start: bool) -> None:
-    from mcp.server.mcpserver.exceptions import ToolError  # a second of imports, not needed for --help
-
-    from soong.orchestrator.mcp.api import ApiCalls, ServerState
-    from soong.orchestrator.mcp.server import make_server
-
-    linking = asyncio.create_task(_link(settings, folder, rights, may_start=may_start))
-
-    async def calls(_request: object) -> ApiCalls:
-        try:
-            return await (await asyncio.shield(linking)).calls()
-        except SoongError as error:
-            raise ToolError(f"no service can be used: {error}") from error
-
-    shown = frozenset(str(right) for right in rights)
-    server = make_server(ServerState(calls, lambda _request: shown, reads_files=True))
-    try:
-        await server.run_stdio_async()
-    finally:
-        linking.cancel()
-        (link,) = await asyncio.gather(linking, return_exceptions=True)
-        if not isinstance(link, BaseException):
-            await link.close()
-
-
-async def _link(settings: Settings, folder: Path, rights: frozenset[Right], *, may_start: bool) -> "ServiceLink":
-    """Import what calls need while the client shakes hands; return what attaches at the first call."""
-    from soong.orchestrator.embedded.starter import Attachment, attach
-
-    own_calls = await asyncio.to_thread(importlib.import_module, "soong.orchestrator.http.own_calls")
-
-    async def attached() -> Attachment:
-        return await attach(settings, may_start=may_start, tell=say)
-
-    link: ServiceLink = own_calls.ServiceLink(attached, rights, CHANNEL, str(folder))
-    return link
-
-
-_NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
-
-
-def login(
-    name: str = _NAME,
+@app.command()
+async def login(
+    name: str = NAME,
     *,
     is_headless: bool = typer.Option(
         False, "--no-browser", help="Print the page and read the address at which the browser ends, from anywhere."
@@ -112,8 +45,8 @@ def login(
     scope: str = typer.Option("", "--scope", help="Rights to ask for in addition, separated by blanks."),
 ) -> None:
     """Log in at a server over HTTP (OAuth), in the browser. Workers of this home use and renew the login."""
+    from soong.shared.toolsets.mcp.catalogue import LoginFolder
     from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
-    from soong.shared.toolsets.mcp.logins import LoginFolder
 
     settings = load_settings()
     tools = opened(settings)
@@ -125,19 +58,20 @@ def login(
         raise UsageError(f"config.toml sets the header Authorization of {name}; remove it there to log in instead")
     wanted = " ".join(filter(None, (scope, config.oauth.scope if config.oauth is not None else "")))
     try:
-        made = asyncio.run(_logged_in(name, config, wanted, is_headless=is_headless))
+        made = await _logged_in(name, config, wanted, is_headless=is_headless)
         LoginFolder(settings.home).write(made)
     except (LoginRefusedError, InvalidConfigError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"the login at {name!r} cannot be made or kept: {error}") from error
     output(f"logged in at {name}")
-    raise typer.Exit(asked(tools, [name], is_json=False) if config.enabled else 0)
+    raise typer.Exit(await asked(tools, [name], is_json=False) if config.enabled else 0)
 
 
-def logout(name: str = _NAME) -> None:
+@app.command()
+async def logout(name: str = NAME) -> None:
     """Forget the login at a server, and revoke it there if the authorization server can."""
-    from soong.shared.toolsets.mcp.logins import LoginFolder
+    from soong.shared.toolsets.mcp.catalogue import LoginFolder
 
     settings = load_settings()
     tools = opened(settings)
@@ -145,7 +79,7 @@ def logout(name: str = _NAME) -> None:
     config, folder = tools.servers.config.servers[name], LoginFolder(settings.home)
     made = folder.read(name, config.url)
     had_one = folder.remove(name)
-    is_revoked = made is not None and asyncio.run(_revoked(made, config))
+    is_revoked = made is not None and await _revoked(made, config)
     if not had_one:
         output(f"there is no login at {name}")
         return
@@ -183,7 +117,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
     """Revoke the tokens of a login (RFC 7009); say whether the authorization server accepted that."""
     import httpx2
 
-    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_safe, client_of
+    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_reach, check_safe, client_of
 
     endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
     token = str(made.tokens.get("refresh_token") or made.access_token)
@@ -192,6 +126,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
     try:
         client = client_of(made.client, config, made.server)
         check_safe(httpx2.URL(endpoint), config.url)
+        await check_reach(httpx2.URL(endpoint), config.url)
         data = {"token": token, "client_id": client.client_id}
         credentials = None
         if client.client_secret and client.token_endpoint_auth_method == BASIC:
@@ -205,14 +140,68 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
     return response.status_code == httpx2.codes.OK
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+@app.command()
+async def serve(
+    *,
+    project: Path = typer.Option(Path(), "--project", help="Folder that tasks work in when a call names none."),
+    approve: bool = typer.Option(False, "--approve", help="Let this client answer permission questions, in your name."),
+    read_only: bool = typer.Option(False, "--read-only", help="Offer only tools that read."),
+    may_start: bool = typer.Option(True, "--start/--no-start", help="Start a service when none is running [--start]."),
+) -> None:
+    """Serve MCP on standard input and output, until the client closes them.
 
-app.command("list")(mcp_servers.list_servers)
-app.command("show")(mcp_servers.show)
-app.command("refresh")(mcp_servers.refresh)
-app.command("add", context_settings={"ignore_unknown_options": True})(mcp_servers.add)
-app.command("remove")(mcp_servers.remove)
-app.command("import")(mcp_servers.import_servers)
-app.command("login")(login)
-app.command("logout")(logout)
-app.command("serve")(serve)
+    Add it to a client as a server with the command `soong mcp serve`. `soong serve` speaks MCP over HTTP, at /mcp.
+    """
+    check_person_now("serve MCP")
+    if read_only and approve:
+        raise UsageError("--read-only and --approve exclude each other; give one")
+    if sys.stdin.isatty():
+        say(
+            "this is an MCP server: a client starts it and speaks to it on standard input "
+            "(docs/reference/mcp.md); Ctrl-C ends it"
+        )
+    rights = {Right.READ, *(() if read_only else (Right.RUN,)), *((Right.APPROVE,) if approve else ())}
+    settings, folder = load_settings(), Path(os.path.realpath(project.expanduser()))
+    if not folder.is_dir():
+        raise UsageError(f"--project {str(project)!r} is not a folder; name the folder that tasks should work in")
+    configure_logs(settings, "mcp")
+    await _serve(settings, folder, frozenset(rights), may_start=may_start)
+
+
+async def _serve(settings: Settings, folder: Path, rights: frozenset[Right], *, may_start: bool) -> None:
+    from mcp.server.mcpserver.exceptions import ToolError  # a second of imports, not needed for --help
+
+    from soong.orchestrator.mcp.api import ApiCalls, ServerState
+    from soong.orchestrator.mcp.server import make_server
+
+    linking = asyncio.create_task(_link(settings, rights, may_start=may_start))
+
+    async def calls(_request: object) -> ApiCalls:
+        try:
+            own = await (await asyncio.shield(linking)).calls(may_start=True)
+        except SoongError as error:
+            raise ToolError(f"no service can be used: {error}") from error
+        return ApiCalls(own.app, own.caller, str(folder))
+
+    shown = frozenset(str(right) for right in rights)
+    server = make_server(ServerState(calls, lambda _request: shown, reads_files=True))
+    try:
+        await server.run_stdio_async()
+    finally:
+        linking.cancel()
+        (link,) = await asyncio.gather(linking, return_exceptions=True)
+        if not isinstance(link, BaseException):
+            await link.close()
+
+
+async def _link(settings: Settings, rights: frozenset[Right], *, may_start: bool) -> "OwnApi":
+    """Import what calls need while the client shakes hands; return what attaches at the first call."""
+    from soong.orchestrator.embedded.starter import Attachment, attach
+
+    own_api = await asyncio.to_thread(importlib.import_module, "soong.orchestrator.http.own_api")
+
+    async def attached(_may_start: bool) -> Attachment:
+        return await attach(settings, may_start=may_start, tell=say)
+
+    own: OwnApi = own_api.OwnApi(CHANNEL, attached, rights, "serve MCP")
+    return own

@@ -1,6 +1,6 @@
 """The commands on MCP servers: what there is, what it offers, and the sections of ``config.toml`` that name it."""
 
-import asyncio
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from soong.orchestrator.cli.console import emit, number_of, one_line, output, say, table
-from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.cli.console import Columns, details, emit, listed, number_of, one_line, output, say, table
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, CommandTable, pairs_of
+from soong.orchestrator.cli.summary import Document
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.inert import inert
 from soong.shared.core.settings import Settings, load_settings
@@ -21,66 +23,64 @@ if TYPE_CHECKING:
     from soong.shared.toolsets.mcp.pool import McpServers
     from soong.shared.toolsets.mcp.toolset import McpTools
 
-_NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
+app = CommandTable()
+NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
 _FAILED: Final = 1
 
 
+@app.command("list")
 def list_servers(*, is_json: bool = JSON) -> None:
     """List the servers, what state they were last seen in, and how many tools they give."""
     tools = opened(load_settings())
     _look_at_missing(tools)
     shown = [_server_json(tools, name) for name in sorted(tools.servers.config.servers)]
-    if is_json:
-        emit(shown)
-        return
-    if not shown:
+    if not shown and not is_json:
         say("no MCP server is configured; `soong mcp add NAME -- COMMAND…` adds one, `soong mcp import` takes others'")
         return
-    rows = [
-        (
-            one["name"],
-            one["state"],
-            f"{len(one['tools'])}" + (f" ({len(one['left_out'])} left out)" if one["left_out"] else ""),
-            one["protocol"] or "-",
-            one["login"] or "-",
-            "trusted" if one["trusted"] else "not trusted",
-            one["problem"] or one["place"],
-        )
-        for one in shown
-    ]
-    output(table(("server", "state", "tools", "protocol", "login", "hints", "where"), rows, uncut=("where",)))
+    columns: Columns = {
+        "server": "name",
+        "state": "state",
+        "tools": lambda one: str(len(one["tools"])) + (f" ({left} left out)" if (left := len(one["left_out"])) else ""),
+        "protocol": lambda one: one["protocol"] or "-",
+        "login": lambda one: one["login"] or "-",
+        "hints": lambda one: "trusted" if one["trusted"] else "not trusted",
+        "where": lambda one: one["problem"] or one["place"],
+    }
+    listed(shown, columns, is_json=is_json, uncut=("where",))
 
 
-def show(name: str = _NAME, *, is_json: bool = JSON) -> None:
+@app.command()
+def show(name: str = NAME, *, is_json: bool = JSON) -> None:
     """Show a server: its tools, their permission and definition, and which are left out and why."""
     tools = opened(load_settings())
     must_be_known(tools.servers, [name])
     _look_at_missing(tools, [name])
     shown = _server_json(tools, name)
-    if is_json:
-        emit(shown)
-        return
-    lines = [
-        f"{name}  {shown['state']}",
-        f"  where     {shown['place']}",
-        f"  server    {shown['server'] or '-'} {shown['version']}".rstrip(),
-        f"  protocol  {shown['protocol'] or '-'}",
-        f"  resources {_resources_line(shown)}",
-        f"  login     {shown['login'] or 'takes none'}",
-        f"  hints     {'trusted' if shown['trusted'] else 'not trusted: every tool asks'}",
+    show_result(shown, lambda: _text(shown), is_json=is_json)
+
+
+def _text(shown: Document) -> str:
+    facts = [
+        ("where", shown["place"]),
+        ("server", f"{shown['server'] or '-'} {shown['version']}".rstrip()),
+        ("protocol", shown["protocol"] or "-"),
+        ("resources", _resources_line(shown)),
+        ("login", shown["login"] or "takes none"),
+        ("hints", "trusted" if shown["trusted"] else "not trusted: every tool asks"),
+        *([("problem", shown["problem"])] if shown["problem"] else []),
     ]
-    if shown["problem"]:
-        lines.append(f"  problem   {shown['problem']}")
-    output("\n".join(lines))
+    parts = [f"{shown['name']}  {shown['state']}\n{textwrap.indent(details(facts), '  ')}"]
     rows = [(_shown_name(one), one["permission"], one["declared"], one["scope"]) for one in shown["tools"]]
     if rows:
-        output("\n" + table(("tool", "permission", "the server declares", "scope of a grant or rule"), rows))
+        parts.append(table(("tool", "permission", "the server declares", "scope of a grant or rule"), rows))
     left = [(one["tool"], one["reason"]) for one in shown["left_out"]]
     if left:
-        output("\n" + table(("left out", "because"), left, uncut=("because",)))
+        parts.append(table(("left out", "because"), left, uncut=("because",)))
+    return "\n\n".join(parts)
 
 
-def refresh(
+@app.command()
+async def refresh(
     names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Servers [all that are enabled]."),
     *,
     is_json: bool = JSON,
@@ -88,11 +88,12 @@ def refresh(
     """Ask servers what they offer now; exit code 1 when one cannot be asked."""
     tools = opened(load_settings())
     must_be_known(tools.servers, names or ())
-    raise typer.Exit(asked(tools, names or list(tools.servers.enabled), is_json=is_json))
+    raise typer.Exit(await asked(tools, names or list(tools.servers.enabled), is_json=is_json))
 
 
-def add(
-    name: str = _NAME,
+@app.command(context_settings={"ignore_unknown_options": True})
+async def add(
+    name: str = NAME,
     command: list[str] = typer.Argument(None, metavar="[-- COMMAND ARG...]", help="The program, and its arguments."),
     *,
     url: str = typer.Option("", "--url", help="The address of a server over HTTP, instead of a command."),
@@ -106,16 +107,18 @@ def add(
 
     A server that wants a login is added: `soong mcp login` makes it.
     """
-    from soong.orchestrator.cli.mcp_config_file import without_server
+    from soong.shared.toolsets.mcp.config_file import without_server
 
     section: dict[str, Any] = {"command": "", "url": url}
     if command:
         section |= {"command": command[0], "args": command[1:]}
-    section |= {"env": _pairs(env, "--env"), "headers": _pairs(header, "--header"), "tags": tag, "trusted": is_trusted}
+    hint = "such as TOKEN=env:MY_TOKEN"
+    section |= {"env": pairs_of(env, "--env", hint), "headers": pairs_of(header, "--header", hint)}
+    section |= {"tags": tag, "trusted": is_trusted}
     settings = load_settings()
     _written(settings, {name: section})
     tools = opened(settings)
-    code = asked(tools, [name], is_json=is_json)
+    code = await asked(tools, [name], is_json=is_json)
     snapshot = tools.servers.snapshot(name)
     if code and snapshot is not None and f"soong mcp login {name}" not in snapshot.problem:
         without_server(settings.home, name)
@@ -124,10 +127,11 @@ def add(
     raise typer.Exit(code)
 
 
-def remove(name: str = _NAME) -> None:
+@app.command()
+def remove(name: str = NAME) -> None:
     """Remove a server from config.toml, with its snapshot."""
-    from soong.orchestrator.cli.mcp_config_file import without_server
-    from soong.shared.toolsets.mcp.logins import LoginFolder
+    from soong.shared.toolsets.mcp.catalogue import LoginFolder
+    from soong.shared.toolsets.mcp.config_file import without_server
 
     settings = load_settings()
     tools = opened(settings)
@@ -139,6 +143,7 @@ def remove(name: str = _NAME) -> None:
     output(f"removed {name}")
 
 
+@app.command("import")
 def import_servers(
     file: Path | None = typer.Argument(None, metavar="[FILE]", help="An mcp.json [those of the user that are found]."),
     *,
@@ -150,7 +155,7 @@ def import_servers(
 
     A value that looks like a secret is written to a file of its own in the home, and referred to.
     """
-    from soong.orchestrator.cli.mcp_config_file import found_files, imported_servers
+    from soong.shared.toolsets.mcp.config_file import found_files, imported_servers
 
     settings = load_settings()
     files = [file] if file is not None else found_files(Path.home())
@@ -210,24 +215,20 @@ def _look_at_missing(tools: "McpTools", names: Sequence[str] = ()) -> None:
         look(tools.servers, missing)
 
 
-def asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
+async def asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
     """Ask servers, report, and return the exit code."""
     from soong.shared.toolsets.mcp.toolset import look_now
 
     off = [name for name in names if name not in tools.servers.enabled]
     if off:
         raise UsageError(f"{', '.join(off)} is not enabled; remove `enabled = false` first")
-    asyncio.run(look_now(tools.servers, names))
+    await look_now(tools.servers, names)
     shown = [_server_json(tools, name) for name in names]
-    if is_json:
-        emit(shown)
-    else:
-        for one in shown:
-            output(_report(one))
+    show_result(shown, lambda: "\n".join(map(_report, shown)), is_json=is_json)
     return _FAILED if any(one["problem"] for one in shown) else 0
 
 
-def _resources_line(one: dict[str, Any]) -> str:
+def _resources_line(one: Document) -> str:
     if not one["has_resources"]:
         return "none"
     return f"scope of a grant or rule: {one['resources_scope']}" if one["resources_scope"] else "switched off"
@@ -253,7 +254,7 @@ def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
         "name": name,
         "state": state,
         "problem": problem,
-        "login": login_state(tools.servers, name),
+        "login": tools.servers.login_state(name),
         "place": config.url or " ".join((config.command, *config.args)),
         "trusted": config.trusted,
         "tags": list(config.tags),
@@ -266,17 +267,6 @@ def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
         "tools": _tools_json(found),
         "left_out": [{"tool": each.tool, "reason": each.reason} for each in found.excluded],
     }
-
-
-def login_state(servers: "McpServers", name: str) -> str:
-    """Return whether there is a login at a server; empty for one that takes none."""
-    from soong.shared.toolsets.mcp.logins import LoginFolder
-
-    config = servers.config.servers[name]
-    if not config.takes_login:
-        return ""
-    found = LoginFolder(servers.setup.home).read(name, config.url)
-    return "none" if found is None else found.state(servers.setup.clock.now_us())
 
 
 def _tools_json(found: "ServerTools") -> list[dict[str, Any]]:
@@ -294,19 +284,9 @@ def _tools_json(found: "ServerTools") -> list[dict[str, Any]]:
     ]
 
 
-def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for each in given:
-        name, separator, value = each.partition("=")
-        if not separator or not name:
-            raise UsageError(f"{option} {each!r} is not NAME=VALUE, such as {option} TOKEN=env:MY_TOKEN")
-        pairs[name] = value
-    return pairs
-
-
 def _written(settings: Settings, sections: dict[str, dict[str, Any]]) -> None:
     """Add sections to config.toml; a secret does not belong into it. Raises: UsageError, InvalidConfigError."""
-    from soong.orchestrator.cli.mcp_config_file import looks_secret, with_servers
+    from soong.shared.toolsets.mcp.config_file import looks_secret, with_servers
 
     for name, section in sections.items():
         values = {**section.get("env", {}), **section.get("headers", {})}

@@ -1,10 +1,15 @@
 """Options that several commands take, and how much the command line prints in addition to its result."""
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any, Final
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar
 
 import typer
 
+from soong.shared.core.errors import InvalidJsonError, UsageError
+from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.worker_range import WorkerRange
 
 
@@ -17,6 +22,37 @@ class Verbosity(StrEnum):
 
 
 _chosen = [Verbosity.NORMAL]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class CommandTable(typer.Typer):
+    """A group of commands, each a function or a coroutine function."""
+
+    def __init__(self) -> None:
+        super().__init__(no_args_is_help=True, rich_markup_mode=None)
+
+    def command(self, name: str | None = None, **facts: Any) -> Callable[[_Function], _Function]:
+        add = super().command(name, **facts)
+
+        def added(function: _Function) -> _Function:
+            add(as_command(function))
+            return function
+
+        return added
+
+
+def as_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs a coroutine function to its end; any other as it is."""
+    if not iscoroutinefunction(function):
+        return function
+
+    @wraps(function)
+    def run(*args: Any, **values: Any) -> Any:
+        import asyncio  # a bare --help does not pay it
+
+        return asyncio.run(function(*args, **values))
+
+    return run
 
 
 def choose(verbosity: Verbosity) -> None:
@@ -39,6 +75,27 @@ def _range(text: str) -> WorkerRange:
         return WorkerRange.of(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: {error}") from error
+
+
+def pairs_of(words: Iterable[str], option: str, hint: str) -> dict[str, str]:
+    """Read the ``NAME=VALUE`` words of an option, each name once. Raises: UsageError."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise UsageError(f"{option} {word!r} is not NAME=VALUE, {hint}")
+        if name in pairs:
+            raise UsageError(f"{option} {name!r} is given twice; give it once")
+        pairs[name] = value
+    return pairs
+
+
+def value_of(text: str) -> Json:
+    """Return the JSON value of a text, or the text itself where it is none."""
+    try:
+        return parse_strict(text)
+    except InvalidJsonError:
+        return text
 
 
 JSON: Final[Any] = typer.Option(False, "--json", help="Print one JSON document.")

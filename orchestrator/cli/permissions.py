@@ -1,35 +1,43 @@
 """``soong permissions``: what decides on calls here, in order, and what would become of one."""
 
-import asyncio
 import os
+import sys
+import termios
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.console import emit, output
-from soong.orchestrator.cli.ids import opened_store
-from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.operations.ids import find_task
+from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.console import details, emit, output, say, show, spelled_out, table, why_nobody_is_asked
+from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
-from soong.shared.core.ids import step_key
 from soong.shared.core.inert import inert
 from soong.shared.core.settings import load_settings
+from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
+from soong.shared.permissions.rules import Effect
 
 if TYPE_CHECKING:
-    from soong.orchestrator.client.explanation import Explainer
-    from soong.shared.permissions.explain import CallExplanation, EffectivePolicy, SkillDeclaration
+    from soong.orchestrator.operations.explanation import Explainer
+    from soong.shared.permissions.explain import CallExplanation, EffectivePolicy
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+app = CommandTable()
 
 _NAMES_CHARS: Final = 100
 """How long a row of names is."""
 
+HEADS: Final = ("", "does", "what", "by")
 VERBS = {"deny": "refuse", "ask": "ask", "allow": "allow"}
+
+ALLOW: Final = frozenset({"1", "a", "y", "yes", "allow"})
+LATER: Final = frozenset({"2", "l", "n", "no", "later", "ask"})
+STOP: Final = frozenset({"3", "s", "q", "stop", "quit"})
 
 
 @app.callback()
@@ -38,7 +46,7 @@ def permissions() -> None:
 
 
 @app.command()
-def explain(
+async def explain(
     words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Arguments of the call."),
     *,
     name: str | None = typer.Option(None, "--tool", metavar="NAME", help="Explain a call of this tool."),
@@ -57,9 +65,9 @@ def explain(
     Nothing is called, and no service is needed. The consent to a step is in the policy of its session:
     --task shows it.
     """
-    from soong.orchestrator.cli.tool_arguments import read_arguments
+    from soong.orchestrator.cli.tool_call import read_arguments
     from soong.orchestrator.client.catalog import Catalogue
-    from soong.orchestrator.client.explanation import Explainer
+    from soong.orchestrator.operations.explanation import Explainer
     from soong.shared.toolsets.sources import ToolEnvironment
 
     if name is None and (words or text is not None):
@@ -73,20 +81,14 @@ def explain(
             raise UsageError(
                 "--allow and --task cannot be combined: --allow describes a new session, --task an existing one"
             )
-        explainer = asyncio.run(_in_session(explainer, task))
+        explainer = await _in_session(explainer, task)
     effective = explainer.effective()
     if name is None:
-        if is_json:
-            emit(effective.as_json())
-        else:
-            output(policy_text(effective))
+        show(effective.as_json(), lambda: policy_text(effective), is_json=is_json)
         return
     tool = explainer.tool(name)
     explained = explainer.call(tool, read_arguments(tool.name, tool.input_schema, words or [], text), role)
-    if is_json:
-        emit({**effective.as_json(), "call": explained.as_json()})
-    else:
-        output(call_text(explained))
+    show({**effective.as_json(), "call": explained.as_json()}, lambda: call_text(explained), is_json=is_json)
 
 
 async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
@@ -94,16 +96,18 @@ async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
     from soong.shared.permissions.policy import Policy
 
     task_text, _, step_id = text.partition("/")
-    async with opened_store(load_settings()) as store:
-        task = await find_task(store, task_text)
-        step = (await store.tasks.step(step_key(task.id, step_id))).key if step_id else ""
-        session = await store.sessions.session(task.session_id)
+    async with Api() as api:
+        path = f"/v1/tasks/{await api.find('task', task_text)}"
+        if step_id:
+            await api.get(f"{path}/step", id=step_id)
+        task = await api.get(path, limit=1)
+        session = await api.get(f"/v1/sessions/{task['session']}")
     return replace(
         explainer,
-        project=Path(session.project),
-        cwd=Path(session.cwd),
-        stored=Policy.from_json(session.policy),
-        step=step,
+        project=Path(session["project"]),
+        cwd=Path(session["cwd"]),
+        stored=Policy.from_json(session["policy"]),
+        step=f"{task['id']}/{step_id}" if step_id else "",
     )
 
 
@@ -116,7 +120,7 @@ def policy_text(effective: "EffectivePolicy") -> str:
         [
             *_heads(effective),
             "",
-            *_uncut(("", "does", "what", "by"), *lines),
+            table(HEADS, lines, uncut=HEADS),
             "",
             "The first that speaks of a call decides. Allow lines answer only what asks by default, for their scope,",
             "and never a dangerous or critical call: that takes a person's yes.",
@@ -138,21 +142,18 @@ def call_text(explained: "CallExplanation") -> str:
     if explained.effect == "ask":
         scope = explained.grant_scope
         rows.append(("a session grant", f"would cover {scope}" if scope else "is not offered: it asks each time"))
-    width = max(len(name) for name, _ in rows)
-    return os.linesep.join([*lines, *(f"  {name:<{width}}  {inert(value)}" for name, value in rows)])
-
-
-def _uncut(*rows: tuple[str, ...]) -> Iterator[str]:
-    """Yield rows in columns, uncut: a scope or a step that ends in dots is not what it says."""
-    shown = [[inert(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return os.linesep.join([*lines, textwrap.indent(details(rows), "  ")])
 
 
 def _heads(effective: "EffectivePolicy") -> Iterator[str]:
     policy, network = effective.policy, effective.policy.network
     dangerous = "on, each call asks" if policy.is_dangerous_enabled else "off"
+    names = ", ".join(effective.paths.sensitive)
+    sensitive = textwrap.wrap(names, _NAMES_CHARS, break_long_words=False, break_on_hyphens=False)
+    skills = [
+        f"{one.skill} ({one.level}): {', '.join((*one.allowed_tools, *one.permissions))}; this grants nothing"
+        for one in effective.skills
+    ]
     for name, values in (
         ("project", [str(effective.project)]),
         ("mode", [str(policy.mode)]),
@@ -160,23 +161,121 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
         ("network", [f"{network.mode} ({network.source})"]),
         ("may write in", [str(root) for root in effective.write_roots]),
         ("reads also", policy.read_roots or ["nothing else"]),
-        ("sensitive", [*_rows_of(effective.paths.sensitive), *effective.own_files()]),
+        ("sensitive", [*sensitive, *effective.own_files()]),
         ("protected", list(effective.protected())),
-        ("skills ask", [_declared(skill) for skill in effective.skills] or ["for nothing"]),
+        ("skills ask", skills or ["for nothing"]),
     ):
         for place, value in enumerate(values):
             yield f"{'' if place else name:<13} {inert(value)}"
 
 
-def _declared(skill: "SkillDeclaration") -> str:
-    asked = ", ".join((*skill.allowed_tools, *skill.permissions))
-    return f"{skill.skill} ({skill.level}): {asked}; this grants nothing"
-
-
-def _rows_of(names: tuple[str, ...]) -> list[str]:
-    return textwrap.wrap(", ".join(names), _NAMES_CHARS, break_long_words=False, break_on_hyphens=False)
-
-
 def _held(traits: object) -> list[str]:
     """Return the names of the traits that hold."""
     return [name.removeprefix("is_") for name, holds in traits.items() if holds] if isinstance(traits, dict) else []
+
+
+class PreviewStoppedError(Exception):
+    """The person at the terminal wants nothing to be started."""
+
+
+def consented(
+    preview: Preview, allowed: Sequence[str], *, is_shown: bool, is_json: bool
+) -> tuple[StepGrant, ...] | None:
+    """Return what is consented to; None when the preview was all that was wanted.
+
+    ``allowed`` are steps consented to on the command line. Without a terminal the preview is printed, and only what
+    it shows is granted.
+
+    Raises:
+        UsageError: a step of ``allowed`` is not there, or nothing of it can be allowed.
+        PreviewStoppedError: the person said so, or standard input ended.
+    """
+    grants = preview.grants(allowed)
+    if not is_shown:
+        return grants
+    if not is_json and not why_nobody_is_asked():
+        output(preview_text(preview))
+        return (*grants, *_asked(preview, frozenset(allowed)))
+    if allowed:
+        say(preview_text(preview))
+        return grants
+    emit(preview.as_json()) if is_json else output(preview_text(preview))
+    return None
+
+
+def preview_text(preview: Preview) -> str:
+    """Return the preview for people: the union first, then what else each step can ask."""
+    lines = [f"preview: {spelled_out(preview.title)}", ""]
+    for kind in PermissionKind:
+        lines += _rows_table(preview.union(kind), str(kind))
+    if len(lines) == 2:
+        lines.append("no step says what it will ask for (`permissions:` in the plan)")
+    silent = [step for step in preview.steps if step.may_ask]
+    if silent:
+        lines += ["", "may also ask when they run:"]
+        rows = [(spelled_out(step.step_id), ", ".join(map(spelled_out, step.may_ask))) for step in silent]
+        lines.append(textwrap.indent(details(rows), "  "))
+    return os.linesep.join(lines)
+
+
+def _asked(preview: Preview, settled: frozenset[str]) -> Iterator[StepGrant]:
+    """Ask once for each step of which something can be allowed; where there is none, whether to begin at all."""
+    open_steps = [step for step in preview.steps if step.grantable and step.step_id not in settled]
+    for position, step in enumerate(open_steps, 1):
+        output(_question(step, position, len(open_steps)))
+        if _choice("  [1] allow this for the step  [2] ask when it runs  [3] stop") == "allow":
+            yield step.grant
+    if not open_steps and _choice("  nothing is to be allowed beforehand: [1] run it  [3] stop") != "allow":
+        raise PreviewStoppedError
+
+
+def _question(step: StepPreview, position: int, count: int) -> str:
+    head = f"step {spelled_out(step.step_id)} ({position} of {count})"
+    title = "" if step.title in ("", step.step_id) else f": {spelled_out(step.title)}"
+    whose = ", each of its items too" if step.kind == "map" else ""
+    rows = [
+        row
+        for kind in PermissionKind
+        for row in _rows_table([asked for asked in step.permissions if asked.kind is kind], str(kind))
+    ]
+    return os.linesep.join(["", f"{head}{title}{whose}", *rows])
+
+
+def _rows_table(asks: Sequence[CheckedPermission], head: str) -> list[str]:
+    shown = [(spelled_out(asked.shown or asked.given), asked) for asked in asks]
+    width = max((len(text) for text, _ in shown), default=0)
+    return [
+        f"  {head if place == 0 else '':<6} {text:<{min(width, 60)}}  {_outcome(asked)}"
+        for place, (text, asked) in enumerate(shown)
+    ]
+
+
+def _outcome(asked: CheckedPermission) -> str:
+    where = " (outside the write roots)" if asked.is_outside else ""
+    why = spelled_out(asked.reason)
+    match asked.effect:
+        case Effect.ALLOW:
+            return f"runs without asking{where}"
+        case Effect.DENY:
+            return f"refused{where}: {why}"
+        case Effect.ASK if asked.scope is None:
+            return f"asks when it runs{where}: {why}"
+        case Effect.ASK:
+            return f"asks; can be allowed now for {', '.join(map(spelled_out, asked.grantable))}{where}: {why}"
+
+
+def _choice(question: str) -> str:
+    while True:
+        output(question)
+        with suppress(termios.error):
+            # Input typed before this question does not answer it; input after the mark does.
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        output("  > ", end="")
+        line = sys.stdin.readline()
+        word = line.strip().lower()
+        if not line or word in STOP:
+            raise PreviewStoppedError
+        if word in ALLOW:
+            return "allow"
+        if word in LATER:
+            return "later"

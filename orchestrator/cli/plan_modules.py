@@ -8,23 +8,28 @@ writes, and never read from a task's rows.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
+import yaml
 from msgspec.structs import replace
 
+from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.console import emit_text, say, visible
 from soong.orchestrator.cli.module_import import import_apart, import_here
-from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
+from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
-from soong.shared.engine.tasks.step import NewTask
+from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.permissions.configured import configured_write_roots, writable_by_rule
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.controls import module_files
@@ -35,6 +40,9 @@ Importer: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[str]], Re
 FILE: Final = "plan-modules.json"
 MAX_TASKS: Final = 200
 """Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
+
+COLUMNS: Final = 110
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./()-]*")
 
 
 class PlanModules(Value):
@@ -52,14 +60,18 @@ class PlanModules(Value):
         """The search path: the folder of the file first."""
         return tuple(dict.fromkeys((os.path.realpath(self.file.parent), *self.settings.import_folders)))
 
-    def names(self) -> PlanNames:
+    def known(self) -> Catalogue:
         """Return what the plan may name; modules only where its user runs a file on a service of their own."""
-        known = self.catalogue.known()
-        if not self._is_local:
-            return replace(known, load_module=deployed_modules(self.settings), module_hint=deployed_hint(self.settings))
-        if self.importer is import_apart and self.settings.functions:
-            known = replace(known, functions=import_apart((), self.settings.functions, self.folders).functions)
-        return replace(known, load_module=self.load)
+        if not self.settings.is_embedded or str(self.file) == "-":
+            return self.catalogue.with_deployed_modules(self.settings)
+        return replace(self.catalogue, load_module=self.load)
+
+    def names(self) -> PlanNames:
+        """Return what the plan may name, with the functions that the settings name where modules are imported apart."""
+        names = self.known().known()
+        if names.load_module == self.load and self.importer is import_apart and self.settings.functions:
+            names = replace(names, functions=import_apart((), self.settings.functions, self.folders).functions)
+        return names
 
     def load(self, name: str) -> Registered | None:
         """Make a module known, and import it to know its functions.
@@ -71,8 +83,9 @@ class PlanModules(Value):
         places = [place for place in module_files((name,)) if place.exists()]
         if not places and self.importer is None:
             raise InvalidConfigError(f"the module {name!r} is neither in {', '.join(self.folders)} nor installed")
+        by_rule = writable_by_rule(self.catalogue.policy, self.catalogue.tools)
         for place in places:
-            for folder in self._written_by_runs():
+            for folder in (self.settings.runs, *configured_write_roots(self.catalogue.config), *by_rule):
                 if is_below(place, folder):
                     raise InvalidConfigError(f"{place} lies in {folder}, where runs write")
         self._loaded.append(name)
@@ -82,21 +95,13 @@ class PlanModules(Value):
         """Return the settings with which a service imports the plan's modules."""
         return _with_modules(self.settings, plan.modules, self.folders)
 
-    @property
-    def _is_local(self) -> bool:
-        return self.settings.is_embedded and str(self.file) != "-"
 
-    def _written_by_runs(self) -> tuple[Path, ...]:
-        by_rule = writable_by_rule(self.catalogue.policy, self.catalogue.tools)
-        return (self.settings.runs, *configured_write_roots(self.catalogue.config), *by_rule)
-
-
-def keep_modules(settings: Settings, task: NewTask) -> None:
+def keep_modules(settings: Settings, task_id: str) -> None:
     """Keep which modules a task needs, so that ``soong resume`` starts a service that has them."""
-    if "modules" not in task.plan or not settings.is_embedded:
+    if not settings.is_embedded:
         return  # workers of a deployment have their modules already
     kept = dict(list(_read(settings).items())[1 - MAX_TASKS :])
-    kept[task.id] = {"modules": list(settings.functions), "folders": list(settings.import_folders)}
+    kept[task_id] = {"modules": list(settings.functions), "folders": list(settings.import_folders)}
     file = prepare_home(settings) / FILE
     temporary = file.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(kept), encoding="utf-8")
@@ -134,12 +139,65 @@ def read_plan(path: Path, known: PlanNames) -> Plan:
         InvalidPlanError: with every problem.
         UsageError: standard input is a terminal, or is not UTF-8 text.
     """
-    if str(path) != "-":
-        return load_plan(path, known)
+    return load_plan(path, known) if str(path) != "-" else parse_plan(standard_input(), "<stdin>", known)
+
+
+def standard_input() -> str:
+    """Return the plan that is piped in. Raises: UsageError."""
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("the plan '-' is standard input, and standard input is a terminal; pipe the plan into it")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not UTF-8 text (byte {error.start}); send a plan as UTF-8") from error
-    return parse_plan(text, "<stdin>", known)
+
+
+async def write_fork(text: str, from_step: str, file: Path) -> None:
+    """Write the plan of a fork to ``file``, which must be new; ``-`` is standard output."""
+    async with Api() as api:
+        plan = (await api.get(f"/v1/tasks/{await api.find('task', text)}/fork", **{"from": from_step}))["plan"]
+    written = plan_text(plan)
+    if file == Path("-"):
+        emit_text(written)
+        return
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(written)
+    except FileExistsError:
+        raise UsageError(f"{str(file)!r} exists; name a new file") from None
+    except OSError as error:
+        raise UsageError(f"{str(file)!r} cannot be written: {error.strerror}") from None
+    say(f"{visible(str(file))}: change what you like, then `soong run {visible(str(file))}`")
+    if isinstance(modules := plan.get("modules"), list | tuple) and modules:
+        say(f"  its modules ({visible(', '.join(map(str, modules)))}) must be next to it")
+
+
+def plan_text(plan: JsonObject) -> str:
+    """Return a plan as YAML that people can change, or as JSON where YAML would say something else.
+
+    Raises: InvalidPlanError when it is too large for a plan.
+    """
+    plain = _plain(plan)
+    written = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=COLUMNS)
+    return written if read_document(written, "the fork").value == plain else json.dumps(plain, indent=2)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are, and quotes what a reader might take for something else."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

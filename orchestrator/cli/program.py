@@ -8,33 +8,20 @@ from pathlib import PurePath
 from typing import Final
 
 import typer
-from msgspec.structs import asdict
 from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not in its list of exports
 
 from soong.orchestrator.cli.application import COMPLETE_VARIABLE
-from soong.orchestrator.cli.console import emit, emit_text, output, table
-from soong.orchestrator.cli.options import JSON
+from soong.orchestrator.cli.console import emit_text, table
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.config import CONFIG_FILE, Config, load_config
 from soong.shared.core.configured_settings import given_by, with_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import DISTRIBUTION, INSTALL_ROOT
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password
-from soong.shared.core.value import Value
 
-config = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+config = CommandTable()
 _URLS: Final = frozenset({"artifacts_url", "database_url", "redis_url"})
-
-
-class SettingValue(Value):
-    """One setting as it is in force.
-
-    ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``), `config.toml` or `default`.
-    """
-
-    name: str
-    value: str
-    source: str
-    description: str
 
 
 @config.command()
@@ -43,24 +30,28 @@ def show(*, is_json: bool = JSON) -> None:
     settings = load_settings()
     values = settings_in_force(settings, load_config(settings.home))
     path = settings.home / CONFIG_FILE
-    if is_json:
-        emit({"settings": [asdict(one) for one in values], "file": {"path": str(path), "exists": path.exists()}})
-        return
-    output(table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in values]))
-    output(f"\npermissions, tools and hooks: {path}{'' if path.exists() else ' (does not exist: defaults)'}")
-    output("A running service keeps the settings that it was started with.")
+    text = (
+        table(("setting", "value", "source"), [(one["name"], one["value"], one["source"]) for one in values]),
+        f"\npermissions, tools and hooks: {path}{'' if path.exists() else ' (does not exist: defaults)'}",
+        "A running service keeps the settings that it was started with.",
+    )
+    document = {"settings": values, "file": {"path": str(path), "exists": path.exists()}}
+    show_result(document, lambda: "\n".join(text), is_json=is_json)
 
 
-def settings_in_force(settings: Settings, file: Config) -> list[SettingValue]:
-    """Return every setting in the order of its class. Passwords in URLs are left out."""
+def settings_in_force(settings: Settings, file: Config) -> list[dict[str, str]]:
+    """Return every setting in the order of its class. Passwords in URLs are left out.
+
+    ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``), `config.toml` or `default`.
+    """
     in_force, configured = with_config(settings, file), given_by(file)
     return [
-        SettingValue(
-            f"SOONG_{name.upper()}",
-            _text(name, getattr(in_force, name)),
-            CONFIG_FILE if name in configured and source_of(name) == "default" else source_of(name),
-            field.description or "",
-        )
+        {
+            "name": f"SOONG_{name.upper()}",
+            "value": _text(name, getattr(in_force, name)),
+            "source": CONFIG_FILE if name in configured and source_of(name) == "default" else source_of(name),
+            "description": field.description or "",
+        }
         for name, field in Settings.model_fields.items()
     ]
 
@@ -103,9 +94,9 @@ def show_version(*, is_json: bool = JSON) -> None:
         "executable": sys.executable,
         "location": str(INSTALL_ROOT),
     }
-    if is_json:
-        emit(found)
-        return
-    output(f"soong {found['version']}")
-    output(f"Python {found['python']} ({found['executable']}), {found['platform']}")
-    output(f"installed in {found['location']}")
+    lines = (
+        f"soong {found['version']}",
+        f"Python {found['python']} ({found['executable']}), {found['platform']}",
+        f"installed in {found['location']}",
+    )
+    show_result(found, lambda: "\n".join(lines), is_json=is_json)

@@ -1,7 +1,7 @@
 """A question in words, for the prompt of `soong run` and for `soong approvals` alike.
 
-Whatever comes from a run is made inert here: on one line where it is a fact, behind a margin where it has lines of its
-own. Nothing in it can look like a line of ours.
+Texts of a run are made inert here: on one line for a fact, behind a margin for several lines. Nothing in them can look
+like a line of ours.
 """
 
 import hashlib
@@ -11,25 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from soong.orchestrator.approvals.question_facts import VALUE_CHARS, facts_of, step_text
-from soong.orchestrator.cli.console import folded, is_terminal, visible
-from soong.orchestrator.cli.step_words import Document
+from soong.orchestrator.approvals.full_input import VALUE_CHARS, facts_of, step_text
+from soong.orchestrator.cli.console import cells_of, cut, folded, is_terminal, short_id, visible
+from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
 
-SHORT_ID_CHARS: Final = 8
 WAITS: Final = "waits"
 MARGIN: Final = "  | "
 GOES_ON: Final = "  : "
 
 BLOCK_CHARS: Final = 4_000
 BLOCK_LINES: Final = 60
-
-
-def short_id(request_id: str) -> str:
-    """Return the end of an id: its beginning is the time, which questions that come together share."""
-    return request_id[-SHORT_ID_CHARS:]
 
 
 def age_text(seconds: float) -> str:
@@ -143,13 +137,15 @@ def show_text(question: Document, now_us: int, *, is_full: bool) -> str:
     return "\n\n".join(parts)
 
 
-def aligned(rows: Iterable[tuple[str, str]], *, indent: str = "") -> Iterator[str]:
-    """Yield names and values, the values inert and folded to the terminal's width below each other."""
-    shown = [(visible(name, limit=20), visible(value, limit=VALUE_CHARS)) for name, value in rows if value]
-    column = max((len(name) for name, _ in shown), default=0)
+def aligned(rows: Iterable[tuple[str, str]], *, indent: str = "", width: int | None = None) -> Iterator[str]:
+    """Yield names and values, the values inert and folded to the terminal's ``width`` below each other."""
+    width = columns() if width is None else width
+    most = min(20, width // 3) if width else 20
+    shown = [(cut(visible(name), most), visible(value, limit=VALUE_CHARS)) for name, value in rows if value]
+    column = max((cells_of(name) for name, _ in shown), default=0)
     for name, value in shown:
-        first, *more = folded(value, max(16, columns() - len(indent) - column - 2)) if columns() else [value]
-        yield f"{indent}{name:<{column}}  {first}"
+        first, *more = folded(value, max(8, width - len(indent) - column - 2)) if width else [value]
+        yield f"{indent}{name}{' ' * (column - cells_of(name))}  {first}"
         yield from (f"{indent}{'':<{column}}  {piece}" for piece in more)
 
 

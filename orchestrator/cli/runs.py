@@ -1,14 +1,25 @@
 """``soong runs`` and ``soong replay``: runs and their logs, and a task replayed offline from its record."""
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import typer
 
 from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, open_task
-from soong.orchestrator.cli.console import compact, emit, number_of, one_line, output, say, table, visible
-from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.step_words import Document, seconds_between, time_text
+from soong.orchestrator.cli.console import (
+    Columns,
+    compact,
+    emit,
+    listed,
+    number_of,
+    one_line,
+    output,
+    say,
+    table,
+    visible,
+)
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.cli.summary import Document, seconds_between, time_text
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.functions import suggestion
@@ -16,7 +27,7 @@ from soong.shared.engine.tasks.functions import suggestion
 if TYPE_CHECKING:
     from soong.orchestrator.replay.task import RunVerdict, TaskReplay
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = CommandTable()
 
 LAST_EVENTS = 5
 """The end of a step and of its run are among the last ones of a log."""
@@ -27,46 +38,40 @@ _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, 
 SOONG: Final = "soong."
 FAILED: Final = "soong.step_failed"
 _APART: Final = frozenset({"tools", "surface", "settings"})
-"""What a run's document has and the first table does not show."""
+"""The fields of a run's document that the first table does not show."""
 EXIT_DIFFERENT: Final = 1
 _SYMBOLS: Final = {"same": "✓", "different": "✗", "given": "·"}
 
 
 @app.command("list")
-def list_runs(
+async def list_runs(
     *,
     task: str = typer.Option("", "--task", help="Only the runs of this task."),
     limit: int = typer.Option(50, "--limit", min=1, help="At most this many."),
     is_json: bool = JSON,
 ) -> None:
     """List runs, newest first."""
-    with Api() as api:
-        query = {"task": api.find("task", task)} if task else {}
-        runs = api.pages("/v1/runs", limit=limit, **query)
-    if is_json:
-        emit(runs)
-        return
-    rows = [
-        (
-            run["id"],
-            run["task"][-TASK_SHOWN:],
-            run["step"] or run["role"],
-            f"{run['status']}, malformed row" if run["malformed"] else run["status"],
-            run["definition"],
-            time_text(seconds_between(run["started"], run["ended"]) if run["ended"] else None),
-            str(run["attempt"]),
-        )
-        for run in runs
-    ]
-    output(table(("run", "task", "step", "status", "agent", "time", "attempt"), rows))
+    async with Api() as api:
+        query = {"task": await api.find("task", task)} if task else {}
+        runs = await api.pages("/v1/runs", limit=limit, **query)
+    columns: Columns = {
+        "run": "id",
+        "task": lambda run: run["task"][-TASK_SHOWN:],
+        "step": lambda run: run["step"] or run["role"],
+        "status": lambda run: f"{run['status']}, malformed row" if run["malformed"] else run["status"],
+        "agent": "definition",
+        "time": lambda run: time_text(seconds_between(run["started"], run["ended"]) if run["ended"] else None),
+        "attempt": "attempt",
+    }
+    listed(runs, columns, is_json=is_json)
 
 
 @app.command()
-def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
+async def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
     """Show a run: lineage, tools with the reason for each, usage, times."""
-    with Api() as api:
-        found = api.get(f"/v1/runs/{api.find('run', run)}")
-        error = "" if is_json else _error(api, found)
+    async with Api() as api:
+        found = await api.get(f"/v1/runs/{await api.find('run', run)}")
+        error = "" if is_json else await _error(api, found)
     if is_json:
         emit(found)
         return
@@ -80,15 +85,15 @@ def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
         output("\n" + table(("tool", "has it", "because"), rows, uncut=("because",)))
 
 
-def _error(api: Api, run: Document) -> str:
+async def _error(api: Api, run: Document) -> str:
     """Return why a run failed, also one that was followed by another attempt; empty for any other."""
-    last = api.get(f"/v1/runs/{run['id']}/events", after=max(0, run["events"] - LAST_EVENTS))["items"]
+    last = (await api.get(f"/v1/runs/{run['id']}/events", after=max(0, run["events"] - LAST_EVENTS)))["items"]
     failed: Document = next((event["data"] for event in reversed(last) if event["type"] == FAILED), {})
     return f"{failed['type']}: {failed.get('message', '')}" if failed.get("type") else ""
 
 
 @app.command()
-def tail(
+async def tail(
     run: str = _RUN,
     *,
     start: int = typer.Option(1, "--from", min=1, metavar="N", help="Begin with the event of this number."),
@@ -98,15 +103,18 @@ def tail(
     ),
 ) -> None:
     """Show what happened in a run, event by event."""
-    with Api() as api:
-        path = f"/v1/runs/{api.find('run', run)}"
+    from soong.orchestrator.cli.display import events_of_run
+
+    async with Api() as api:
+        run_id = await api.find("run", run)
         if follow:
-            for name, event in api.stream(f"{path}/stream", after=start - 1):
+            await api.get(f"/v1/runs/{run_id}")  # an unreachable deployment is an error, not one to wait for
+            async for name, event in events_of_run(api, run_id, start - 1):
                 if not name:
                     _print_event(event, is_json=is_json)
             return
         events, after = [], start - 1
-        while page := api.get(f"{path}/events", after=after, limit=MOST_OF_A_PAGE)["items"]:
+        while page := (await api.get(f"/v1/runs/{run_id}/events", after=after, limit=MOST_OF_A_PAGE))["items"]:
             events += page
             after = int(page[-1]["id"])
     if is_json:
@@ -125,7 +133,7 @@ def _print_event(event: Document, *, is_json: bool) -> None:
 
 
 @app.command()
-def abort(
+async def abort(
     run: str = _RUN,
     call: str = typer.Argument("", help="The id of a tool call; left out: any that is under way."),
     *,
@@ -133,14 +141,14 @@ def abort(
     goes_on: bool = typer.Option(False, "--continue", help="End the call alone: its agent continues."),
 ) -> None:
     """End a run with its tool calls; with --continue one call alone, whose result the agent reads."""
-    with Api() as api:
-        run_id = api.find("run", run)
-        open_task(api, api.get(f"/v1/runs/{run_id}")["task"])
-        api.post(f"/v1/runs/{run_id}/abort", {"call": call, "reason": reason, "continue": goes_on})
+    async with Api() as api:
+        run_id = await api.find("run", run)
+        await open_task(api, (await api.get(f"/v1/runs/{run_id}"))["task"])
+        await api.post(f"/v1/runs/{run_id}/abort", {"call": call, "reason": reason, "continue": goes_on})
     say(f"aborts {'a call of ' if goes_on else ''}run {run_id}")
 
 
-def replay(
+async def replay(
     task: str = typer.Argument(..., help="The task's id, or enough of it to be the only one."),
     *,
     step: str = typer.Option("", "--step", metavar="STEP", help="Replay the runs of this step only."),
@@ -150,48 +158,39 @@ def replay(
 
     Every agent decides again from the answers and results that it had then. Exit code 1: something differs.
     """
-    raise typer.Exit(asyncio.run(_replay(task, step, is_json=is_json)))
-
-
-async def _replay(text: str, step_id: str, *, is_json: bool) -> int:
     from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.client.catalog import Catalogue
     from soong.orchestrator.operations.ids import find_task
     from soong.orchestrator.replay.task import Replayer, read_task
 
     settings = load_settings()
-    async with opened_store(settings) as store:
-        record = await read_task(store, await find_task(store, text))
+    async with opened_store(settings=settings) as store:
+        record = await read_task(store, await store.tasks.task(await find_task(store, task)))
     if not record.task.status.is_terminal:
         raise UsageError(f"task {record.task.id} is {record.task.status}; replay it when it has ended")
-    if step_id and all(step.step_id != step_id for step in record.steps):
-        raise NotFoundError("step", step_id, suggestion(step_id, [step.step_id for step in record.steps]))
-    found = await Replayer(settings, Catalogue.of(settings, starts_servers=False)).replay(record, step_id)
-    if is_json:
-        emit(found.as_json())
-    else:
-        _show_replay(found, is_whole=not step_id)
-    return 0 if found.is_same else EXIT_DIFFERENT
-
-
-def _show_replay(found: "TaskReplay", *, is_whole: bool) -> None:
+    if step and step not in (known := [one.step_id for one in record.steps]):
+        raise NotFoundError("step", step, suggestion(step, known))
+    found = await Replayer(settings, Catalogue.of(settings, starts_servers=False)).replay(record, step)
     say(f"task {found.task_id}: {visible(found.title)}")
+    show_result(found.as_json(), lambda: _replay_text(found, is_whole=not step), is_json=is_json)
+    raise typer.Exit(0 if found.is_same else EXIT_DIFFERENT)
+
+
+def _replay_text(found: "TaskReplay", *, is_whole: bool) -> str:
+    lines = []
     if is_whole:
         symbol = _SYMBOLS["different" if found.dag else "same"]
-        output(f"  {symbol} the DAG: {number_of(found.steps, 'step')}")
-        for difference in found.dag:
-            output(f"      {visible(str(difference))}")
+        lines = [f"  {symbol} the DAG: {number_of(found.steps, 'step')}"]
+        lines += [f"      {visible(str(difference))}" for difference in found.dag]
     for run in found.runs:
-        output(f"  {_SYMBOLS[run.verdict]} {visible(run.step)}  {_facts(run)}")
-        for difference in run.differences:
-            output(f"      {visible(str(difference))}")
+        lines.append(f"  {_SYMBOLS[run.verdict]} {visible(run.step)}  {_facts(run)}")
+        lines += [f"      {visible(str(difference))}" for difference in run.differences]
     changed = sum(run.verdict == "different" for run in found.runs)
-    played = sum(run.verdict != "given" for run in found.runs)
+    played = number_of(sum(run.verdict != "given" for run in found.runs), "run")
     if found.is_same:
         events = sum(run.events for run in found.runs)
-        output(f"the same: {number_of(played, 'run')}, {number_of(events, 'event')}")
-    else:
-        output(f"different: {changed} of {number_of(played, 'run')}" + (", and the DAG" if found.dag else ""))
+        return "\n".join([*lines, f"the same: {played}, {number_of(events, 'event')}"])
+    return "\n".join([*lines, f"different: {changed} of {played}" + (", and the DAG" if found.dag else "")])
 
 
 def _facts(run: "RunVerdict") -> str:

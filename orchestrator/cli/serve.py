@@ -1,13 +1,17 @@
-"""``soong serve``: the HTTP API in a process of its own. ``soong console``: the same, and a signed-in browser."""
+"""``soong serve``: the HTTP API in a process of its own. ``soong console``: the same, and a signed-in browser.
+
+``soong acp``: an orchestrator for editors that speak the Agent Client Protocol, on standard input and output.
+"""
 
 import asyncio
+import errno
 import os
-import signal
+import secrets
 import socket
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,17 +21,28 @@ from urllib.parse import urlsplit
 import typer
 
 from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.held_service import Interrupts
+from soong.orchestrator.cli.options import MODEL, SLOTS, WORKERS
 from soong.orchestrator.client.logs import configure_logs
+from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.listening import address_of, is_loopback, listen
+from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import Attachment, attach
 from soong.shared.core import timing
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.worker_range import WorkerRange
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 PORT = 8437
 
+AUTH_FILE = "flower.auth"
+LOOPBACK = "127.0.0.1"
 
-def command(
+
+async def command(
     *,
     port: int | None = typer.Option(None, "--port", min=0, max=65535, help=f"Port; 0: a free one [{PORT}]."),
     host: str | None = typer.Option(None, "--host", help="Address to listen on [SOONG_HTTP_HOST]."),
@@ -40,38 +55,29 @@ def command(
     )
     wanted = port if port is not None else settings.http_port or PORT
     configure_logs(settings, "http")
-    listener = listen(settings.http_host, wanted, settings.http_allow_hosts)
-    try:
-        asyncio.run(_serve(settings, listener))
-    finally:
-        listener.close()
+    with closing(listen(settings.http_host, wanted, settings.http_allow_hosts)) as listener:
+        await _serve(await attach(settings, may_start=False), listener, lambda: _tell(settings, listener))
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(attachment: Attachment, listener: socket.socket, ready: Callable[[], None]) -> None:
     from soong.orchestrator.http.server import run  # FastAPI and uvicorn, not needed for --help
 
-    attachment = await attach(settings, may_start=False)
     try:
-        await run(attachment.settings, listener, partial(until_told, attachment), lambda: _tell(settings, listener))
+        await run(attachment.settings, listener, partial(until_told, attachment.control), ready)
     finally:
         await attachment.release()
 
 
-async def until_told(attachment: Attachment) -> None:
+async def until_told(control: ControlClient | None, what: str = "the HTTP API") -> None:
     """Return at a signal, or when the service that is served has ended."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    if attachment.control is None:
-        await stop.wait()
-        return
-    told, ended = asyncio.create_task(stop.wait()), asyncio.create_task(attachment.control.ended())
-    await asyncio.wait({told, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if ended.done():
-        say("the service has ended, and the HTTP API with it")
-    for task in (told, ended):
-        task.cancel()
-    await asyncio.gather(told, ended, return_exceptions=True)
+    interrupts = Interrupts()
+    interrupts.listen()
+    told = asyncio.create_task(interrupts.wait(1))
+    ended = None if control is None else asyncio.create_task(control.ended())
+    await asyncio.wait(filter(None, (told, ended)), return_when=asyncio.FIRST_COMPLETED)
+    if ended is not None and ended.done():
+        say(f"the service has ended, and {what} with it")
+    await cancelled(told, ended)
 
 
 def _tell(settings: Settings, listener: socket.socket) -> None:
@@ -80,7 +86,7 @@ def _tell(settings: Settings, listener: socket.socket) -> None:
         say("  it listens beyond this machine: put TLS in front of it")
 
 
-def console(
+async def console(
     *,
     port: int = typer.Option(0, "--port", min=0, max=65535, help="Port to serve it on; 0: a free one."),
     url: str = typer.Option("", "--url", metavar="URL", help="Open the console of this running API instead."),
@@ -91,36 +97,22 @@ def console(
     It starts a service if none is running. The link signs you in once, within a minute.
     """
     settings = load_settings()
-    opens = not no_open and _has_screen()
-    if url:
-        asyncio.run(_open_running(settings, _checked(url), opens=opens))
-        return
-
-    configure_logs(settings, "http")
-    with closing(listen("127.0.0.1", port, ())) as listener:
-        asyncio.run(_serve_console(settings, listener, opens=opens))
-
-
-async def _serve_console(settings: Settings, listener: socket.socket, *, opens: bool) -> None:
-    from soong.orchestrator.http.server import run  # FastAPI and uvicorn, not needed for --help
-
-    attachment = await attach(settings, tell=say)
-    links = LinkMaker(attachment.settings, address_of(listener))
-    try:
-        with _redirecting() as page:
-            ready = partial(links.start, page if opens else None)
-            await run(attachment.settings, listener, partial(until_told, attachment), ready)
-    finally:
-        await links.close()
-        await attachment.release()
-
-
-async def _open_running(settings: Settings, address: str, *, opens: bool) -> None:
-    link = await _link(settings, address)
+    # Without a screen for a window, a text browser would take the terminal.
+    has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    opens = not no_open and has_screen
     with _redirecting() as page:
-        _show(link, page if opens else None)
-        if opens:
-            await asyncio.sleep(timing.CLOSE_LIMIT_S)
+        if url:
+            _show(await _link(settings, _checked(url)), page if opens else None)
+            await asyncio.sleep(timing.CLOSE_LIMIT_S if opens else 0)
+            return
+        configure_logs(settings, "http")
+        with closing(listen("127.0.0.1", port, ())) as listener:
+            attachment = await attach(settings, tell=say)
+            links = LinkMaker(attachment.settings, address_of(listener))
+            try:
+                await _serve(attachment, listener, partial(links.start, page if opens else None))
+            finally:
+                await links.close()
 
 
 @dataclass(slots=True)
@@ -158,22 +150,14 @@ class LinkMaker:
 
 async def _link(settings: Settings, address: str) -> str:
     """Return an address that signs in the browser that opens it first, within a minute."""
-    from soong.orchestrator.approvals.approval import check_person
+    from soong.orchestrator.cli.access import added_token
     from soong.orchestrator.cli.ids import opened_store
-    from soong.shared.core.clock import SystemClock
-    from soong.shared.permissions.access.token import Right, make_token
+    from soong.shared.permissions.access.token import Right
 
-    now_us = SystemClock().now_us()
-    token, code = make_token(
-        settings.principal,
-        [Right.RUN, Right.APPROVE],
-        now_us=now_us,
-        expires_us=now_us + timing.DAY_US // 2,
-        sign_in_by_us=now_us + timing.HOUR_US // 60,
-    )
-    async with opened_store(settings) as store:
-        await check_person(store.sessions, "open the console")
-        await store.access.add_token(token)
+    async with opened_store("open the console", settings=settings) as store:
+        _, code = await added_token(
+            store.access, settings.principal, [Right.RUN, Right.APPROVE], lives_s=timing.DAY_S // 2, sign_in_s=60
+        )
     return f"{address}/#code={code}"
 
 
@@ -198,14 +182,120 @@ def _redirecting() -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def _has_screen() -> bool:
-    """Say whether a browser may have a window: without one, a text browser would take the terminal."""
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def _checked(url: str) -> str:
     """Return an address without a slash at its end. Raises: UsageError."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/") or parts.query:
         raise UsageError(f"invalid --url {url!r}: expected http://HOST:PORT, such as http://127.0.0.1:8437")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+async def acp(
+    *,
+    agent: str = typer.Option(ORCHESTRATOR, "--agent", help="The definition of the agent that answers prompts."),
+    model: str | None = MODEL,
+    workers: WorkerRange | None = WORKERS,
+    slots: int | None = SLOTS,
+) -> None:
+    """Serve an editor that speaks the Agent Client Protocol and starts this command."""
+    if sys.stdin.isatty():
+        words = "standard input is a terminal, and this command speaks a protocol; name it in your editor's settings"
+        raise UsageError(f"{words} (docs/reference/acp.md), or give a goal with `soong ask`")
+    settings = load_settings(model=model, workers=workers, slots=slots)
+    from acp import run_agent  # half a second
+
+    from soong.orchestrator.acp.agent import OrchestratorAgent
+    from soong.orchestrator.http.own_api import OwnApi
+
+    held: list[Attachment] = []
+
+    async def attached(_may_start: bool) -> Attachment:
+        held.append(await attach(settings, tell=say))
+        return held[-1]
+
+    own = OwnApi("acp", attached)
+    ours = OrchestratorAgent(settings, agent, lambda: own.calls(may_start=True))
+    try:
+        await run_agent(ours, use_unstable_protocol=True)  # type: ignore[arg-type]  # it calls by keywords
+    finally:
+        await ours.close()
+        await own.close()
+        for attachment in held:  # an ephemeral service that nobody else needs ends
+            if not await attachment.wait_until_gone(timing.PATIENCE_S):
+                attachment.kill()
+
+
+async def flower(
+    *,
+    port: int = typer.Option(5555, "--port", min=1, max=65535, help="Port to listen on."),
+    address: str = typer.Option(LOOPBACK, "--address", help="Address to listen on."),
+    auth_file: Path | None = typer.Option(
+        None, "--auth-file", help="File with USER:PASSWORD [flower.auth in the home, made when there is none]."
+    ),
+) -> None:
+    """Open Flower on the running service and stay until Ctrl-C or until the service ends."""
+    settings = load_settings()
+    file = auth_file or prepare_home(settings) / AUTH_FILE
+    credentials = read_auth(file, may_make=auth_file is None)
+    await _serve_flower(settings, file, credentials, address, port)
+
+
+def read_auth(file: Path, *, may_make: bool) -> str:
+    """Return ``user:password``. A missing file is written with mode 0600 if ``may_make``.
+
+    Raises:
+        UsageError: it cannot be read, is open to others, or has another form.
+    """
+    if may_make and not file.exists():
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(f"soong:{secrets.token_urlsafe(18)}\n")
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+        mode = file.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--auth-file {str(file)!r} cannot be read: {error}") from error
+    if may_make and mode & 0o077:
+        raise UsageError(f"{str(file)!r} holds a password and is open to others; run: chmod 600 {str(file)!r}")
+    user, separator, password = text.partition(":")
+    if not separator or not user or not password:
+        raise UsageError(f"{str(file)!r} must hold one line USER:PASSWORD")
+    return text
+
+
+async def _serve_flower(settings: Settings, file: Path, credentials: str, address: str, port: int) -> None:
+    from flower.app import Flower
+    from flower.options import options
+    from flower.urls import settings as flower_settings
+    from tornado.ioloop import IOLoop
+
+    from soong.orchestrator.cli.ids import deployment
+    from soong.orchestrator.client.bootstrap import open_broker
+
+    service = await deployment(settings, hint="SOONG_REDIS_URL")
+    record = None if settings.redis_url else read_record(settings.home)
+    control = None if record is None else await ControlClient.open(record.control)
+    options.basic_auth = [credentials]
+    options.read_only = True
+    options.address = address
+    options.port = port
+    options.natural_time = True
+    options.max_tasks = 20_000
+    flower = Flower(capp=open_broker(service), options=options, io_loop=IOLoop.current(), **flower_settings)
+    try:
+        flower.start_http_server()
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise UsageError(f"port {port} of {address} is taken; choose another with --port") from error
+        raise
+    say(f"Flower: http://{address}:{port}/   user {credentials.partition(':')[0]}, password in {file}")
+    if address not in (LOOPBACK, "localhost", "::1"):
+        say("  it listens beyond this machine: put TLS in front of it")
+    flower.events.start()
+    flower.started = True
+    flower.update_workers()
+    try:
+        await until_told(control, "Flower")
+    finally:
+        flower.events.stop()
+        flower.executor.shutdown(wait=False, cancel_futures=True)

@@ -1,22 +1,26 @@
 """The commands on the service of this home, or the deployment that the environment names: status, down, metrics."""
 
 import asyncio
-from contextlib import suppress
+import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import typer
 from msgspec.structs import asdict
 
 from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit, emit_text, one_line, output, say
-from soong.orchestrator.cli.ids import has_no_rows
+from soong.orchestrator.cli.console import emit_text, one_line, say, show
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.step_words import Document, seconds_between, time_text
-from soong.orchestrator.embedded.control import ControlClient, ask_once
-from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
-from soong.orchestrator.embedded.starter import living_service
+from soong.orchestrator.cli.summary import Document, seconds_between, time_text
+from soong.orchestrator.embedded.child import health_of
+from soong.orchestrator.embedded.control import ask_once
+from soong.orchestrator.embedded.folders import has_no_rows
+from soong.orchestrator.embedded.service_file import ServiceRecord
+from soong.orchestrator.embedded.starter import state_of_home
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.inert import inert
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.value import Value
 
@@ -32,9 +36,11 @@ NOTHING: Final[Document] = {
 }
 """The status of a home in which nothing has run."""
 
+MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
 
 class ServiceState(Value):
-    """What answers. ``state`` is `ready`, `starting`, `stopping`, `servers` (a deployment), `stuck` or `none`."""
+    """The state of the service: `ready`, `starting`, `stopping`, `servers` (a deployment), `stuck` or `none`."""
 
     state: str
     pid: int | None = None
@@ -46,37 +52,29 @@ class ServiceState(Value):
         return self.state not in {"none", "stuck"}
 
 
-def command(*, is_json: bool = JSON) -> None:
+async def command(*, is_json: bool = JSON) -> None:
     """Show the service, its workers, tasks and questions; exit code 1 when no service runs."""
     settings = load_settings()
-    service = asyncio.run(_service_of(settings))
+    service = await _service_of(settings)
     found: Document = NOTHING
     if not has_no_rows(settings):
-        with Api() as api:
-            found = api.get("/v1/status")
-    if is_json:
-        emit({"service": asdict(service), "home": str(settings.home), **found})
-    else:
-        output(text_of(service, str(settings.home), found))
+        async with Api() as api:
+            found = await api.get("/v1/status")
+    document = {"service": asdict(service), "home": str(settings.home), **found}
+    show(document, lambda: text_of(service, str(settings.home), found), is_json=is_json)
     raise typer.Exit(0 if service.is_running else 1)
 
 
 async def _service_of(settings: Settings) -> ServiceState:
     if settings.database_url:
         return ServiceState("servers", kind="deployment")
-    try:
-        record = await living_service(settings)
-    except UnavailableError:
-        return ServiceState("stuck")
-    if record is None:
-        ending = read_record(settings.home)
-        if ending is None or not ending.is_stopping:
-            return ServiceState("none")
-        return ServiceState("stopping", ending.pid, _kind(ending))
-    with suppress(UnavailableError):
-        answer = await ask_once(record.control, "status")
-        return ServiceState(str(answer.get("state")), record.pid, _kind(record), str(answer.get("http") or ""))
-    return ServiceState("stopping", record.pid, _kind(record))
+    state, record = await state_of_home(settings)
+    if record is None or state in ("none", "stuck"):
+        return ServiceState(state)
+    health = await health_of(record.control) if state == "living" else None
+    if health is None:
+        return ServiceState("stopping", record.pid, _kind(record))
+    return ServiceState(health.state, record.pid, _kind(record), health.http)
 
 
 def _kind(record: ServiceRecord) -> str:
@@ -97,7 +95,9 @@ def text_of(service: ServiceState, home: str, found: Document) -> str:
             ]
         lines += [f"  {one_line(one['words'], 0)}" for one in found["unended"]]
         lines += [f"questions  {found['questions']} waiting", f"tasks      {found['open_tasks']} open"]
-        lines += [_task_line(task) for task in found["tasks"][:TASKS_SHOWN]]
+        for task in found["tasks"][:TASKS_SHOWN]:
+            age, title = time_text(seconds_between(task["created"], None)), one_line(task["title"], 60)
+            lines.append(f"  {task['id']}  {task['status']}  {age}  {task['created'][:19]}Z  {title}")
     return "\n".join(lines)
 
 
@@ -113,53 +113,55 @@ def _service_text(service: ServiceState) -> str:
             return f"{state}, pid {service.pid}, {service.kind}"
 
 
-def _task_line(task: Document) -> str:
-    age = time_text(seconds_between(task["created"], None))
-    return f"  {task['id']}  {task['status']}  {age}  {task['created'][:19]}Z  {one_line(task['title'], 60)}"
-
-
-def down(
+async def down(
     *,
     wait_s: float = typer.Option(60.0, "--wait", metavar="SECONDS", help="How long to wait for running steps to end."),
 ) -> None:
     """Stop the service: running steps may finish or are handed back, nothing is lost."""
-    asyncio.run(_stop(wait_s))
-
-
-async def _stop(wait_s: float) -> None:
     settings = load_settings()
-    record = await living_service(settings)
-    if record is None:
-        ending = read_record(settings.home)
-        if ending is None or not ending.is_stopping:
-            say("no service is running in this home")
-        elif await _is_gone(ending, wait_s):
-            say("stopped")
-        else:
-            raise UnavailableError(f"the service (pid {ending.pid}) is still stopping after {wait_s:g} s")
+    state, record = await state_of_home(settings)
+    if record is None or state == "none":
+        say("no service is running in this home")
         return
-    control = await ControlClient.open(record.control)
+    if state != "stopping":
+        await ask_once(record.control, "stop")
     try:
-        await control.ask("stop")
         async with asyncio.timeout(wait_s):
-            await control.ended()
+            while record.is_process_alive:  # noqa: ASYNC110  # not our child: only polling shows its end
+                await asyncio.sleep(timing.POLL_PROCESS_S)
     except TimeoutError:
         raise UnavailableError(f"the service (pid {record.pid}) is still stopping after {wait_s:g} s") from None
-    finally:
-        await control.close()
     say("stopped")
 
 
-async def _is_gone(record: ServiceRecord, limit_s: float) -> bool:
-    """Wait for the end of a process that has begun to stop."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            while record.is_process_alive:  # noqa: ASYNC110  # another's child: nobody tells of its end
-                await asyncio.sleep(timing.POLL_PROCESS_S)
-    return not record.is_process_alive
-
-
-def metrics() -> None:
+async def metrics() -> None:
     """Print the metrics of the deployment, or of this home's service, from the current rows."""
-    with Api() as api:
-        emit_text(api.text("/v1/metrics"))
+    async with Api() as api:
+        emit_text(await api.text("/v1/metrics"))
+
+
+async def doctor(*, is_json: bool = JSON) -> None:
+    """Check this machine, the home and the service; exit code 1 when there is a problem to fix."""
+    from soong.orchestrator.doctor.checks import run_checks  # most of the program
+
+    checks: list[Document] = [
+        {"check": name, "level": str(one.level), "says": one.says, "hint": one.hint}
+        for name, one in (await run_checks(load_settings())).items()
+    ]
+    is_good = all(one["level"] != "fail" for one in checks)
+    show({"ok": is_good, "checks": checks}, lambda: report(checks), is_json=is_json)
+    raise typer.Exit(0 if is_good else 1)
+
+
+def report(checks: Sequence[Document]) -> str:
+    """Return what was found for people."""
+    levels = Counter(one["level"] for one in checks)
+    width = max(len(one["check"]) for one in checks)
+    lines = []
+    for one in checks:
+        lines.append(f"{MARKS[one['level']]}  {one['check']:<{width}}  {inert(one['says'])}")
+        if one["hint"]:
+            lines.append(f"{' ' * (width + 8)}-> {inert(one['hint'])}")
+    failed, warned = levels["fail"], levels["warn"]
+    lines += ["", f"{failed} to fix, {warned} to know" if failed or warned else "everything is in order"]
+    return os.linesep.join(lines)

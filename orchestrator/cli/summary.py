@@ -1,24 +1,36 @@
 """A task for people: its summary with what to try next, and the full results of its steps (DAG-10)."""
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias
 
 from soong.orchestrator.cli.console import compact, number_of, one_line, spelled_out, table, visible
-from soong.orchestrator.cli.step_words import (
-    ENDED,
-    SYMBOLS,
-    Document,
-    pull_text,
-    seconds_between,
-    seconds_of,
-    status_text,
-    still_running,
-    time_text,
-    waiting_to_be_pulled,
-)
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
+
+Document: TypeAlias = Mapping[str, Any]
+SYMBOLS: Final[Mapping[str, str]] = {
+    "pending": "·",
+    "ready": "○",
+    "running": "▸",
+    "blocked": "?",
+    "expanding": "…",
+    "waiting": "…",
+    "completed": "✓",
+    "failed": "✗",
+    "cancelled": "⊘",
+    "skipped": "-",
+}
+TOLD: Final = frozenset({"running", "blocked", "waiting", "completed", "failed", "cancelled", "skipped"})
+ENDED: Final = frozenset({"completed", "failed", "cancelled", "skipped"})
+_GOES_ON: Final = frozenset({"ready", "running", "blocked", "expanding"})
+"""The statuses of an assigned step whose run may have begun; a map step that waits for its items has none of them."""
+LIVE: Final = "live"
+"""The state of a worker that serves."""
+WAITS_FOR_CONSENT: Final = "waits for consent, without a slot"
+"""The words for a step whose run is parked."""
 
 ROWS_SHOWN: Final = 60
 DENIALS_SHOWN: Final = 10
@@ -26,9 +38,81 @@ CUT: Final = frozenset({"budget_exceeded", "limit_exceeded"})
 INDENT: Final = "  "
 
 
+def waiting_to_be_pulled(task: Document, steps: Sequence[Document]) -> int:
+    """Return how many ready steps wait to be pulled while nothing of the task runs that could take them."""
+    if task["status"] in ENDED or any(one["status"] in _GOES_ON and one["claim"] == "assigned" for one in steps):
+        return 0
+    return sum(one["status"] == "ready" and one["claim"] == "pull" for one in steps)
+
+
+def pull_text(number: int, task_id: str) -> str:
+    """Say what to do about so many steps that nobody is there to pull; empty for none."""
+    words = "1 step waits" if number == 1 else f"{number} steps wait"
+    return f"{words} for a pull worker: {program()} tasks add-workers {task_id}" if number else ""
+
+
+def still_running(steps: Sequence[Document]) -> str:
+    """Say how many of the steps a worker holds; empty when none is held."""
+    left = [step for step in steps if step["status"] == "running"]
+    noun = "function" if {step["kind"] for step in left} == {"python"} else "step"
+    return f"{len(left)} {noun}{'s' if len(left) > 1 else ''} still running" if left else ""
+
+
+def seconds_of(step: Document) -> float | None:
+    """Return how long a step has run or ran."""
+    return seconds_between(step["started"], step["ended"])
+
+
+def seconds_between(begin: str | None, end: str | None) -> float | None:
+    """Return the seconds between two instants; without an end until now."""
+    if begin is None:
+        return None
+    until_s = time.time() if end is None else datetime.fromisoformat(end).timestamp()
+    return max(0.0, until_s - datetime.fromisoformat(begin).timestamp())
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a duration for people."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def counted(status: str) -> str:
+    """Return what steps of a status are called where they are counted."""
+    return "waiting for consent" if status == "blocked" else str(status)
+
+
+def status_text(step: Document) -> str:
+    """Return a step's status with its outcome or what it waits for, where that says more."""
+    if step["status"] == "blocked":
+        return "blocked (waits for consent)"
+    return f"{step['status']} (partial)" if step["outcome"] == "partial" else str(step["status"])
+
+
+def step_line(step: Document) -> str:
+    """Return a step as one line that tells its last change."""
+    return f"{SYMBOLS[step['status']]} {one_line(step['id'], 60)} {step['status']}{''.join(_facts_of(step))}"
+
+
+def _facts_of(step: Document) -> Iterator[str]:
+    if step["outcome"] == "partial":
+        yield " (partial)"
+    if step["status"] == "blocked":
+        yield f": {WAITS_FOR_CONSENT}"
+    if step["status"] in ENDED and step["started"] is not None:
+        yield f" in {time_text(seconds_of(step))}"
+    if step["attempt"] > 1:
+        yield f", attempt {step['attempt']}"
+    if step["error"] is not None and step["status"] == "failed":
+        yield f": {one_line(step['error']['message'], 0)}"
+
+
 def text_of(task: Document) -> str:
     """Return the summary of a task's result."""
-    steps = task["steps"]
+    steps, answer = task["steps"], task["answer"]
     head = f"{inert(task['title'])}: {task['status']}"
     if (task["status"] in ENDED or task["status"] == "paused") and (left := still_running(steps)):
         head += f", {left}"
@@ -40,12 +124,14 @@ def text_of(task: Document) -> str:
     parts = [
         head,
         *_limits(task),
-        *_answer(task["answer"]),
+        # The answer of an ask as it is: text as text, anything else as JSON.
+        *([] if answer is None else ["", inert(answer if isinstance(answer, str) else compact(answer))]),
         *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
         *(["", waiting] if waiting else []),
         *_results(task),
         *_denials(task["denials"]),
-        *_undone(task["undone"]),
+        # A person allowed it and did not get it: an approval is for what was shown, and that had changed.
+        *(["", f"allowed and not done: {len(undone)}", *_calls(undone)] if (undone := task["undone"]) else []),
         *_cut(steps),
         *_unknown(steps),
         "",
@@ -55,18 +141,13 @@ def text_of(task: Document) -> str:
 
 
 def _limits(task: Document) -> list[str]:
-    # Of time a tenth of a second is enough; of money every millionth counts.
+    # Time is shown to a tenth of a second, money to a millionth.
     shown = [
         f"{name} {round(one['used'], 1) if name == 'wall_s' else one['used']:,.10g} of {one['limit']:,.10g}"
         for name, one in (task["limits"] or {}).items()
         if one is not None
     ]
     return [f"limits: {', '.join(shown)}"] if shown else []
-
-
-def _answer(answer: Any) -> list[str]:
-    """Return the answer of an ask as it is: text as text, anything else as JSON."""
-    return [] if answer is None else ["", inert(answer if isinstance(answer, str) else compact(answer))]
 
 
 def _number(task: Document) -> int:
@@ -126,11 +207,6 @@ def _denials(denials: Sequence[Document]) -> list[str]:
     if all(one["author"] == "person" for one in denials):
         return lines
     return [*lines, "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"]
-
-
-def _undone(undone: Sequence[Document]) -> list[str]:
-    """Name what a person allowed and did not get: an approval is for what was shown, and that had changed."""
-    return ["", f"allowed and not done: {len(undone)}", *_calls(undone)] if undone else []
 
 
 def _cut(steps: Sequence[Document]) -> list[str]:

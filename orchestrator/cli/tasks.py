@@ -1,8 +1,6 @@
 """``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
-import time
-from collections.abc import Awaitable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,20 +8,27 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.api import Api, open_task
-from soong.orchestrator.cli.console import emit, emit_text, number_of, output, say, table, visible
-from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON
-from soong.orchestrator.cli.step_words import counted, still_running
-from soong.orchestrator.cli.summary import results_text, text_of
+from soong.orchestrator.cli.console import (
+    Columns,
+    emit,
+    emit_text,
+    listed,
+    number_of,
+    say,
+    second_of,
+    visible,
+)
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, CommandTable
+from soong.orchestrator.cli.summary import counted, results_text, still_running, text_of
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import LEAST_PAUSE_S
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.plan.plan import PlanNames
-    from soong.shared.engine.tasks.service import TaskService
-    from soong.shared.engine.tasks.step import Task
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = CommandTable()
 
 _PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
@@ -38,30 +43,26 @@ class Drawing(StrEnum):
 
 
 @app.command("list")
-def list_tasks(
+async def list_tasks(
     *, limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."), is_json: bool = JSON
 ) -> None:
     """List tasks, newest first."""
-    with Api() as api:
-        tasks = api.pages("/v1/tasks", limit=limit)
-    if is_json:
-        emit(tasks)
-        return
-    rows = [
-        (
-            task["id"],
-            task["status"],
-            task["created"][:19] + "Z",
-            ", ".join(f"{number} {counted(status)}" for status, number in task["step_counts"].items()),
-            task["title"],
-        )
-        for task in tasks
-    ]
-    output(table(("task", "status", "created", "steps", "title"), rows))
+    async with Api() as api:
+        tasks = await api.pages("/v1/tasks", limit=limit)
+    columns: Columns = {
+        "task": "id",
+        "status": "status",
+        "created": lambda task: second_of(task["created"]),
+        "steps": lambda task: ", ".join(
+            f"{number} {counted(status)}" for status, number in task["step_counts"].items()
+        ),
+        "title": "title",
+    }
+    listed(tasks, columns, is_json=is_json)
 
 
 @app.command()
-def show(
+async def show(
     task: str = _TASK,
     *,
     is_result: bool = typer.Option(
@@ -70,18 +71,15 @@ def show(
     is_json: bool = JSON,
 ) -> None:
     """Show a task: its steps, what they wrote, what was denied."""
-    with Api() as api:
-        path = f"/v1/tasks/{api.find('task', task)}/result"
-        result = api.get(path) if is_json or is_result else api.get(path, brief=True)
-    if is_json:
-        emit(result)
-    else:
-        output(results_text(result) if is_result else text_of(result))
+    async with Api() as api:
+        path = f"/v1/tasks/{await api.find('task', task)}/result"
+        result = await api.get(path) if is_json or is_result else await api.get(path, brief=True)
+    show_result(result, lambda: results_text(result) if is_result else text_of(result), is_json=is_json)
 
 
 @app.command()
 def validate(
-    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
+    plan: Path = _PLAN,
     *,
     project: Path = typer.Option(Path(), "--project", help="Folder whose own agent definitions count, too."),
     is_json: bool = JSON,
@@ -123,7 +121,7 @@ def schema() -> None:
 
 
 @app.command()
-def graph(
+async def graph(
     plan: str = typer.Argument(..., help="A plan file, or a task's id."),
     *,
     drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
@@ -134,33 +132,33 @@ def graph(
     from soong.shared.engine.tasks.plan.picture import svg
 
     if plan.startswith("task_") and not Path(plan).exists():
-        with Api() as api:
-            emit_text(api.text(f"/v1/tasks/{api.find('task', plan)}/graph", format=str(drawing)))
+        async with Api() as api:
+            emit_text(await api.text(f"/v1/tasks/{await api.find('task', plan)}/graph", query={"format": str(drawing)}))
         return
     drawn = read_plan(Path(plan), _names_of(Path(plan), Path()))
     emit_text(mermaid(drawn, {}) if drawing is Drawing.MERMAID else svg(drawn, {}))
 
 
 @app.command()
-def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
+async def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    with Api() as api:
-        task_id = open_task(api, task)
-        api.post(f"/v1/tasks/{task_id}/cancel", {"reason": reason})
-        _told(api, task_id, "is cancelled")
+    async with Api() as api:
+        task_id = await open_task(api, task)
+        await api.post(f"/v1/tasks/{task_id}/cancel", {"reason": reason})
+        await _told(api, task_id, "is cancelled")
 
 
 @app.command()
-def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
+async def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
-    with Api() as api:
-        task_id = open_task(api, task)
-        api.post(f"/v1/tasks/{task_id}/pause", {"reason": reason})
-        _told(api, task_id, "is paused")
+    async with Api() as api:
+        task_id = await open_task(api, task)
+        await api.post(f"/v1/tasks/{task_id}/pause", {"reason": reason})
+        await _told(api, task_id, "is paused")
 
 
 @app.command("add-workers")
-def add_workers(
+async def add_workers(
     task: str = _TASK,
     *,
     count: int = typer.Option(1, "--count", min=1, help="How many pull workers; each takes a worker's slot."),
@@ -177,14 +175,14 @@ def add_workers(
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
     body: dict[str, Json] = {"count": count, "max_steps": max_steps or None, "agent": agent, "model": model}
     body |= {"instructions": instructions, "allowed_tools": [*tools] or None, "script": script, "pool": pool}
-    with Api() as api:
-        task_id = open_task(api, task)
-        api.post(f"/v1/tasks/{task_id}/dispatch", body)
+    async with Api() as api:
+        task_id = await open_task(api, task)
+        await api.post(f"/v1/tasks/{task_id}/dispatch", body)
         say(f"task {task_id} has {number_of(count, 'more pull worker')}")
 
 
 @app.command()
-def retry(
+async def retry(
     task: str = _TASK,
     *,
     start: str = typer.Option("", "--from", metavar="STEP", help="Rerun this step and everything downstream of it."),
@@ -192,16 +190,15 @@ def retry(
     is_json: bool = RESULT_AS_JSON,
 ) -> None:
     """Rerun an ended task: steps that did not complete, and everything downstream of a step. All else is kept."""
-    from soong.orchestrator.cli.resume import resume_and_follow
+    from soong.orchestrator.cli.submitting import continue_task
 
-    def begin(tasks: "TaskService", found: "Task") -> Awaitable[None]:
-        return tasks.retry(found, from_step=start, reason="asked for by `soong tasks retry`")
-
-    raise typer.Exit(asyncio.run(resume_and_follow(load_settings(), task, begin, is_detached=detach, is_json=is_json)))
+    body: dict[str, Json] = {"from": start, "reason": "asked for by `soong tasks retry`"}
+    code = await continue_task(task, "retry", body, is_detached=detach, is_json=is_json, changes_completed=True)
+    raise typer.Exit(code)
 
 
 @app.command()
-def fork(
+async def fork(
     task: str = _TASK,
     *,
     start: str = typer.Option(..., "--from", metavar="STEP", help="Run this step again, and all downstream of it."),
@@ -210,17 +207,17 @@ def fork(
     ),
 ) -> None:
     """Write a plan that repeats a task from one step on; every other completed step has its recorded result."""
-    from soong.orchestrator.cli.resume import write_fork
+    from soong.orchestrator.cli.plan_modules import write_fork
 
-    asyncio.run(write_fork(task, start, file))
+    await write_fork(task, start, file)
 
 
-def _told(api: Api, task_id: str, done: str) -> None:
+async def _told(api: Api, task_id: str, done: str) -> None:
     """Report what was done to a task, and what still runs of it, unless that ends within a second."""
     words = ""
     for _ in range(10):
-        words = still_running(api.get(f"/v1/tasks/{task_id}/result", brief=True)["steps"])
+        words = still_running((await api.get(f"/v1/tasks/{task_id}/result", brief=True))["steps"])
         if not words:
             break
-        time.sleep(LEAST_PAUSE_S)
+        await asyncio.sleep(LEAST_PAUSE_S)
     say(", ".join(one for one in (f"task {task_id} {done}", words) if one))

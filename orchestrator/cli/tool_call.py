@@ -1,4 +1,7 @@
-"""One call of ``soong tools call`` (EXE-07, EXE-12): interruptible, reported. Tools and results as text and JSON."""
+"""One call of ``soong tools call`` (EXE-07, EXE-12): interruptible, reported. Its arguments, the tool and the result.
+
+Arguments are ``key=value`` by the schema's type, or JSON.
+"""
 
 import asyncio
 import json
@@ -7,27 +10,28 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from soong.orchestrator.cli.console import emit, is_terminal, one_line, output, say, table
+from soong.orchestrator.cli.console import details, emit, is_terminal, one_line, output, say, table
+from soong.orchestrator.cli.options import pairs_of, value_of
 from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.ids import new_id
 from soong.shared.core.inert import inert
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 from soong.shared.core.settings import Settings
-from soong.shared.engine.runs.status import EndReason
-from soong.shared.permissions.request import PermissionCallback
+from soong.shared.engine.runs.record import EndReason
+from soong.shared.permissions.request import PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
-from soong.shared.tools.results import codec
-from soong.shared.tools.results.rendering import for_person
+from soong.shared.tools.results import rendering
+from soong.shared.tools.schema import validate
 
 if TYPE_CHECKING:
     from soong.orchestrator.direct.bootstrap import DirectRequest
@@ -54,66 +58,66 @@ def terminal_callback() -> PermissionCallback | None:
     from soong.orchestrator.cli.prompt import (
         TerminalConsole,  # rich, only where somebody is asked
         TerminalPrompt,
+        document_of,
     )
 
-    return TerminalPrompt(TerminalConsole(sys.stderr), lambda _is_held: None)
+    prompt = TerminalPrompt(TerminalConsole(sys.stderr), lambda _is_held: None)
+
+    async def ask(request: PermissionRequest) -> PermissionDecision:
+        choice, reason = await prompt(document_of(request))
+        return PermissionDecision(choice, reason)
+
+    return ask
 
 
-@dataclass(slots=True)
-class ToolCallCommand:
-    """One call of one command: Ctrl-C ends it, and it is reported however it ended."""
+async def make_call(
+    settings: Settings,
+    config: Config,
+    registry: ToolRegistry,
+    request: "DirectRequest",
+    tool: str,
+    arguments: Mapping[str, Json],
+    *,
+    is_json: bool,
+) -> int:
+    """Make a call, which Ctrl-C ends, and report it however it ended; return the exit code."""
+    from soong.orchestrator.direct.bootstrap import open_direct  # the pipeline: only a call needs it
 
-    settings: Settings
-    config: Config
-    registry: ToolRegistry
-    request: "DirectRequest"
-    tool: str
-    arguments: Mapping[str, Json]
-    _interrupts: int = 0
+    call_id, interrupts = new_id("call"), [0]
+    async with open_direct(settings, request, config, registry) as session:
+        calling = asyncio.create_task(session.call(tool, arguments, tool_call_id=call_id))
 
-    async def run(self, *, is_json: bool) -> int:
-        """Make the call and report it; return the exit code."""
-        from soong.orchestrator.direct.bootstrap import open_direct  # the pipeline: only a call needs it
+        def interrupt() -> None:
+            interrupts[0] += 1
+            if interrupts[0] > 1:
+                _leave(EXIT_INTERRUPTED)
+            say("\nending the call … (Ctrl-C again leaves at once)")
+            calling.cancel("interrupted by the person at the terminal")
 
-        async with open_direct(self.settings, self.request, self.config, self.registry) as session:
-            result = await self._result(session)
-            if self._interrupts:
-                await session.end(EndReason.ABORTED_TOOLS)
-            if result is not None:
-                self._report(session, result, is_json=is_json)
-        code = EXIT_INTERRUPTED if self._interrupts or result is None else _exit_code(result)
-        if result is not None and result.error is not None and result.error.type in LEFT_BEHIND:
-            _leave(code)  # the interpreter would wait for that thread
-        return code
-
-    async def _result(self, session: "DirectSession") -> ToolResult | None:
-        """Return how the call ended; None when it was interrupted before it began."""
-        call_id = new_id("call")
-        calling = asyncio.create_task(session.call(self.tool, self.arguments, tool_call_id=call_id))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, calling)
-        try:
-            return await calling
-        except asyncio.CancelledError:
-            return session.result_of(call_id)
+            asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        with suppress(asyncio.CancelledError):
+            await calling
+        if interrupts[0]:
+            await session.end(EndReason.ABORTED_TOOLS)
+        result = session.result_of(call_id)  # None: it was interrupted before it began
+        if result is not None:
+            _report(session, tool, result, is_json=is_json)
+    code = EXIT_INTERRUPTED if interrupts[0] or result is None else _exit_code(result)
+    if result is not None and result.error is not None and result.error.type in LEFT_BEHIND:
+        _leave(code)  # the interpreter would wait for that thread
+    return code
 
-    def _interrupt(self, calling: "asyncio.Task[ToolResult]") -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
-            _leave(EXIT_INTERRUPTED)
-        say("\nending the call … (Ctrl-C again leaves at once)")
-        calling.cancel("interrupted by the person at the terminal")
 
-    def _report(self, session: "DirectSession", result: ToolResult, *, is_json: bool) -> None:
-        path_of = session.artifact_path
-        if is_json:
-            emit(result_json(self.tool, result, run_id=session.run_id, run_dir=session.run_dir, path_of=path_of))
-        elif result.ok:
-            output(result_text(result, path_of=path_of))
-        else:
-            say(result_text(result, path_of=path_of))
-        if not is_json and is_terminal():
-            say(f"recorded in {session.run_dir}")
+def _report(session: "DirectSession", tool: str, result: ToolResult, *, is_json: bool) -> None:
+    path_of = session.artifact_path
+    if is_json:
+        emit(result_json(tool, result, run_id=session.run_id, run_dir=session.run_dir, path_of=path_of))
+        return
+    write = output if result.ok else say
+    write(result_text(result, path_of=path_of))
+    if is_terminal():
+        say(f"recorded in {session.run_dir}")
 
 
 def _exit_code(result: ToolResult) -> int:
@@ -128,25 +132,6 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def tool_json(tool: ToolDefinition, source: str) -> dict[str, Json]:
-    """Return a tool for programs; a stable form, documented in docs/reference/tools.md."""
-    return {
-        "name": tool.name,
-        "title": tool.title,
-        "description": tool.description,
-        "permission": tool.permission.value,
-        "tags": sorted(tool.tags),
-        "aliases": list(tool.aliases),
-        "source": source,
-        "input_schema": tool.input_schema,
-        "output_schema": tool.output_schema,
-        "timeout_ms": None if tool.timeout is None else tool.timeout // timedelta(milliseconds=1),
-        "max_result_chars": tool.max_result_chars,
-        "interrupt": tool.interrupt,
-        "errors": [error.value for error in tool.errors],
-    }
 
 
 def tool_text(tool: ToolDefinition, source: str, settings: Settings) -> str:
@@ -164,21 +149,17 @@ def tool_text(tool: ToolDefinition, source: str, settings: Settings) -> str:
         *((f"  {when}", ", ".join(error.value for error in errors)) for when, errors in EVERY_CALL.items()),
     ]
     head = f"{tool.name}{f'  ({inert(tool.title)})' if tool.title else ''}\n\n{inert(tool.description.strip())}"
-    facts = "\n".join(f"{name:<18} {inert(value)}" for name, value in rows if value)
-    return f"{head}\n\n{_arguments(arguments_of(tool.input_schema))}\n\n{facts}"
+    return f"{head}\n\n{_arguments(arguments_of(tool.input_schema))}\n\n{details(row for row in rows if row[1])}"
 
 
 def result_json(
     tool: str, result: ToolResult, *, run_id: str, run_dir: Path, path_of: Callable[[str], Path]
 ) -> dict[str, Json]:
     """Return a result for programs: the stored form, what it adds to a context, where its record and bytes are."""
-    artifacts = [
-        {**stored_form, "path": str(path_of(str(stored_form["digest"])))}
-        for stored_form in _objects(codec.to_json(tool, result)["artifacts"])
-    ]
+    stored: dict[str, Any] = dict(rendering.to_json(tool, result))
     return {
-        **codec.to_json(tool, result),
-        "artifacts": artifacts,
+        **stored,
+        "artifacts": [{**one, "path": str(path_of(one["digest"]))} for one in stored["artifacts"]],
         "context_nodes": [asdict(node) for node in result.context_nodes],
         "evidence": list(result.evidence),
         "run_id": run_id,
@@ -188,7 +169,7 @@ def result_json(
 
 def result_text(result: ToolResult, *, path_of: Callable[[str], Path]) -> str:
     """Return a result for people, inert, with the files that its artifacts are kept in."""
-    shown = for_person(result, max_chars=MAX_SHOWN_CHARS)
+    shown = rendering.for_person(result, max_chars=MAX_SHOWN_CHARS)
     refs = dict.fromkeys((*result.artifacts, *(each for each in result.content if isinstance(each, ArtifactRef))))
     files = [f"{inert(ref.name) or 'artifact'} ({ref.size_bytes} bytes): {path_of(ref.digest)}" for ref in refs]
     return "\n".join([shown, *files])
@@ -230,5 +211,52 @@ def _arguments(arguments: Sequence[ArgumentDoc]) -> str:
     return table(("argument", "takes", "", "meaning"), [[one_line(cell, 200) for cell in row] for row in rows])
 
 
-def _objects(value: Json) -> list[Mapping[str, Json]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: str | None) -> dict[str, Json]:
+    """Return the arguments of a call: the JSON object of ``--args``, together with the ``key=value`` words.
+
+    Raises:
+        UsageError: says which word is wrong and what it may be.
+    """
+    arguments = {} if text is None else _read_object(text)
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    given: dict[str, Json] = {}
+    for name, value in pairs_of(words, "the argument", "such as path=README.md; or pass --args JSON").items():
+        if name in arguments:
+            raise UsageError(f"the argument {name!r} is given twice; give it once")
+        part = known.get(name)
+        is_text = isinstance(part, Mapping) and part.get("type") == "string"
+        given[name] = value if is_text else value_of(value)
+    # The pipeline reports missing arguments, and arguments that exclude each other.
+    parts = {key: schema[key] for key in ("type", "properties", "additionalProperties", "$defs") if key in schema}
+    if violations := validate(parts, given):
+        raise UsageError(f"{tool} does not take these arguments: {'; '.join(map(str, violations))}")
+    return {**arguments, **given}
+
+
+def _read_object(text: str) -> dict[str, Json]:
+    try:
+        value = parse_strict(_source(text))
+    except InvalidJsonError as error:
+        raise UsageError(f"--args is not the JSON of an object: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError('--args takes a JSON object, such as \'{"path": "README.md"}\'')
+    return value
+
+
+def _source(text: str) -> str | bytes:
+    """Return the JSON text itself, that of standard input (``-``) or of a file (``@name``); one byte over the limit."""
+    if text == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("--args - reads standard input, which is a terminal; pipe the JSON in, or use @file")
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"--args {text!r}: not a file; name one, or use - for standard input")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--args {text!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -1,37 +1,32 @@
 """``soong tools``: which tools there are, who gets them and why, and any of them called without a model (EXE-12)."""
 
-import asyncio
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.tool_arguments import read_arguments
+from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.console import Columns, emit, listed, say, table
+from soong.orchestrator.cli.console import show as show_result
+from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
-from soong.shared.core.settings import Settings, load_settings
-from soong.shared.tools.deferred import deferred_of
 from soong.shared.tools.docs import first_sentence
-from soong.shared.tools.naming import name_matches
-from soong.shared.tools.surface import RunMode, Surface, compute_surface, toolset_of
+from soong.shared.tools.surface import RunMode, toolset_of
 
 if TYPE_CHECKING:
-    from soong.shared.core.config import Config
     from soong.shared.tools.definition import ToolDefinition
     from soong.shared.tools.registry import ToolRegistry
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = CommandTable()
 
 SCOPE_STARTS = ("/", "~", "host:", "exact:")
 
 
 class ExportFormat(StrEnum):
-    """Whose form tools are exported in."""
+    """The provider whose form exported tools have."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -43,47 +38,42 @@ _MODE = typer.Option(None, "--mode", help="What the run is for [its agent's own,
 
 
 @app.command("list")
-def list_tools(
+async def list_tools(
     *, role: Role | None = typer.Option(None, "--role", help="Only what this role gets."), is_json: bool = JSON
 ) -> None:
     """List tools in the order that models see them."""
-    settings = load_settings()
-    config, registry = _registered(settings)
-    tools = registry.definitions()
-    if role is not None:
-        tools = registry.select(_surface(registry, config, role).tools)
-    if is_json:
-        from soong.orchestrator.cli.tool_call import tool_json
+    async with Api() as api:
+        found = await api.from_service("/v1/tools", **({} if role is None else {"role": role.value}))
+    if found is None:
+        from soong.orchestrator.schemas.tool import ToolsSchema
+        from soong.shared.core.settings import load_settings
 
-        emit([tool_json(tool, registry.source_of(tool.name)) for tool in tools])
-        return
-    rows = [
-        (
-            tool.name,
-            tool.permission.value,
-            ", ".join(sorted(tool.tags - {tool.permission.value})),
-            registry.source_of(tool.name),
-            first_sentence(tool.description),
-        )
-        for tool in tools
-    ]
-    output(table(("tool", "permission", "tags", "source", "what it does"), rows))
+        found = ToolsSchema.of_home(load_settings(), role).model_dump(mode="json")
+    columns: Columns = {
+        "tool": "name",
+        "permission": "permission",
+        "tags": lambda tool: ", ".join(sorted({*tool["tags"]} - {tool["permission"]})),
+        "source": "source",
+        "what it does": lambda tool: first_sentence(tool["description"]),
+    }
+    listed(found["items"], columns, is_json=is_json)
 
 
 @app.command()
 def show(name: str = _NAME, *, is_json: bool = JSON) -> None:
     """Show a tool: what it is for, its arguments, its limits, how its calls may end."""
-    from soong.orchestrator.cli.tool_call import tool_json, tool_text
+    from soong.orchestrator.cli.tool_call import tool_text
+    from soong.orchestrator.client.tool_registry import registered
+    from soong.orchestrator.schemas.tool import ToolSchema
     from soong.shared.core.configured_settings import with_config
+    from soong.shared.core.settings import load_settings
 
     settings = load_settings()
-    config, registry = _registered(settings)
+    config, registry = registered(settings)
     tool = _find(registry, name)
     source = registry.source_of(tool.name)
-    if is_json:
-        emit(tool_json(tool, source))
-    else:
-        output(tool_text(tool, source, with_config(settings, config)))
+    document = ToolSchema.of(tool, source=source).model_dump(mode="json")
+    show_result(document, lambda: tool_text(tool, source, with_config(settings, config)), is_json=is_json)
 
 
 @app.command()
@@ -98,37 +88,36 @@ def explain(
     is_json: bool = JSON,
 ) -> None:
     """Say of every tool whether a run would have it, and which rule decided: what a run's row stores."""
-    config, registry = _registered(load_settings())
+    from soong.orchestrator.client.tool_registry import registered, tool_set
+    from soong.shared.core.settings import load_settings
+    from soong.shared.tools.deferred import deferred_of
+
+    settings = load_settings()
+    config, registry = registered(settings)
     asked = None if allowed is None else tuple(word.strip() for word in allowed.split(",") if word.strip())
-    surface = _surface(registry, config, role, agent=agent, mode=mode, allowed=asked)
+    surface = tool_set(registry, config, role, home=settings.home, agent=agent, mode=mode, allowed=asked)
     deferred = deferred_of(registry.select(surface.tools), config.tools)
     for pattern in surface.unknown:
         say(f"no tool is called {pattern!r}; {_suggestion(registry, pattern)}")
     known = {toolset_of(tool.name) for tool in registry.definitions()}
     for name in sorted(config.toolsets.keys() - known):
         say(f"config toolsets.{name} names no toolset; there are {', '.join(sorted(known))}")
-    if is_json:
-        emit(
-            {
-                "role": role.value,
-                "tools": list(surface.tools),
-                "decisions": [
-                    {"tool": each.tool, "is_in": each.is_in, "rule": each.rule} for each in surface.decisions
-                ],
-                "unknown": list(surface.unknown),
-                "deferred": list(deferred),
-            }
-        )
-        return
+    document = {
+        "role": role.value,
+        "tools": list(surface.tools),
+        "decisions": [{"tool": each.tool, "is_in": each.is_in, "rule": each.rule} for each in surface.decisions],
+        "unknown": list(surface.unknown),
+        "deferred": list(deferred),
+    }
     rows = [
         (each.tool, "deferred" if each.tool in deferred else "yes" if each.is_in else "no", each.rule)
         for each in surface.decisions
     ]
-    output(table(("tool", "has it", "because"), rows, uncut=("because",)))
+    show_result(document, lambda: table(("tool", "has it", "because"), rows, uncut=("because",)), is_json=is_json)
 
 
 @app.command()
-def export(
+async def export(
     *,
     form: ExportFormat = typer.Option(..., "--format", help="Whose form."),
     run: str = typer.Option("", "--run", metavar="RUN", help="The tools of this run, as its row stores them."),
@@ -136,27 +125,23 @@ def export(
     role: Role = typer.Option(Role.MAIN, "--role", help="Whose tool set."),
 ) -> None:
     """Print tools as a model's API, or MCP, takes them: one JSON document."""
+    from soong.orchestrator.client.tool_registry import registered, tool_set
     from soong.orchestrator.direct.exports import anthropic_tools, mcp_tools, openai_tools
+    from soong.shared.core.settings import load_settings
 
     settings = load_settings()
-    config, registry = _registered(settings)
-    surface = asyncio.run(_stored(settings, run)) if run else _surface(registry, config, role, agent=agent)
+    config, registry = registered(settings)
+    if run:
+        async with Api() as api:
+            names = (await api.get(f"/v1/runs/{await api.find('run', run)}"))["tools"]
+    else:
+        names = tool_set(registry, config, role, home=settings.home, agent=agent).tools
     write = {"openai": openai_tools, "anthropic": anthropic_tools, "mcp": mcp_tools}[form.value]
-    emit(write(registry.select(surface.tools)))
-
-
-async def _stored(settings: Settings, text: str) -> Surface:
-    """Return the tool set of a run. Raises: NotFoundError, UsageError."""
-    from soong.orchestrator.cli.ids import opened_store
-    from soong.orchestrator.operations.ids import find_run
-
-    async with opened_store(settings) as store:
-        run = await find_run(store, text)
-        return Surface.from_json(run.surface)
+    emit(write(registry.select(names)))
 
 
 @app.command()
-def call(
+async def call(
     name: str = _NAME,
     words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Arguments, read by the tool's schema."),
     *,
@@ -176,13 +161,15 @@ def call(
 
     Exit codes: 0 done, 1 the tool failed, 2 wrong use, 3 denied, 130 interrupted.
     """
+    from soong.orchestrator.cli.tool_call import make_call, read_arguments, terminal_callback
+    from soong.orchestrator.client.tool_registry import registered
+    from soong.orchestrator.direct.bootstrap import DirectRequest  # the pipeline: only a call needs it
+    from soong.shared.core.settings import load_settings
+
     settings = load_settings()
-    config, registry = _registered(settings, is_callable=True)
+    config, registry = registered(settings, is_callable=True)
     tool = _find(registry, name)
     arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
-    from soong.orchestrator.cli.tool_call import ToolCallCommand, terminal_callback
-    from soong.orchestrator.direct.bootstrap import DirectRequest  # the pipeline: only a call needs it
-
     request = DirectRequest(
         project=project,
         role=role,
@@ -192,49 +179,8 @@ def call(
         channel="terminal",
         timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
     )
-    calling = ToolCallCommand(settings, config, registry, request, tool.name, arguments)
-    raise typer.Exit(asyncio.run(calling.run(is_json=is_json)))
-
-
-def _registered(settings: Settings, *, is_callable: bool = False) -> "tuple[Config, ToolRegistry]":
-    from soong.orchestrator.client.tool_registry import registry_of
-    from soong.shared.core.config import load_config
-    from soong.shared.toolsets.sources import ToolEnvironment
-
-    config = load_config(settings.home)
-    environment = ToolEnvironment.of(settings, config)
-    if not is_callable:
-        return config, registry_of(environment)
-    from soong.shared.storage.memory.files import open_memory
-
-    return config, registry_of(environment, open_memory(settings, config))
-
-
-def _surface(
-    registry: "ToolRegistry",
-    config: "Config",
-    role: Role,
-    *,
-    agent: str = "",
-    mode: RunMode | None = None,
-    allowed: tuple[str, ...] | None = None,
-) -> Surface:
-    """Compute the tool set as it is stored with a run of this role and agent."""
-    from soong.shared.agents.acp_agents import with_acp
-    from soong.shared.agents.definition_files import known_definitions
-    from soong.shared.permissions.configured import surface_request
-
-    wanted = agent or ("default_worker_agent" if role is Role.WORKER else "")
-    definitions = with_acp(known_definitions(load_settings().home), config)
-    definition = definitions.get(wanted) if wanted else None
-    request = surface_request(
-        config,
-        role,
-        mode or (definition.mode if definition is not None else RunMode.DEFAULT),
-        default_tools=None if definition is None else definition.suggested_tools,
-        allowed_tools=allowed,
-    )
-    return compute_surface(registry.definitions(), request)
+    calling = make_call(settings, config, registry, request, tool.name, arguments, is_json=is_json)
+    raise typer.Exit(await calling)
 
 
 def _find(registry: "ToolRegistry", name: str) -> "ToolDefinition":
@@ -245,6 +191,8 @@ def _find(registry: "ToolRegistry", name: str) -> "ToolDefinition":
 
 
 def _suggestion(registry: "ToolRegistry", name: str) -> str:
+    from difflib import get_close_matches
+
     names = [known for tool in registry.definitions() for known in (tool.name, *tool.aliases)]
     last = {known.rpartition(".")[2]: known for known in names}
     close = [last[word] for word in get_close_matches(name.rpartition(".")[2], list(last))]
@@ -258,6 +206,8 @@ def _rule(tool: str, rule: str) -> str:
     Raises:
         UsageError: it speaks of another tool, or is a scope that is none.
     """
+    from soong.shared.tools.naming import name_matches
+
     if rule.startswith(SCOPE_STARTS):
         return f"{tool}:{rule}"
     pattern, _, scope = rule.partition(":")

@@ -1,27 +1,22 @@
 """``soong usage`` and ``soong budget``: what agents have used, and what a session or the day may use (DIS-11)."""
 
-import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import typer
 
-from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import opened_store
+from soong.orchestrator.cli.console import Columns, listed, say, show, table
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.step_words import Document
-from soong.orchestrator.operations.ids import find_session
+from soong.orchestrator.cli.summary import Document
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import UsageError
-from soong.shared.core.settings import load_settings
-from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, parse_budget, session_scope, state_json, usd_text
+from soong.shared.engine.runs.budgets import DAY, BudgetState, parse_budget, session_scope, state_json, usd_text
 from soong.shared.engine.runs.record import UsageBy
 
 
-def command(
+async def command(
     *,
     by: UsageBy = typer.Option(UsageBy.DAY, "--by", help="What to add up by: day, session, task, agent or model."),
     since: str = typer.Option("", "--since", metavar="AGE", help="Only runs made in this time: 12h, 30d."),
@@ -31,18 +26,18 @@ def command(
     """Show what the runs of agents that have ended have used."""
     if since:
         read_age(since, "--since")
-    with Api() as api:
-        used = api.get("/v1/usage", by=str(by), since=since or "all", session=session)
+    async with Api() as api:
+        used = await api.get("/v1/usage", by=str(by), since=since or "all", session=session)
     for line in _left_out(used):
         say(line)
-    if is_json:
-        emit(used["items"])
-        return
-    if not used["items"]:
-        output("no agent has used a model yet")
-        return
-    heads = (str(by), "runs", "requests", "input tokens", "cached", "output tokens", "tool calls", "cost")
-    output(table(heads, [_row(one) for one in used["items"]]))
+    names = ("runs", "requests", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+    heads = {name: name.replace("cached_tokens", "cached").replace("_", " ") for name in names}
+    columns: Columns = {str(by): "key", **{head: _number_in(name) for name, head in heads.items()}, "cost": _cost}
+    listed(used["items"], columns, is_json=is_json, empty="no agent has used a model yet")
+
+
+def _number_in(name: str) -> Callable[[Document], str]:
+    return lambda one: f"{one[name]:,}"
 
 
 def _left_out(used: Document) -> Iterator[str]:
@@ -55,11 +50,6 @@ def _left_out(used: Document) -> Iterator[str]:
         yield f"not shown: {used['left_out']:,} smaller sums"
 
 
-def _row(one: Document) -> tuple[str, ...]:
-    names = ("runs", "requests", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
-    return (one["key"], *(f"{one[name]:,}" for name in names), _cost(one))
-
-
 def _cost(one: Document) -> str:
     """Return the cost; runs without a known price are named, because unknown is not zero."""
     unpriced = one["unpriced_runs"]
@@ -68,7 +58,7 @@ def _cost(one: Document) -> str:
     return ", ".join(filter(None, (known, unknown)))
 
 
-def budget(
+async def budget(
     session: str = typer.Argument("", help="Id of the session or of a task of it, or a unique part [the day]."),
     *,
     limits: list[str] = typer.Option(
@@ -77,36 +67,29 @@ def budget(
     is_json: bool = JSON,
 ) -> None:
     """Show what a session, or all in a day, may use and has used; set it for a session."""
-    budget = parse_budget(*limits)
+    from soong.orchestrator.approvals.approval import check_person_now
+    from soong.orchestrator.cli.ids import opened_store
+    from soong.orchestrator.operations.ids import find_session  # FastAPI
+
+    limit = parse_budget(*limits)
     if limits:
         if not session:
             raise UsageError("the day's budget is `day` of [budgets] in config.toml; name a session to set its own")
         check_person_now("change a budget")
-    state = asyncio.run(_state(session, budget))
-    if is_json:
-        emit(None if state is None else state_json(state))
-    elif state is None:
-        output("there is no budget: any number of tokens and any sum may be used")
-    else:
-        output(_budget_text(state))
-
-
-async def _state(session: str, budget: Budget) -> BudgetState | None:
-    async with opened_store(load_settings()) as store:
+    async with opened_store() as store:
         scope = session_scope(await find_session(store, session)) if session else DAY
-        if not budget.is_unlimited:
-            await store.budgets.set_budget(scope, budget)
-        found = await store.budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))
-    return found.get(scope)
+        if not limit.is_unlimited:
+            await store.budgets.set_budget(scope, limit)
+        state = (await store.budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))).get(scope)
+    document = None if state is None else state_json(state)
+    show(document, lambda: _budget_text(state), is_json=is_json)
 
 
-def _budget_text(state: BudgetState) -> str:
+def _budget_text(state: BudgetState | None) -> str:
+    if state is None:
+        return "there is no budget: any number of tokens and any sum may be used"
     money = [
         ("-" if one.microusd is None else usd_text(one.microusd)) for one in (state.used, state.reserved, state.budget)
     ]
-    tokens = [_count(one.tokens) for one in (state.used, state.reserved, state.budget)]
+    tokens = [("-" if one.tokens is None else f"{one.tokens:,}") for one in (state.used, state.reserved, state.budget)]
     return table(("", "used", "reserved", "limit"), [("US dollars", *money), ("tokens", *tokens)])
-
-
-def _count(tokens: int | None) -> str:
-    return "-" if tokens is None else f"{tokens:,}"

@@ -1,278 +1,269 @@
 """Watching a task from a terminal: show it, answer its questions, pause it on Ctrl-C, survive the service's death."""
 
 import asyncio
-import signal
-from collections import Counter
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from soong.orchestrator.cli.console import emit, one_line, output, say, visible
-from soong.orchestrator.cli.display import Display, make_display
-from soong.orchestrator.cli.ids import still_running_in
-from soong.orchestrator.cli.narration import StepVoices, narrate
-from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.client.client import Client, TaskSnapshot
-from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
+from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api
+from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.display import LineDisplay, LostLeases, StepVoices, TaskView, narrate
+from soong.orchestrator.cli.held_service import NO_MODULES, HeldService, Interrupts
+from soong.orchestrator.cli.options import Verbosity, chosen
+from soong.orchestrator.cli.summary import ENDED, LIVE, Document, still_running, text_of
 from soong.orchestrator.client.program import program
-from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.embedded.control import ShutdownState
-from soong.orchestrator.embedded.starter import Attachment, attach, last_words
-from soong.orchestrator.schemas.task import TaskResult
+from soong.orchestrator.client.responder import cancelled
 from soong.shared.core import timing
-from soong.shared.core.errors import UnavailableError
-from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.core.errors import SoongError, UnavailableError
 
-RESTARTS = 3
+if TYPE_CHECKING:
+    from soong.orchestrator.client.stall_reasons import StallReasons
 
-
-@dataclass(slots=True)
-class LostLeases:
-    """Compares each view of a task with the one before.
-
-    What was lost before the first one is not said again, unless the task is new: then nobody has said it.
-    """
-
-    _seen: dict[str, int] | None = None
-
-    @classmethod
-    def of(cls, *, is_new: bool) -> "LostLeases":
-        """Begin with a task that is as it was written, or with whatever the first view shows."""
-        return cls({} if is_new else None)
-
-    def news(self, view: TaskSnapshot) -> list[str]:
-        """Return a sentence for each worker that was lost since the last view, with what becomes of its steps."""
-        before, self._seen = self._seen, {step.key: step.lost_leases for step in view.steps}
-        if before is None:
-            return []
-        lost = [step for step in view.steps if step.lost_leases > before.get(step.key, 0)]
-        by_worker = Counter(step.lost_to for step in lost)
-        again = Counter(step.lost_to for step in lost if not step.status.is_terminal)
-        return [f"{one_line(worker, 200)}{_consequence(again[worker])}" for worker in by_worker]
-
-
-def _consequence(number: int) -> str:
-    if not number:
-        return ""
-    return "; 1 step starts again" if number == 1 else f"; {number} steps start again"
-
-
-class InterruptedBeforeStartError(Exception):
-    """Ctrl-C before anything was written."""
-
-
-@dataclass(slots=True)
-class Interrupts:
-    """Counts Ctrl-C, and the signals that mean the same; each waits to be noticed."""
-
-    count: int = 0
-    _first: asyncio.Event = field(default_factory=asyncio.Event)
-    _second: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self.hear)
-
-    async def wait(self, number: int) -> None:
-        """Return when there have been at least ``number`` of them (1 or 2)."""
-        await (self._first if number == 1 else self._second).wait()
-
-    def hear(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.count += 1
-            (self._first if self.count == 1 else self._second).set()
+EXIT_INTERRUPTED: Final = 130
 
 
 @dataclass(slots=True)
 class Watch:
-    """One client command that follows one task. ``attachment`` is replaced when a dead service is started again."""
+    """One command that follows one task. ``api`` are the operations at ``service``, which the command holds."""
 
-    client: Client
-    attachment: Attachment
+    service: HeldService
+    api: Api
     interrupts: Interrupts
-    settings: Settings
-    is_json: bool = False
-    is_new: bool = False
+    task: Document
+    is_json: bool
+    is_new: bool
     """The command has started the task: whatever has happened to it is news."""
-    _restarts: int = 0
-    _display: Display | None = None
-    _answering: "asyncio.Task[None] | None" = None
+    _display: LineDisplay = field(init=False)
+    _view: TaskView = field(init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
 
-    async def follow(self, session: Session, task_id: str) -> int:
-        """Follow the task to its end and report; return the exit code."""
+    def __post_init__(self) -> None:
         self._display = make_display(is_plain=self.is_json)
-        narrating = await self._narrate(task_id)
-        try:
-            if session.approval_mode is ApprovalMode.PROMPT:
-                self._answer(session)
-            view = await self._until_ended(task_id)
-        finally:
-            narrating.cancel()
-            await asyncio.gather(narrating, return_exceptions=True)
-            # A question that stands on the terminal goes first: what is said next must not be drawn over.
-            await self._stop_answering()
-            self._display.close()
-        if view is None:
-            return await self._interrupted(task_id)
-        return await self._report(await outcome_of(self.client.store, view, self.settings.runs))
+        self._view = TaskView(self.task["id"])
 
-    async def _narrate(self, task_id: str) -> "asyncio.Task[None]":
-        """Begin to tell what the agent of an ask does; of a plan there is nothing to tell."""
-        assert self._display is not None
-        task = await self.client.store.tasks.task(task_id)
-        is_ask = task.kind is TaskKind.ASK
-        work = narrate(self.client, task.root_run_id, self._display) if is_ask else asyncio.sleep(0)
-        return asyncio.create_task(work)
+    @property
+    def _path(self) -> str:
+        return f"/v1/tasks/{self.task['id']}"
 
-    async def _until_ended(self, task_id: str) -> TaskSnapshot | None:
-        """Return the last view, or None when Ctrl-C came first."""
-        following = asyncio.create_task(self._show(task_id))
+    async def follow(self, *, is_asked: bool) -> int:
+        """Follow the task to its end, ask a person what it asks, and report; return the exit code."""
+        answering = asyncio.create_task(self._answer()) if is_asked else None
+        following = asyncio.create_task(self._show())
+        alive = asyncio.create_task(self.service.keep(self._display.note))
         interrupted = asyncio.create_task(self.interrupts.wait(1))
-        alive = asyncio.create_task(self._keep_service())
         try:
-            await asyncio.wait({following, interrupted, alive}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                return await following
-            if alive.done():
-                await alive
-            return None
+            await asyncio.wait({following, alive, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            is_over = following.done()
+            for ended in (following, alive):
+                if ended.done():
+                    await ended
+                    break
         finally:
-            for task in (following, interrupted, alive):
-                task.cancel()
-            await asyncio.gather(following, interrupted, alive, return_exceptions=True)
+            await cancelled(following, alive, interrupted)
+            # A question that stands on the terminal goes first: what is said next must not be drawn over.
+            await cancelled(answering, *self._streams.values())
+            self._display.close()
+        return await self._report() if is_over else await self._interrupted()
 
-    async def _show(self, task_id: str) -> TaskSnapshot:
-        assert self._display is not None
-        last: TaskSnapshot | None = None
-        losses = LostLeases.of(is_new=self.is_new)
-        stall_reasons = StallReasons(self.client, lambda: self.attachment.record, self._display.note)
-        voices = StepVoices(self.client, self._display)
+    async def _show(self) -> None:
+        """Show the task until nothing more happens to it by itself.
+
+        Raises: UnavailableError when it waits for what will not come; it has been paused.
+        """
+        losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)
+        voices = StepVoices(self.api, self._display)
+        self._listen(self.task["id"])
+        ended_s: float | None = None
+        now_s = asyncio.get_running_loop().time
         try:
-            async for view in self.client.follow(task_id):
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timing.LEAST_PAUSE_S if ended_s else timing.POLL_ROWS_S):
+                        await self._changed.wait()
+                self._changed.clear()
+                view = self._view
+                if not view.is_known:
+                    self._raise_failure()
+                    continue
+                self._take_in(view)
+                await self._look_at_questions(view)
                 self._display.show(view)
                 voices.follow(view)
                 for sentence in losses.news(view):
                     self._display.note(sentence)
-                await stall_reasons.refresh(view)
-                last = view
+                await stall_reasons.look(view)
+                ended_s = (ended_s or now_s()) if view.has_ended else None
+                if ended_s is not None and (not view.held or now_s() - ended_s >= timing.CLOSE_LIMIT_S):
+                    return
         finally:
             await voices.close()
-        assert last is not None
-        return last
 
-    def _answer(self, session: Session) -> None:
-        from soong.orchestrator.approvals.remote_responder import refusal_reason
-        from soong.orchestrator.cli.prompt import (  # rich, only where somebody is asked
-            TerminalPrompt,
-            full_input_reader,
-            terminal_console,
-        )
+    def _take_in(self, view: TaskView) -> None:
+        """Follow the tasks that the agent of an ask makes, and what it says itself."""
+        for task_id in view.task_ids:
+            self._listen(task_id)
+        root_run = view.head["root_run"]
+        if view.task["kind"] == "ask" and root_run not in self._streams:
+            self._streams[root_run] = asyncio.create_task(narrate(self.api, root_run, self._display))
 
-        assert self._display is not None
-        refusal = refusal_reason(session, self.client.settings.principal)
-        if refusal:
-            self._display.note(f"questions are not answered here: {refusal}")
-            return
-        whole = full_input_reader(self.client.store.runs)
-        prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)
-        note = self._display.note
-        self._answering = self.client.attach(
-            session,
-            prompt,
-            channel="terminal",
-            notify=lambda sentence: note(visible(sentence)),
-            on_waiting=prompt.take_waiting,
-        )
+    def _listen(self, task_id: str) -> None:
+        if task_id not in self._streams:
+            self._streams[task_id] = asyncio.create_task(self._stream(task_id))
 
-    async def _stop_answering(self) -> None:
-        if self._answering is not None:
-            self._answering.cancel()
-            await asyncio.gather(self._answering, return_exceptions=True)
-            self._answering = None
-
-    async def _keep_service(self) -> None:
-        """Wait as long as the service lives; follow it to its successor, or start another when it was killed.
-
-        Raises: UnavailableError when it was stopped, or dies again and again.
-        """
-        assert self._display is not None
+    async def _stream(self, task_id: str) -> None:
+        """Take in what happens in a task until its end; a service that is away is waited for."""
         while True:
-            if self.attachment.control is None:
-                await asyncio.Event().wait()
+            try:
+                async for name, event in self.api.stream(f"/v1/tasks/{task_id}/stream"):
+                    self._view.take(task_id, event, is_whole=name == "task")
+                    self._changed.set()
+            except UnavailableError:
+                await asyncio.sleep(timing.POLL_ROWS_S)
+            else:
                 return
-            ending = await self.attachment.control.ended()
-            if ending is ShutdownState.STOPPING:
-                raise UnavailableError("the service was stopped; the task continues when a service runs again")
-            if ending is ShutdownState.HANDED_OVER:
-                self._display.note("`soong up` takes over; continuing with it …")
-                await self._attach_again(start_after_s=timing.PATIENCE_S)
-                continue
-            self._restarts += 1
-            if self._restarts > RESTARTS:
-                raise UnavailableError(f"the service died {self._restarts} times{last_words(self.attachment.log)}")
-            self._display.note("the service died; starting another …")
-            await self._attach_again()
 
-    async def _attach_again(self, *, start_after_s: float = 0.0) -> None:
-        await self.attachment.release()
-        self.attachment = await attach(self.settings, start_after_s=start_after_s)
+    def _raise_failure(self) -> None:
+        stream = self._streams[self.task["id"]]
+        if stream.done() and (failure := stream.exception()) is not None:
+            raise failure
 
-    async def _interrupted(self, task_id: str) -> int:
+    async def _look_at_questions(self, view: TaskView) -> None:
+        """Read the questions that wait, when they are others than before."""
+        waiting = view.head["approvals"]
+        if waiting != [one["id"] for one in view.questions]:
+            with suppress(UnavailableError):
+                page = await self.api.get("/v1/approvals", session=self.task["session"], limit=MOST_OF_A_PAGE)
+                ids = view.task_ids
+                view.questions = [one for one in page["items"] if one["identity"]["task_id"] in ids]
+
+    async def _answer(self) -> None:
+        from soong.orchestrator.cli.prompt import responder_here  # rich, where somebody is asked
+
+        note = self._display.note
+        try:
+            await responder_here(self.api, self.task["session"], self._display.hold, note).run()
+        except SoongError as error:
+            note(f"questions are not answered here: {visible(str(error))}")
+
+    async def pause(self, reason: str, when_paused: Callable[[], object] = lambda: None) -> bool:
+        """Pause the task and wait until no worker holds a step of it; False when that took longer than the limit.
+
+        ``when_paused`` is called when no other step of it starts.
+        """
+        try:
+            async with asyncio.timeout(timing.RELEASE_LIMIT_S):
+                await self.api.post(f"{self._path}/pause", {"reason": reason})
+                when_paused()
+                while await self._running():  # noqa: ASYNC110  # of another process
+                    await asyncio.sleep(timing.LEAST_PAUSE_S)
+        except (TimeoutError, UnavailableError):
+            return False
+        return True
+
+    async def _running(self) -> int:
+        """Return how many steps workers hold."""
+        progress = await self.api.get(f"{self._path}/progress")
+        return int(progress["step_counts"].get("running", 0))
+
+    async def _interrupted(self) -> int:
         """Pause what this command started; a second Ctrl-C ends the service that it started at once.
 
         A service that stays would run the task on: there a second Ctrl-C waits for the pause, and not for its steps.
         """
         say("\npausing … (Ctrl-C again ends it at once)")
-        task = await self.client.store.tasks.task(task_id)
         is_paused = asyncio.Event()
-        pausing = asyncio.create_task(
-            self.client.pause(task, reason="interrupted", limit_s=timing.RELEASE_LIMIT_S, when_paused=is_paused.set)
-        )
+        pausing = asyncio.create_task(self.pause("interrupted", is_paused.set))
         pausing.add_done_callback(lambda _: is_paused.set())
         second = asyncio.create_task(self.interrupts.wait(2))
         await asyncio.wait({pausing, second}, return_when=asyncio.FIRST_COMPLETED)
         if second.done():
-            if self.attachment.process is None:
+            if not self.service.is_ours:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timing.GRACE_S):
                         await is_paused.wait()
-            self.attachment.kill()
+            self.service.kill()
         elif not await pausing:
-            left = await still_running_in(self.client.store, task_id) or "not everything stopped"
-            say(f"{left} after {timing.RELEASE_LIMIT_S:g} s; what is left is handed back when its worker ends")
-        for waiting in (pausing, second):
-            waiting.cancel()
-        await asyncio.gather(pausing, second, return_exceptions=True)
-        await self.client.close()  # before the service that it listens to may go
-        await self.leave(wait=True)
-        say(f"continue it: {program()} resume {task_id}")
+            say(
+                f"{await self._left()} after {timing.RELEASE_LIMIT_S:g} s; what is left is handed back when its worker "
+                "ends"
+            )
+        await cancelled(pausing, second)
+        await self.api.close()  # before the service that it listens to may go
+        await self.service.leave()
+        say(f"continue it: {program()} resume {self.task['id']}")
         if self.is_json:
-            emit({"id": task_id, "status": "interrupted", "exit_code": int(ExitCode.INTERRUPTED)})
-        return ExitCode.INTERRUPTED
+            emit({"id": self.task["id"], "status": "interrupted", "exit_code": EXIT_INTERRUPTED})
+        return EXIT_INTERRUPTED
 
-    async def leave(self, *, wait: bool) -> None:
-        """Let go of the service; with ``wait`` until the one that this command started has ended."""
-        await self.attachment.release()
-        if wait and not await self.attachment.wait_until_gone(timing.PATIENCE_S):
-            self.attachment.kill()
+    async def _left(self) -> str:
+        words = ""
+        with suppress(SoongError):
+            words = still_running((await self.api.get(f"{self._path}/result", brief=True))["steps"])
+        return words or "not everything stopped"
 
-    async def _report(self, outcome: TaskOutcome) -> int:
-        if outcome.status is TaskStatus.COMPLETED:
-            await self.client.close_when_done(outcome.view.task)
-        result = TaskResult.of_outcome(outcome).model_dump()
+    async def _report(self) -> int:
+        self.api.is_held = False  # the rows alone tell it, if the service has gone
+        result = await self.api.get(f"{self._path}/result")
+        if result["status"] == "completed":
+            await self._close_session(result["session"])
         emit(result) if self.is_json else output(text_of(result))
-        return outcome.exit_code
+        return int(result["exit_code"])
+
+    async def _close_session(self, session_id: str) -> None:
+        """Close the session of a completed task that does not close with it: a job of its owner may read it then."""
+        if (await self.api.get(f"/v1/sessions/{session_id}"))["is_closed"]:
+            return
+        tasks = (await self.api.get("/v1/tasks", session=session_id, limit=MOST_OF_A_PAGE))["items"]
+        if all(one["status"] == "completed" for one in tasks):
+            with suppress(UnavailableError):  # asked for, and then done by the next owner
+                await self.api.post(f"/v1/sessions/{session_id}/close")
 
 
-async def interruptible(interrupts: Interrupts, work: "asyncio.Task[Attachment]") -> Attachment:
-    """Wait for work that may be given up at Ctrl-C. Raises: InterruptedBeforeStartError."""
-    interrupted = asyncio.create_task(interrupts.wait(1))
-    await asyncio.wait({work, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-    interrupted.cancel()
-    if not work.done():
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        raise InterruptedBeforeStartError
-    return await work
+@dataclass(slots=True)
+class _StallLooks:
+    """Looks why nothing runs, where nothing does; what it takes is imported then."""
+
+    watch: Watch
+    _reasons: "StallReasons | None" = None
+    _has_begun: bool = False
+
+    async def look(self, view: TaskView) -> None:
+        """Raises: UnavailableError when the task waits for what will not come; it has been paused."""
+        is_manned = any(worker["state"] == LIVE for worker in view.workers)
+        self._has_begun = self._has_begun or is_manned or any(step["started"] for step in view.steps)
+        missing, is_over = view.head["missing_function"], view.task["status"] in ENDED
+        if self._reasons is None and (
+            is_over or (is_manned and not missing and self.watch.service.modules == NO_MODULES)
+        ):
+            return
+        self._reasons = self._reasons or self._made()
+        await self._reasons.refresh(is_manned=is_manned, has_begun=self._has_begun, missing=missing, is_over=is_over)
+
+    def _made(self) -> "StallReasons":
+        from soong.orchestrator.client.stall_reasons import StallReasons
+
+        watch = self.watch
+
+        async def is_owned() -> bool:
+            return bool((await watch.api.get("/v1/status"))["orchestrators"])
+
+        return StallReasons(
+            watch.task["id"],
+            watch.service.control_socket,
+            watch.service.modules,
+            lambda: watch.pause("no worker can run it"),
+            is_owned,
+            watch._display.note,  # noqa: SLF001  # a part of it
+        )
+
+
+def make_display(*, is_plain: bool) -> LineDisplay:
+    """Return the live picture when standard output is a terminal, else lines."""
+    if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
+        return LineDisplay()
+    from soong.orchestrator.cli.live import Live  # rich, only for terminals
+
+    return Live()

@@ -1,6 +1,6 @@
-"""Builds what a client needs: the store, the notifier and the subscriber. No Celery: clients send no jobs.
+"""Builds the parts of a client: the store, the notifier and the subscriber. No Celery: clients send no jobs.
 
-What only some commands need (metrics, garbage collection, roles, artifacts) is imported by the function that builds it.
+Parts that only some commands need (metrics, garbage collection, roles, artifacts) are imported by their builders.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from soong.orchestrator.client.client import Client
 from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.settings import RUNS, Settings, secret_values
-from soong.shared.engine.wire.notifier import Notifier, NullNotifier, NullSubscriber
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import RUNS, Settings
+from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.metrics import MetricsSource
     from soong.shared.engine.tasks.retention import Retention
     from soong.shared.permissions.access.token import DatabaseRights
-    from soong.shared.storage.artifact_store import ArtifactFiles
+    from soong.shared.storage.artifacts import ArtifactFiles
 
 
 async def open_client(settings: Settings, *, is_reading: bool = False) -> Client:
@@ -55,42 +56,20 @@ async def open_client(settings: Settings, *, is_reading: bool = False) -> Client
 
 
 @asynccontextmanager
-async def _redis(settings: Settings, name: str) -> AsyncIterator[RedisClients]:
-    """Open the Redis that the settings name, for a program that needs nothing else; it may be away."""
-    clients = RedisClients.of(settings.redis_url, name=name)
+async def opened_pauses(settings: Settings) -> AsyncIterator[Pauses]:
+    """Open the pauses of models, for a person who looks at them or ends them; their Redis may be away."""
+    clients = RedisClients.of(settings.redis_url, name="soong-models")
     try:
-        yield clients
+        yield RedisPacer(clients.commands)
     finally:
         await clients.close()
 
 
 @asynccontextmanager
-async def opened_notifier(settings: Settings) -> AsyncIterator[Notifier]:
-    """Open a notifier alone, for a program with one thing to say."""
-    async with _redis(settings, "soong-answer") as clients:
-        notifier = RedisNotifier(clients.commands)
-        try:
-            yield notifier
-        finally:
-            await notifier.close()
-
-
-@asynccontextmanager
-async def opened_pauses(settings: Settings) -> AsyncIterator[Pauses]:
-    """Open the pauses of models, for a person who looks at them or ends them."""
-    async with _redis(settings, "soong-models") as clients:
-        yield RedisPacer(clients.commands)
-
-
-@asynccontextmanager
 async def opened_rows(settings: Settings) -> AsyncIterator[Store]:
     """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
-    secrets = redactor(secret_values(settings))
-    store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
-    try:
-        yield store
-    finally:
-        await store.close()
+    async with await open_client(settings.model_copy(update={"redis_url": ""}), is_reading=True) as client:
+        yield client.store
 
 
 def open_metrics(settings: Settings) -> "MetricsSource":
@@ -188,7 +167,7 @@ def open_artifacts(settings: Settings) -> "ArtifactFiles":
 
 def open_broker(settings: Settings) -> object:
     """Return the Celery app by which Flower reads the queues and events of a deployment."""
-    from soong.shared.engine.wire.events import queue_of
+    from soong.shared.engine.wire.notifier import queue_of
     from soong.shared.storage.celery.app import make_celery
 
     app = make_celery(settings.redis_url, pools=settings.pools)

@@ -1,10 +1,9 @@
-"""What a plan may name, as clients know it: tools and agent definitions; and the surface of a step's run.
+"""The names for plans, as clients have them: tools and agent definitions; and the surface of a step's run.
 
 The tools are those that workers with the same settings register, under the user's configuration. A step's functions
 are known where they run.
 """
 
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -33,10 +32,10 @@ from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import written_out
+from soong.shared.permissions.rules import Rule, allow_rules
 from soong.shared.tools.deferred import DEFERRED, deferred_of
-from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.tools.surface import RunMode, Surface, SurfaceRequest, compute_surface
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.surface import RunMode, Surface, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 
 
@@ -45,18 +44,7 @@ def tools_of(environment: ToolEnvironment) -> tuple[ToolDefinition, ...]:
     return registry_of(environment).definitions()
 
 
-def deployed_modules(settings: Settings) -> ModuleLoader:
-    """Return what takes the modules of a plan that the deployment names itself, and loads none."""
-
-    def load(name: str) -> Registered | None:
-        if name not in settings.functions:
-            raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
-        return None
-
-    return load
-
-
-def deployed_hint(settings: Settings) -> str:
+def _deployed_hint(settings: Settings) -> str:
     """Return what to do about a module of a plan that a service does not have."""
     if settings.is_embedded:
         return "set SOONG_FUNCTIONS for the service, or run the plan from a file next to the module: `soong run FILE`"
@@ -74,6 +62,9 @@ class Catalogue(Value, dict=True):
     """Workers may run where the project is not: its mark, if it has one, says who has it."""
     live: LiveDefinitions | None = None
     """The same as they are now; None where they do not change."""
+    load_module: ModuleLoader | None = None
+    """Makes the modules of a plan known; None: plans name none."""
+    module_hint: str = PlanNames().module_hint
 
     @cached_property
     def policy(self) -> Policy:
@@ -97,53 +88,42 @@ class Catalogue(Value, dict=True):
         live = LiveDefinitions(settings.home, lambda known: with_acp(known, environment.config))
         return cls(tools_of(environment), live.now(), environment.config, not settings.is_embedded, live)
 
-    def now(self) -> "Catalogue":
-        """Return the catalogue with the agent definitions that the home has now."""
-        return self._with(self.definitions_now())
+    def at(self, project: Path | None = None) -> "Catalogue":
+        """Return the catalogue with the agent definitions that the home, and a project, have now."""
+        known = self.definitions if self.live is None else self.live.now()
+        if project is not None:
+            known = with_project(known, project, self.config.agents)
+        return self if known is self.definitions else replace(self, definitions=known)
 
-    def at(self, project: Path) -> "Catalogue":
-        """Return the catalogue with the agent definitions that the home and a project have now."""
-        return self._with(self.definitions_of(project))
+    def rules_of(self, *allow: str) -> list[Rule]:
+        """Return allow rules, with the tools of MCP servers as they are defined now. Raises: UsageError.
 
-    def _with(self, definitions: AgentDefinitionRegistry) -> "Catalogue":
-        return self if definitions is self.definitions else replace(self, definitions=definitions)
+        They can be about tools, and about what agents of others ask for.
+        """
+        return allow_rules(allow, self.tools, acp_tool_names(self.config)) if allow else []
 
-    def definitions_now(self) -> AgentDefinitionRegistry:
-        """Return the definitions that may be named in any project now."""
-        return self.definitions if self.live is None else self.live.now()
+    def with_deployed_modules(self, settings: Settings) -> "Catalogue":
+        """Return the catalogue for plans that may name the modules that the deployment has itself."""
 
-    def definitions_of(self, project: Path) -> AgentDefinitionRegistry:
-        """Return the definitions that may be named in a project now."""
-        return with_project(self.definitions_now(), project, self.config.agents)
+        def load(name: str) -> Registered | None:
+            if name not in settings.functions:
+                raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
+            return None
 
-    @property
-    def ruled_names(self) -> frozenset[str]:
-        """Return the names that a rule can be about: those of tools, and of what agents of others ask for."""
-        return self.names | acp_tool_names(self.config)
+        return replace(self, load_module=load, module_hint=_deployed_hint(settings))
 
-    @property
-    def readonly_tools(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
-
-    def written_out(self, *allow: str) -> Iterator[str]:
-        """Yield allow rules with the tools of MCP servers as they are defined now."""
-        return written_out(allow, self.tools)
-
-    def known(self, load_module: ModuleLoader | None = None) -> PlanNames:
-        """Return what plans are checked against."""
+    def known(self) -> PlanNames:
+        """Return what plans are checked against; a glob that sets the limits of models chooses none."""
+        named = {name for name in self.config.models if not set(name) & set("*?[")}
+        named.update(name for one in self.config.models.values() for name in one.fallback)
         return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
-            load_module=load_module,
+            load_module=self.load_module,
+            module_hint=self.module_hint,
             definition_models=self.definitions.models,
-            choosable_models=self._choosable_models(),
+            choosable_models=self.definitions.named_models | named | set(self.config.agents.project_models),
         )
-
-    def _choosable_models(self) -> frozenset[str]:
-        """Return what definitions and the configuration name; a glob that sets limits chooses no model."""
-        named = {name for name in self.config.models if not set(name) & set("*?[")}
-        named.update(name for one in self.config.models.values() for name in one.fallback)
-        return self.definitions.named_models | named | set(self.config.agents.project_models)
 
     def planner(self, default_model: str, max_children: int = 0) -> Planner:
         """Return what makes rows of plans in this process."""
@@ -153,8 +133,7 @@ class Catalogue(Value, dict=True):
         """Return a planner that knows the agent definitions of now; with ``reads_projects`` those of projects, too."""
 
         def of_project(project: str) -> Planner:
-            now = self.at(Path(project)) if reads_projects else self.now()
-            return now.planner(default_model, max_children)
+            return self.at(Path(project) if reads_projects else None).planner(default_model, max_children)
 
         return replace(self.planner(default_model, max_children), of_project=of_project)
 
@@ -168,7 +147,14 @@ class Catalogue(Value, dict=True):
             # Plans are checked against the definitions; one that was not is refused by the worker, by name.
             nothing = surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
             return compute_surface(self.tools, nothing).as_json()
-        surface = compute_surface(self.tools, self._request(step, definition))
+        request = surface_request(
+            self.config,
+            step.role,
+            definition.mode,
+            default_tools=definition.suggested_tools,
+            allowed_tools=step.allowed_tools,
+        )
+        surface = compute_surface(self.tools, request)
         return self._document(surface, definition.with_settings(step.settings))
 
     def surface_of_ask(self, definition: AgentDefinition, role: Role) -> JsonObject:
@@ -182,12 +168,3 @@ class Catalogue(Value, dict=True):
         deferred = deferred_of([known[name] for name in surface.tools], self.config.tools)
         more: JsonObject = {DEFERRED: list(deferred)} if deferred else {}
         return {**surface.as_json(), DEFINITION: definition.to_json(), **more}
-
-    def _request(self, step: StepSpec, definition: AgentDefinition) -> SurfaceRequest:
-        return surface_request(
-            self.config,
-            step.role,
-            definition.mode,
-            default_tools=definition.suggested_tools,
-            allowed_tools=step.allowed_tools,
-        )

@@ -1,32 +1,43 @@
 """The operations of the running service of the home, over its unix socket, with the standard library alone.
 
-A command that imports no database and no web framework is done in a fifth of a second. ``HomeUnreachableError`` says
-that no service answers there, or that it does not serve this command: the caller then has the operations elsewhere
-(:mod:`soong.orchestrator.http.own_api`).
+A command that imports no database and no web framework is done in a fifth of a second. ``HomeUnreachableError``: no
+service answers there. ``HomeRefusedError``: it does not serve this command. The caller then has the operations
+elsewhere (:mod:`soong.orchestrator.http.own_api`).
 """
 
-import hashlib
+import asyncio
 import json
-import os
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from soong.orchestrator.embedded import API_SOCKET
+from soong.orchestrator.embedded.control import control_of
+from soong.orchestrator.embedded.environment import own_environment_digest
 from soong.shared.core import timing
-from soong.shared.core.errors import ConflictError, NotFoundError, SoongError, UnavailableError, UsageError
+from soong.shared.core.errors import (
+    ConflictError,
+    InvalidPlanError,
+    NotFoundError,
+    Problem,
+    SoongError,
+    UnavailableError,
+    UsageError,
+)
 from soong.shared.core.jsontext import Json
-from soong.shared.core.secret_names import SECRET_ENDINGS
 
 CHANNEL_HEADER: Final = "soong-channel"
 ENVIRONMENT_HEADER: Final = "soong-environment"
 ELSEWHERE: Final = frozenset({401, 421})
 """The service has another environment or sees other files than its caller, or the kernel does not name the caller."""
-_OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
-"""Variables that choose the service, or that a request carries itself."""
+NO_CONTENT: Final = 204
+NOT_MODIFIED: Final = 304
+EVENTS: Final = "text/event-stream"
+PIECE: Final = 64 * 1024
+_OF_A_REQUEST: Final = ("body.", "query.", "header.", "path.")
+"""Places of problems that are none of a plan's."""
 
 Document = dict[str, Any]
 Query = Mapping[str, str | int | bool]
@@ -38,6 +49,10 @@ class HomeUnreachableError(UnavailableError):
     def __init__(self, problem: object, *, was_sent: bool = False) -> None:
         self.was_sent = was_sent
         super().__init__(f"no service of the home answers: {problem}")
+
+
+class HomeRefusedError(HomeUnreachableError):
+    """The service does not serve this command; nothing was done."""
 
 
 class ApiProblemError(Exception):
@@ -54,38 +69,53 @@ class ApiProblemError(Exception):
     def error(self) -> SoongError:
         """Return it as an error of this program."""
         kinds = {404: NotFoundError, 409: ConflictError, 410: ConflictError, 422: UsageError, 503: UnavailableError}
+        listed = [Problem(one["place"], one["problem"], one["hint"]) for one in self.document.get("errors") or ()]
+        if listed and not any(one.place.startswith(_OF_A_REQUEST) for one in listed):
+            invalid = InvalidPlanError(listed, total=self.document.get("total", 0))
+            invalid.__cause__ = self
+            return invalid
         kind: type[SoongError] = kinds.get(self.status, ConflictError)
         error = kind.__new__(kind)
         error.__cause__ = self
-        error.args = ("\n".join([str(self), *map(_line_of, self.document.get("errors") or ())]),)
+        lines = [f"  {one.place}: {one.problem}{f' -> {one.hint}' if one.hint else ''}" for one in listed]
+        error.args = ("\n".join([str(self), *lines]),)
         return error
 
 
-def _line_of(error: Mapping[str, Any]) -> str:
-    hint = f" -> {error['hint']}" if error.get("hint") else ""
-    return f"  {error['place']}: {error['problem']}{hint}"
+class ApiReply(NamedTuple):
+    """The answer of an operation with its status and headers."""
+
+    document: Document
+    status: int
+    headers: Mapping[str, str]
 
 
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+class OperationAnswer(Protocol):
+    """An answer whose body has not been read."""
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def pieces(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it comes."""
+        ...
 
 
-class HomeApi:
-    """One connection to the socket of the home; opened by the first call."""
+class Calls:
+    """The operations over one transport, which has :meth:`sent` of its own. Several calls run at once."""
 
-    def __init__(self, home: Path, *, channel: str = "cli") -> None:
-        self._home = home
-        self._channel = channel
-        self._connection: _UnixConnection | None = None
+    __slots__ = ()
 
-    def call(
+    def sent(
+        self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[OperationAnswer]:
+        """Send a request and give what comes back of it."""
+        raise NotImplementedError
+
+    async def reply(
         self,
         method: str,
         path: str,
@@ -93,124 +123,148 @@ class HomeApi:
         query: Query | None = None,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Document:
-        """Return the document that an operation returns.
+    ) -> ApiReply:
+        """Return what an operation answers.
 
         Raises:
             HomeUnreachableError: no service serves this here; the operation may have been done all the same.
-            SoongError: the operation was refused.
+            SoongError: the operation was refused; its cause is the problem.
         """
+        async with self._answered(method, path, query, body, headers) as answer:
+            text = await _text_of(answer)
+        return ApiReply(json.loads(text) if text else {}, answer.status, answer.headers)
+
+    async def text(self, path: str, *, query: Query | None = None) -> str:
+        """Return what an operation answers with that sends text. Raises: as :meth:`reply`."""
+        async with self._answered("GET", path, query) as answer:
+            return (await _text_of(answer)).decode()
+
+    async def stream(self, path: str, *, query: Query | None = None) -> AsyncGenerator[tuple[str, Document]]:
+        """Yield name and data of each event of a stream, until its event `end`. Raises: as :meth:`reply`."""
+        async with (
+            self._answered("GET", path, query, None, {"accept": EVENTS}) as answer,
+            aclosing(read_events(answer.pieces())) as events,
+        ):
+            async for name, event in events:
+                if name == "end":
+                    return
+                yield name, event
+        if answer.status != NO_CONTENT:
+            raise HomeUnreachableError("the service has stopped", was_sent=True)
+
+    @asynccontextmanager
+    async def _answered(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: Json = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[OperationAnswer]:
+        async with self.sent(method, path, query or {}, body, headers or {}) as answer:
+            if answer.status >= 400:
+                raise ApiProblemError(answer.status, json.loads(await _text_of(answer))).error()
+            yield answer
+
+
+async def _text_of(answer: OperationAnswer) -> bytes:
+    return b"".join([piece async for piece in answer.pieces()])
+
+
+class HomeApi(Calls):
+    """The operations over the socket of the home. Each call has a connection of its own."""
+
+    def __init__(self, home: Path, *, channel: str = "cli") -> None:
+        self._home = home
+        self._channel = channel
+
+    @asynccontextmanager
+    async def sent(
+        self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]
+    ) -> AsyncGenerator[OperationAnswer]:
+        """Raises: HomeUnreachableError, also where what came back cannot be read."""
         # A change waits for the word of an owner; a service that does not answer a reader at once is frozen.
-        limit_s = timing.MINUTE_S if method != "GET" else timing.COMMAND_LIMIT_S + int((query or {}).get("wait", 0))
-        text = self._read(method, path, query, body, headers or {}, limit_s)
-        document: Document = json.loads(text) if text else {}
-        return document
-
-    def text(self, path: str, *, query: Query | None = None) -> str:
-        """Return what an operation answers with that sends text. Raises: as :meth:`call`."""
-        return self._read("GET", path, query, None, {}, timing.COMMAND_LIMIT_S).decode()
-
-    def stream(self, path: str, *, query: Query | None = None) -> Iterator[tuple[str, Document]]:
-        """Yield name and data of each event of a stream, until its event `end`. Raises: as :meth:`call`."""
-        response = self._send("GET", path, query, None, {}, 2 * timing.MINUTE_S)
-        if response.status >= 400:
-            raise ApiProblemError(response.status, json.loads(response.read())).error()
-        kept: list[bytes] = []
-        while line := self._line(response):
-            kept.append(line)
-            if line == b"\n":
-                for name, event in events_of([b"".join(kept)]):
-                    if name == "end":
-                        return
-                    yield name, event
-                kept.clear()
-        raise self._lost(OSError("the service has stopped"))
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _line(self, response: HTTPResponse) -> bytes:
+        limit_s = timing.MINUTE_S if method != "GET" else timing.COMMAND_LIMIT_S + int(query.get("wait", 0))
+        writer: asyncio.StreamWriter | None = None
         try:
-            return response.readline()
-        except (OSError, HTTPException) as error:
-            raise self._lost(error) from error
+            async with asyncio.timeout(None if headers.get("accept") == EVENTS else limit_s):
+                reader, writer = await asyncio.open_unix_connection(socket_of(self._home))
+                writer.write(self._request(method, path, query, body, headers))
+                exchange = await _HttpAnswer.begun(reader)
+                if exchange.status in ELSEWHERE:
+                    raise HomeRefusedError("it does not serve this command")
+                yield exchange
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            raise HomeUnreachableError(error, was_sent=writer is not None) from error
+        finally:
+            if writer is not None:
+                writer.close()
 
-    def _read(
-        self, method: str, path: str, query: Query | None, body: Json, headers: Mapping[str, str], timeout_s: float
-    ) -> bytes:
-        response = self._send(method, path, query, body, headers, timeout_s)
-        try:
-            text = response.read()
-        except (OSError, HTTPException) as error:
-            raise self._lost(error) from error
-        if response.status >= 400:
-            raise ApiProblemError(response.status, json.loads(text)).error()
-        return text
-
-    def _send(
-        self, method: str, path: str, query: Query | None, body: Json, headers: Mapping[str, str], timeout_s: float
-    ) -> HTTPResponse:
+    def _request(self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]) -> bytes:
+        data = b"" if body is None else json.dumps(body).encode()
         sent = {
+            "host": "localhost",
+            "connection": "close",
             CHANNEL_HEADER: self._channel,
-            ENVIRONMENT_HEADER: environment_digest(os.environ),
+            ENVIRONMENT_HEADER: own_environment_digest(),
             "content-type": "application/json",
+            "content-length": str(len(data)),
             **headers,
         }
         address = f"{path}?{urlencode(texts_of(query))}" if query else path
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            connection = self._connection or _UnixConnection(socket_of(self._home), timeout_s)
-            self._connection = connection
-            connection.timeout = timeout_s
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout_s)
-            connection.request(method, address, body=data, headers=sent)
-            response = connection.getresponse()
-        except (OSError, HTTPException) as error:
-            raise self._lost(error) from error
-        if response.status in ELSEWHERE:
-            self.close()
-            raise HomeUnreachableError("it does not serve this command")
-        return response
+        lines = [f"{method} {address} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + data
 
-    def _lost(self, error: Exception) -> HomeUnreachableError:
-        was_sent = self._connection is not None and self._connection.sock is not None
-        self.close()
-        return HomeUnreachableError(error, was_sent=was_sent)
+
+class _HttpAnswer(NamedTuple):
+    """An answer of HTTP/1.1 whose body has not been read."""
+
+    reader: asyncio.StreamReader
+    status: int
+    headers: Mapping[str, str]
+
+    @classmethod
+    async def begun(cls, reader: asyncio.StreamReader) -> "_HttpAnswer":
+        first = (await reader.readline()).split()
+        headers: dict[str, str] = {}
+        while line := (await reader.readline()).strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        if len(first) < 2:
+            raise ValueError("it closed the connection")
+        return cls(reader, int(first[1]), headers)
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it comes."""
+        if self.status in (NO_CONTENT, NOT_MODIFIED):
+            return
+        if self.headers.get("transfer-encoding") == "chunked":
+            while size := int(await self.reader.readline(), 16):
+                yield (await self.reader.readexactly(size + 2))[:-2]
+        elif "content-length" in self.headers:
+            yield await self.reader.readexactly(int(self.headers["content-length"]))
+        else:
+            while piece := await self.reader.read(PIECE):
+                yield piece
 
 
 def socket_of(home: Path) -> str:
     """Return the socket that the service of a home has recorded. Raises: OSError."""
-    try:
-        record = json.loads((home / "service.json").read_text(encoding="utf-8"))
-        return str(Path(record["control"]).with_name(API_SOCKET))
-    except (ValueError, KeyError, TypeError) as error:
-        raise OSError("no record of a service that can be read") from error
+    control = control_of(home)
+    if control is None:
+        raise OSError("no record of a service that can be read")
+    return str(Path(control).with_name(API_SOCKET))
 
 
-def environment_digest(environment: Mapping[str, str]) -> str:
-    """Return a digest of the variables that change what a command writes: settings, the home of ``~``, and secrets.
-
-    Secrets count because each process keeps those of its own environment out of the rows (EVT-05).
-    """
-    wanted = {
-        name: value
-        for name, value in environment.items()
-        if (name == "HOME" or name.startswith("SOONG_") or name.upper().endswith(SECRET_ENDINGS))
-        and name not in _OF_THE_REQUEST
-    }
-    text = json.dumps(wanted, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def events_of(frames: Sequence[bytes]) -> Iterator[tuple[str, Document]]:
-    """Yield name and data of server-sent events, each given complete; comments are left out."""
-    for frame in frames:
-        fields = dict(line.partition(": ")[::2] for line in frame.decode().splitlines())
-        if "data" in fields:
-            yield fields.get("event", ""), json.loads(fields["data"])
+async def read_events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, Document]]:
+    """Yield name and data of the server-sent events that arrive in pieces; comments are left out."""
+    kept = b""
+    async for piece in pieces:
+        *whole, kept = (kept + piece).split(b"\n\n")
+        for frame in whole:
+            fields = dict(line.partition(": ")[::2] for line in frame.decode().splitlines())
+            if "data" in fields:
+                yield fields.get("event", ""), json.loads(fields["data"])
 
 
 def texts_of(query: Query) -> dict[str, str]:

@@ -4,20 +4,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
+from soong.shared.core.errors import UsageError
+from soong.shared.core.texts import require_text
+
 NAME = "soong"
-
-_called: ContextVar[str] = ContextVar("how the user calls this program", default="")
-
-
-def program() -> str:
-    """Return what a shell in this folder finds this program by: its name if it is on PATH, else the path to it."""
-    return _called.get() or _own_name()
 
 
 def program_elsewhere() -> str:
@@ -27,18 +20,9 @@ def program_elsewhere() -> str:
     return shlex.quote(str(Path.cwd() / shlex.split(called)[0])) if is_relative_path else called
 
 
-@contextmanager
-def called_as(name: str) -> Iterator[None]:
-    """Call the program so in this context: its texts are for a user in another folder, who calls it so."""
-    token = _called.set(name)
-    try:
-        yield
-    finally:
-        _called.reset(token)
-
-
 @lru_cache(maxsize=1)
-def _own_name() -> str:
+def program() -> str:
+    """Return what a shell in this folder finds this program by: its name if it is on PATH, else the path to it."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return shlex.join([sys.executable, "-m", NAME])
@@ -49,3 +33,23 @@ def _own_name() -> str:
         return NAME
     path, here = called.absolute(), Path.cwd()
     return shlex.quote(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the folder, absolute and resolved. Raises: UsageError."""
+    require_text("--project", str(path))
+    folder = Path(os.path.realpath(path.expanduser()))
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"--project {str(path)!r} {problem}; name the folder that the steps should work in")
+    return folder
+
+
+def program_folder(project: Path) -> Path:
+    """Return where the relative paths of a program's session start: its current folder inside the project.
+
+    A program that runs elsewhere (a server in ``/``) means the project that it names. ``project`` is an
+    :func:`existing_folder`.
+    """
+    here = Path.cwd()  # resolved by the system
+    return here if here.is_relative_to(project) else project

@@ -1,14 +1,14 @@
 """The limits of a task as people see them: what is used of each, and how they are raised (DIS-07)."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.structs import fields, replace
 
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import ConflictError, UsageError
-from soong.shared.core.jsontext import Json, parse_strict
+from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import (
     MICRO,
@@ -69,18 +69,6 @@ def _with_use(state: BudgetState, end_us: int) -> tuple[TaskLimit, ...]:
 def _in_unit(field: str, amount: int) -> float:
     """Return an amount in the unit of plans: dollars, seconds, or its number."""
     return amount / MICRO if field in ("microusd", "wall_us") else amount
-
-
-def read_limits(words: Sequence[str]) -> Budget:
-    """Read limits as people write them: ``max_turns=50``, ``wall_s=600``. Raises: UsageError."""
-    given: dict[str, Json] = {}
-    for text in words:
-        name, _, value = text.partition("=")
-        try:
-            given[name.strip()] = parse_strict(value)
-        except UsageError:
-            given[name.strip()] = value
-    return limits_from(given, "--limit")
 
 
 def limits_from(given: Mapping[str, Json], where: str) -> Budget:

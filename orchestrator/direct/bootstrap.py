@@ -4,40 +4,41 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
 from soong.orchestrator.approvals.responders import answering
-from soong.orchestrator.client.submission import existing_folder, program_folder
-from soong.orchestrator.client.tool_registry import registry_of, run_sources
+from soong.orchestrator.client.program import existing_folder, program_folder
+from soong.orchestrator.client.tool_registry import registered, run_sources
 from soong.orchestrator.direct.gate import DirectGate
-from soong.orchestrator.direct.service_calls import ServiceCalls, session_of_calls
+from soong.orchestrator.direct.service_calls import ServiceCalls
 from soong.orchestrator.direct.session import DirectSession, FolderLog
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.config import Config, load_config
+from soong.shared.core.config import Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.parts import OptionalPart
-from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request, writable_by_rule
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
-from soong.shared.permissions.rules import parse_allow, written_out
+from soong.shared.permissions.rules import allow_rules
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
-from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.sandbox.rooted import RootedFolder, project_id
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.deferred import DeferredTools, with_search
-from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter, ToolDefinition, shaped
+from soong.shared.tools.definition import RunDirs, ToolAdapter, ToolDefinition, shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.hooks.sdk import registered_hooks
@@ -45,24 +46,17 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.surface import TOOL_SEARCH, RunMode, Surface, compute_surface
-from soong.shared.toolsets.command_runner import command_runner
+from soong.shared.toolsets.controls import command_runner
 from soong.shared.toolsets.modules import check_foreign, import_own
-from soong.shared.toolsets.sources import ToolEnvironment
-
-_OWN_OPTIONS = (
-    *("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "elicitation_callback"),
-    *("hooks", "tools"),
-)
-_OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))
 
 DEFINITION = "direct"
-"""What stands for an agent definition in the identity of a run that no agent makes."""
+"""The agent definition in the identity of a run without an agent."""
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
 class DirectRequest(Value):
-    """What a caller wants of a session. ``timeout`` bounds every handler and is at most the setting's maximum."""
+    """The options of a session. ``timeout`` bounds every handler and is at most the setting's maximum."""
 
     project: Path = Path()
     role: Role = Role.MAIN
@@ -117,10 +111,10 @@ async def open_tools(
     """Call tools from a program, without a model and without a service.
 
     Relative paths start at the current folder if it lies in the project, otherwise at the project.
-    ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are more sources. What asks goes
-    to ``permission_callback``, which answers every question of this session; without it only ``allow`` rules
-    (``tool:scope``) do. ``elicitation_callback`` answers what MCP servers ask during calls; without it the other
-    callback does. ``settings`` are those of the environment without their prefix.
+    ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are more sources. The
+    ``permission_callback`` answers every question of this session; without it only ``allow`` rules (``tool:scope``)
+    do. ``elicitation_callback`` answers the questions of MCP servers during calls; without it the other callback
+    does. ``settings`` are those of the environment without their prefix.
 
     Raises:
         UsageError: something of it is wrong; nothing was written.
@@ -136,13 +130,7 @@ async def open_tools(
     )
     _check_names(settings)
     loaded = load_settings(**settings)
-    config = load_config(loaded.home)
-    memory = None
-    with OptionalPart("soong.shared.storage.memory"):
-        from soong.shared.storage.memory.files import open_memory
-
-        memory = open_memory(loaded, config)
-    registry = registry_of(ToolEnvironment.of(loaded, config), memory)
+    config, registry = registered(loaded, is_callable=True)
     for definition in (each for source in tools for each in source.tools()):
         check_foreign(shaped(definition))
         registry.register(definition)
@@ -154,7 +142,7 @@ async def call_tool(tool: str, arguments: Mapping[str, Json] | None = None, **op
     """Call one tool; ``options`` are those of :func:`open_tools`.
 
     Raises:
-        UsageError: an option is wrong. What goes wrong with the call is its result.
+        UsageError: an option is wrong. A failure of the call is its result.
     """
     async with open_tools(**options) as session:
         return await session.call(tool, arguments)
@@ -163,19 +151,19 @@ async def call_tool(tool: str, arguments: Mapping[str, Json] | None = None, **op
 def build(
     settings: Settings, config: Config, registry: ToolRegistry, request: DirectRequest
 ) -> tuple[DirectSession, ServiceCalls]:
-    """Put a session together, and what makes its calls of a service's tools. Raises: UsageError."""
+    """Build a session, and the object that makes its calls of a service's tools. Raises: UsageError."""
     settings = with_config(settings, config)
     surface = surface_of(registry, config, request)
     of_service = frozenset(tool.name for source in run_sources() for tool in source.tools())
     clock, secrets = SystemClock(), redactor(secret_values(settings, config.secret_env, config.secret_files))
-    sitting = _session(registry, config, request)
+    sitting = _session(settings, registry, config, request)
     scope = _scope(settings, config, sitting, request.role, registry)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
     folder = RootedFolder(settings.data, RUNS) / scope.identity.run_id
     log = FolderLog(folder, scope.identity.run_id, artifacts, clock, secrets)
     service = ServiceCalls(
         settings,
-        session_of_calls(sitting, settings),
+        sitting,
         surface,
         request.role,
         request.callback,
@@ -208,20 +196,18 @@ def surface_of(registry: ToolRegistry, config: Config, request: DirectRequest) -
     return compute_surface(registry.definitions(), wanted)
 
 
-def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> Session:
+def _session(settings: Settings, registry: ToolRegistry, config: Config, request: DirectRequest) -> Session:
     project = existing_folder(request.project)
     definitions = registry.definitions()
-    names = [tool.name for tool in definitions]
-    readonly = [tool.name for tool in definitions if tool.permission is Permission.READONLY]
-    rules = written_out(request.allow, definitions)
-    allowed = (parse_allow(text, readonly_tools=readonly, tools=names) for text in rules)
     return Session(
         id=new_id("sess"),
         project=str(project),
         cwd=str(program_folder(project)),
+        principal=settings.principal,
+        project_id="" if settings.is_embedded else project_id(project),
         approval_mode=ApprovalMode.DENY if request.callback is None else ApprovalMode.PROMPT,
         created_us=SystemClock().now_us(),
-        policy=policy_of(config).with_rules(allowed).as_json(),
+        policy=policy_of(config).with_rules(allow_rules(request.allow, definitions)).as_json(),
     )
 
 
@@ -278,9 +264,10 @@ def _limits(settings: Settings, timeout: timedelta | None) -> PipelineConfig:
 
 def _check_names(settings: Mapping[str, object]) -> None:
     """Refuse an option that is none: a misspelt callback must not be a session without one."""
+    known = {*signature(open_tools).parameters, *Settings.model_fields}
     for name in settings:
         if name not in Settings.model_fields:
-            raise UsageError(f"there is no option or setting {name!r}; {suggestion(name, _OPTIONS)}")
+            raise UsageError(f"there is no option or setting {name!r}; {suggestion(name, known)}")
 
 
 def _word(kind: type[_Word], given: str, what: str) -> _Word:

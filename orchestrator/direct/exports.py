@@ -46,10 +46,8 @@ class ExportedTools(Value):
         Raises:
             UnavailableError: the record cannot be written; a write has not happened.
         """
-        return await self.session.call(self._names().to_canonical(name), arguments, tool_call_id=tool_call_id)
-
-    def _names(self) -> NameTable:
-        return NameTable(tool.name for tool in self.session.tools())
+        names = NameTable(tool.name for tool in self.session.tools())
+        return await self.session.call(names.to_canonical(name), arguments, tool_call_id=tool_call_id)
 
 
 def openai_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Json]]:

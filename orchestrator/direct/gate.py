@@ -1,8 +1,8 @@
 """Consent for calls made without a model: policy, then grants, then the one callback, all in this process (PER-05).
 
-The second adapter of ``soong.shared.tools.ports.Gate``. Who asks and who answers are the same process here, so
-nothing is signed; what a question shows, what an answer is worth and how denials are distinguished are the
-owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
+The second adapter of ``soong.shared.tools.ports.Gate``. The same process asks and answers here, so nothing is signed;
+the content of a question, the effect of an answer and the kinds of denials follow the owner's own rules
+(:mod:`soong.orchestrator.approvals.decide`).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Record = Callable[[Sequence[NewEvent]], Awaitable[object]]
 class DirectGate:
     """The gate of one direct session. ``session.approval_mode`` is none exactly when there is no callback.
 
-    ``env`` names the variables that commands get; ``is_tainted`` says whether the run has read what strangers wrote.
+    ``env`` names the variables that commands get; ``is_tainted``: whether the run has read texts of strangers.
     Never raises for a refusal. Questions that one session grant would answer are asked one after another (PER-07).
     """
 

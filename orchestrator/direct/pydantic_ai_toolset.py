@@ -13,11 +13,11 @@ from soong.shared.tools.definition import Permission
 from soong.shared.tools.naming import NameTable
 
 _ANYTHING = SchemaValidator(core_schema.any_schema())
-"""The session validates arguments by the tool's own schema, and says what is wrong with them."""
+"""The session validates arguments by the tool's own schema, and reports what is wrong with them."""
 
 
 class SessionToolset(AbstractToolset[Any]):
-    """Every call passes the session's pipeline. What goes wrong with one is its result, which the model reads."""
+    """Every call passes the session's pipeline. The failure of a call is its result, which the model reads."""
 
     def __init__(self, session: DirectSession) -> None:
         self.session = session

@@ -7,14 +7,12 @@ those of any agent. All calls of one :class:`ServiceCalls` belong to one session
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.approval import check_person
 from soong.shared.agents.definition import DEFINITION, builtin_definitions
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
@@ -28,14 +26,16 @@ from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.request import PermissionCallback
-from soong.shared.sandbox.marked_project import project_id
+from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Handler, HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.tools.surface import Surface
 
 if TYPE_CHECKING:
-    from soong.orchestrator.client.client import Client
     from soong.orchestrator.embedded.starter import Attachment
+    from soong.orchestrator.http.own_api import OwnApi
+    from soong.orchestrator.operations.calls import DirectCalls
+    from soong.shared.engine.tasks.service import TaskService
 
 SCRIPT: Final = "script"
 SCRIPTED_AGENT: Final = "builtin.calls"
@@ -56,11 +56,13 @@ class ServiceCalls:
     channel: str = "sdk"
     has_rules: bool = False
     """Whether its caller allows anything by rules: a program that a run started may not."""
-    tell: Callable[[str], None] = lambda _sentence: None
+    _own: "OwnApi | None" = None
+    _calls: "DirectCalls | None" = None
+    """The same until the end: calls under way and the responder work with it, at whichever service."""
+    _tasks: "TaskService | None" = None
+    """The service to which the session was written, if it was."""
     _attachment: "Attachment | None" = None
-    _client: "Client | None" = None
     _responder: "asyncio.Task[None] | None" = None
-    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def bound(self, tool: ToolDefinition) -> ToolDefinition:
         """Return a tool whose handler makes the call through the service."""
@@ -68,15 +70,19 @@ class ServiceCalls:
 
     async def close(self) -> None:
         """Let go of the service; one that was started here and that nobody else needs ends. Idempotent."""
-        client, self._client = self._client, None
-        if client is not None:
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            responder.cancel()
+            await asyncio.gather(responder, return_exceptions=True)
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
             with contextlib.suppress(SoongError):  # a session that stays open costs its owner little
-                await client.tasks.request_close(self.session.id)
-            await client.close()
-        attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            await attachment.release()
-            await attachment.wait_until_gone(timing.END_LIMIT_S)
+                await tasks.request_close(self.session.id)
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()
+        if self._attachment is not None:
+            await self._attachment.wait_until_gone(timing.END_LIMIT_S)
 
     def _handler(self, tool: str) -> Handler:
         async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -96,34 +102,34 @@ class ServiceCalls:
 
     async def _call(self, tool: str, arguments: JsonObject) -> tuple[ToolResult, str]:
         """Return how a run that made this call alone had it end, and the run's id. Raises: ToolError."""
-        client = await self._opened()
-        task = self._task(tool, arguments)
-        opening = asyncio.create_task(client.subscriber.subscribe_session(self.session.id))
+        calls = await self._opened()
+        service, task = calls.service, self._task(tool, arguments)
+        client = service.client
         try:
             from soong.orchestrator.client.client import Submission
+            from soong.orchestrator.operations.progress import until_over
+            from soong.orchestrator.operations.responder import ProgramResponder
 
             await client.submit(Submission(self.session, task))
+            self._tasks = client.tasks
             if self.callback is not None and self._responder is None:
-                self._responder = client.attach(self.session, self.callback, channel=self.channel)
-            async with contextlib.aclosing(client.follow(task.id, new=opening, for_result=True)) as views:
-                async for _view in views:
-                    pass
+                responder = ProgramResponder(service, calls.caller, self.session, self.callback)
+                self._responder = asyncio.create_task(responder.run())
+            await until_over(service, task.id, self.session.id)
         except asyncio.CancelledError:
             with contextlib.suppress(SoongError, TimeoutError):  # the service ends it with its session otherwise
                 async with asyncio.timeout(timing.COMMAND_LIMIT_S):
                     await client.tasks.cancel(await client.store.tasks.task(task.id), reason="the call was aborted")
             raise
-        finally:
-            opening.cancel()
-        return await self._result(client, task)
+        return await self._result(service.store, task)
 
-    async def _result(self, client: "Client", task: NewTask) -> tuple[ToolResult, str]:
+    async def _result(self, store: Store, task: NewTask) -> tuple[ToolResult, str]:
         from soong.shared.agents.messages import results_of  # the model library
 
         run_id = task.root_run.identity.run_id
-        results = results_of(await client.store.runs.nodes(run_id))
+        results = results_of(await store.runs.nodes(run_id))
         if not results:
-            reason = (await client.store.tasks.task(task.id)).reason or "its run ended before it"
+            reason = (await store.tasks.task(task.id)).reason or "its run ended before it"
             raise ToolError(ErrorType.EXECUTION_FAILED, f"the call was not made: {reason}", details={"run_id": run_id})
         return results[0], run_id
 
@@ -142,26 +148,18 @@ class ServiceCalls:
             now_us=SystemClock().now_us(),
         )
 
-    async def _opened(self) -> "Client":
-        async with self._opening:
-            if self._client is None:
-                from soong.orchestrator.client.bootstrap import open_client  # SQLAlchemy and Redis
-                from soong.orchestrator.embedded.starter import attach
+    async def _opened(self) -> "DirectCalls":
+        if self._own is None:
+            from soong.orchestrator.http.own_api import OwnApi  # SQLAlchemy, Redis and FastAPI
 
-                if self._attachment is None:
-                    self._attachment = await attach(self.settings, tell=self.tell)
-                client = await open_client(self._attachment.settings)
-                try:
-                    if self.callback is not None or self.has_rules:
-                        await check_person(client.store.sessions, "answer, or allow, what a tool asks for")
-                except BaseException:
-                    await client.close()
-                    raise
-                self._client = client
-            return self._client
+            is_person = self.callback is not None or self.has_rules
+            purpose = "answer, or allow, what a tool asks for" if is_person else ""
+            self._own = OwnApi(self.channel, self._attached, purpose=purpose)
+        self._calls = self._calls or await self._own.calls(may_start=True)
+        return self._calls
 
+    async def _attached(self, _may_start: bool) -> "Attachment":
+        from soong.orchestrator.embedded.starter import attach
 
-def session_of_calls(session: Session, settings: Settings) -> Session:
-    """Return a session of direct calls as the service stores it: of a principal and, in a deployment, of a project."""
-    marked = "" if settings.is_embedded else project_id(Path(session.project))
-    return replace(session, principal=settings.principal, project_id=marked)
+        self._attachment = await attach(self.settings)
+        return self._attachment

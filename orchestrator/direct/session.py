@@ -17,7 +17,7 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, started_event
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.rooted import RootedFolder
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class Artifacts(ArtifactStore, StoredArtifacts, Protocol):
-    """Where large output and deliverables are put, and read back for the folder."""
+    """The store of large output and deliverables, from which the folder reads them back."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class DirectSession:
 
     Its calls make one run: they share the record below ``run_dir`` and what the callback allowed for the session.
     ``of_service`` are the tools that work on a service's rows: the first call of one attaches to the service of the
-    settings, or starts one that ends with the session. What such a call starts is done by the service's workers.
+    settings, or starts one that ends with the session. The service's workers do what such a call starts.
     """
 
     registry: ToolRegistry
@@ -130,7 +130,7 @@ class DirectSession:
     clock: Clock
     of_service: frozenset[str]
     artifact_path: Callable[[str], Path]
-    """Where the bytes of an artifact are kept, by its digest."""
+    """Returns the path of an artifact's bytes for its digest."""
     _pipeline: ToolPipeline = field(repr=False)
     _log: FolderLog = field(repr=False)
     _has_ended: bool = False
@@ -180,7 +180,9 @@ class DirectSession:
         """Close the record, if there is one; the first reason counts."""
         if self._log.has_begun and not self._has_ended:
             self._has_ended = True
-            await self._log.append((NewEvent(EventType.RUN_COMPLETED, {"end_reason": reason.value}, self._now_us()),))
+            await self._log.append(
+                (NewEvent(EventType.RUN_COMPLETED, {"end_reason": reason.value}, self.clock.now_us()),)
+            )
 
     async def _begin(self) -> None:
         if self._log.has_begun:
@@ -190,7 +192,7 @@ class DirectSession:
             "project": str(self.run_dirs.project),
             "tools": list(self._pipeline.tools),
         }
-        await self._log.append((NewEvent(EventType.RUN_STARTED, data, self._now_us()),))
+        await self._log.append((NewEvent(EventType.RUN_STARTED, data, self.clock.now_us()),))
 
     def _why_not(self, name: str) -> str:
         """Return why a registered tool cannot be called; nothing when it can, or when there is none of that name."""
@@ -203,6 +205,3 @@ class DirectSession:
         if name in self.of_service and role.is_child:
             return f"{name!r} with role {role.value} needs a step, and a call by hand has none; use the role main"
         return ""
-
-    def _now_us(self) -> int:
-        return self.clock.now_us()

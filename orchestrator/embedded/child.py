@@ -4,20 +4,21 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from soong.orchestrator.embedded.control import ask_once
 from soong.orchestrator.embedded.folders import STATUS_FD, kept_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedProcess
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
-from soong.shared.sandbox.process import HAS_SUBREAPER
+from soong.shared.sandbox.duplex import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
 
 EXIT_USAGE: Final = 2
@@ -28,7 +29,7 @@ HOPELESS_STARTS: Final = 3
 _MAX_REPORT_BYTES: Final = 64 * 1024
 
 _HINTS: Final = {signal.SIGKILL: "killed, perhaps out of memory"}
-"""What a signal's own name does not say."""
+"""Facts that a signal's own name does not show."""
 
 ChildState = Literal["starting", "running", "dead"]
 
@@ -49,7 +50,7 @@ class ServiceChild:
     environment: dict[str, str]
     pass_fds: tuple[int, ...] = ()
     output: int = 2
-    """Where it writes: our standard error, so that there is one log. Standard output belongs to our parent."""
+    """Its output: our standard error, so that there is one log. Standard output belongs to our parent."""
     is_worker: bool = False
     control: int = -1
     retires_after_s: float = 0.0
@@ -64,7 +65,7 @@ class ServiceChild:
     failed_starts: int = 0
     """How often in a row a worker ended before it was ready."""
     problem: str = ""
-    """What kept a worker from starting, in its own words."""
+    """The reason why a worker did not start, in its own words."""
     _spawned_s: float = 0.0
     _report: int = -1
     _own_pid: int = 0
@@ -78,7 +79,7 @@ class ServiceChild:
 
     @property
     def pid(self) -> int:
-        """The id of the program itself, while it runs; 0 while it does not, and while its subreaper has not said it."""
+        """The id of the program itself, while it runs; 0 while it does not, and until its subreaper has reported it."""
         if self.process is None or self.process.returncode is not None:
             return 0
         return self.own_pid
@@ -172,18 +173,10 @@ class ServiceChild:
         """Return how long to wait before the next start."""
         return timing.RESTART_S[min(max(1, self.deaths), len(timing.RESTART_S)) - 1]
 
-    def facts(self) -> dict[str, str | int]:
-        """Return what there is to say of it."""
-        return {
-            "name": self.name,
-            "pid": self.pid,
-            "state": self.state,
-            "up_s": int(time.monotonic() - self._spawned_s) if self.is_running else 0,
-            "ends": self.ends,
-            "deaths": self.deaths,
-            "last_exit": self.last_words,
-            "problem": self.problem,
-        }
+    def health(self) -> "ChildHealth":
+        """Return its facts."""
+        up_s = int(time.monotonic() - self._spawned_s) if self.is_running else 0
+        return ChildHealth(self.name, self.ends, self.deaths, self.last_words, up_s, self.pid, self.state, self.problem)
 
     def close(self) -> None:
         """Forget the report of the last start."""
@@ -227,7 +220,7 @@ def exit_words(code: int) -> str:
 
 
 class ChildHealth(Value):
-    """A worker that the service keeps running: how often it ended by itself, how often in a row, and how last."""
+    """A child that the service keeps running: how often it ended by itself, how often in a row, and how last."""
 
     name: str
     ends: int = 0
@@ -235,35 +228,57 @@ class ChildHealth(Value):
     last_exit: str = ""
     up_s: int = 0
     """How long it has run since; 0 between two starts."""
+    pid: int = 0
+    state: ChildState = "dead"
+    problem: str = ""
 
     @property
     def is_dying(self) -> bool:
-        """Say whether it does not stay alive: it ended again and again, and has not proved itself since."""
+        """Return whether it does not stay alive: it ended again and again, and has not run long since."""
         return self.deaths >= DYING_AFTER and self.up_s < timing.STEADY_AFTER_S
 
     @property
     def words(self) -> str:
-        """What there is to say of its ends, for people."""
+        """A sentence on its unexpected ends, for people."""
         times = "once" if self.ends == 1 else f"{self.ends} times"
         row = f", {self.deaths} of them in a row" if 1 < self.deaths < self.ends else ""
         since = f"; it runs since {self.up_s} s" if self.up_s else ""
         return f"{self.name} ended unexpectedly {times}{row}, last by {self.last_exit}{since}"
 
 
-class ServiceHealth(Value):
-    """``starting`` workers are not ready yet; with ``is_hopeless`` none will be, and ``problem`` says why.
+class ModuleFile(Value):
+    """A module's file, or its package's folder, and when it was last changed; without a path it is found nowhere."""
 
-    ``functions`` are the modules of ``SOONG_FUNCTIONS`` that the service was started with, ``folders`` where it looks
-    for them, ``log`` is the file of its words if it knows one.
+    path: str = ""
+    changed_ns: int = 0
+
+
+class ServiceHealth(Value):
+    """The state of a service as it reports it.
+
+    ``starting`` workers are not ready yet; with ``is_hopeless`` none will be, and ``problem`` is why. ``functions`` are
+    the modules of ``SOONG_FUNCTIONS`` that the service was started with, ``folders`` are searched for them, ``files``
+    are those found, ``log`` is its log file if it has one.
     """
 
-    starting: int = 0
+    state: Literal["starting", "ready", "stopping"]
+    pid: int
+    version: str
+    is_ephemeral: bool
+    attached: int = 0
+    children: tuple[ChildHealth, ...] = ()
+    http: str = ""
     is_hopeless: bool = False
+    starting: int = 0
     problem: str = ""
     functions: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    files: Mapping[str, ModuleFile] = {}
     log: str = ""
-    workers: tuple[ChildHealth, ...] = ()
+
+    @property
+    def workers(self) -> tuple[ChildHealth, ...]:
+        return tuple(child for child in self.children if child.name.startswith("worker-"))
 
     @property
     def modules(self) -> str:
@@ -274,36 +289,11 @@ class ServiceHealth(Value):
 async def health_of(control: str | Path) -> ServiceHealth | None:
     """Ask the service; None when it does not answer: its supervisor finds out soon enough."""
     try:
-        said = await ask_once(control, "status")
-    except UnavailableError:
+        return msgspec.convert(await ask_once(control, "status"), ServiceHealth)
+    except (UnavailableError, msgspec.ValidationError):
         return None
-    return ServiceHealth(
-        starting=_number(said.get("starting")),
-        is_hopeless=said.get("is_hopeless") is True,
-        problem=str(said.get("problem") or ""),
-        functions=_texts(said.get("functions")),
-        folders=_texts(said.get("folders")),
-        log=str(said.get("log") or ""),
-        workers=tuple(_workers(said.get("children"))),
-    )
 
 
 def modules_text(functions: Sequence[str], folders: Sequence[str]) -> str:
     """Return the modules of SOONG_FUNCTIONS with where they are looked for."""
     return f"{', '.join(functions)} (in {', '.join(folders)})" if functions else "none"
-
-
-def _workers(value: Json) -> Iterator[ChildHealth]:
-    for child in value if isinstance(value, list) else ():
-        if isinstance(child, Mapping) and str(child.get("name")).startswith("worker-"):
-            ended = str(child.get("last_exit") or "")
-            ends, deaths, up_s = (_number(child.get(name)) for name in ("ends", "deaths", "up_s"))
-            yield ChildHealth(str(child["name"]), ends, deaths, ended, up_s)
-
-
-def _number(value: Json) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()

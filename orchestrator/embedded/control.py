@@ -6,6 +6,7 @@ said ``attach`` keeps an ephemeral service alive until it closes; a client that 
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ MAKE_WAY = "make_way"
 
 
 class ShutdownState(StrEnum):
-    """How a service ended, as its clients see it. What is not ``DIED`` is the event that was sent before."""
+    """How a service ended, as its clients see it. Each value but ``DIED`` is the event that was sent before."""
 
     DIED = "died"
     STOPPING = "stopping"
@@ -39,8 +40,8 @@ ControlReply = Mapping[str, Json]
 class ControlServer:
     """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over`` and ``make_way``.
 
-    ``make_way`` asks an ephemeral service to end as soon as nobody needs it. ``status`` returns what the service says
-    of itself. ``stop`` begins its stop and returns at once; so does ``hand_over``, which says whether it does.
+    ``make_way`` asks an ephemeral service to end as soon as nobody needs it. ``status`` returns the service's own
+    facts. ``stop`` begins its stop and returns at once; so does ``hand_over``, which returns whether it does.
     """
 
     path: Path
@@ -69,7 +70,7 @@ class ControlServer:
         return self.is_closing
 
     async def refuse(self, ending: ShutdownState) -> None:
-        """Let nobody else attach, and tell the attached how it ends: the end of the connection is then no accident."""
+        """Refuse more clients, and send the attached ones the ending: the connection's end is then not a failure."""
         self.is_closing = True
         self.path.unlink(missing_ok=True)
         for writer in list(self._writers):
@@ -95,8 +96,8 @@ class ControlServer:
         is_attached = False
         try:
             while line := await reader.readline():
-                message = _message(line)
-                operation = str(message.get("op", ""))
+                message = json.loads(line)
+                operation = str(message.get("op", "")) if isinstance(message, dict) else ""
                 if operation == "attach" and not self.is_closing and not is_attached:
                     is_attached = True
                     self._count(1)
@@ -120,7 +121,7 @@ class ControlServer:
             case "hello" | "status":
                 return {"ok": True, **self.status()}
             case "attach":
-                return {"ok": is_attached, "problem": "" if is_attached else "stopping", **self.status()}
+                return {"ok": is_attached, "problem": "" if is_attached else "stopping", "pid": os.getpid()}
             case "stop":
                 self.stop()
                 return {"ok": True}
@@ -180,6 +181,36 @@ class ControlClient:
             await self.writer.wait_closed()
 
 
+def recorded(home: Path) -> dict[str, Json]:
+    """Return what the service of a home has recorded of itself. Raises: OSError."""
+    try:
+        return dict(json.loads((home / "service.json").read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise OSError("no record of a service that can be read") from error
+
+
+def control_of(home: Path) -> str | None:
+    """Return the control socket that the service of a home has recorded, if there is a record."""
+    with suppress(OSError, KeyError):
+        return str(recorded(home)["control"])
+    return None
+
+
+async def join_home(home: Path) -> ControlClient | None:
+    """Attach to the service that a home has recorded; None: there is none, it does not answer or has begun to stop."""
+    try:
+        record = recorded(home)
+        control = await ControlClient.open(str(record["control"]))
+    except (OSError, KeyError, UnavailableError):
+        return None
+    with suppress(UnavailableError):
+        answer = await control.ask("attach")
+        if answer.get("ok") is True and answer.get("pid") == record.get("pid"):
+            return control
+    await control.close()
+    return None
+
+
 async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) -> dict[str, Json]:
     """Connect, ask one thing, close. Raises: UnavailableError."""
     client = await ControlClient.open(path, timeout_s=timeout_s)
@@ -187,11 +218,6 @@ async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) 
         return await client.ask(operation, timeout_s=timeout_s)
     finally:
         await client.close()
-
-
-def _message(line: bytes) -> ControlReply:
-    value = json.loads(line)
-    return value if isinstance(value, dict) else {}
 
 
 def _line(value: ControlReply) -> bytes:

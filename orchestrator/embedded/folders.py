@@ -12,7 +12,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.process import HAS_SUBREAPER
+from soong.shared.sandbox.duplex import HAS_SUBREAPER
 
 SOCKET_PATH_LIMIT = 107
 """Longest path of a unix socket on Linux: ``sun_path`` has 108 bytes, the last of which is zero."""
@@ -110,8 +110,8 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
     """Return the argv that runs a worker so that all its descendants end with it
     (:mod:`soong.shared.sandbox.subreaper`).
 
-    ``control`` is a pipe whose end says that this process has ended, ``status`` one that gets the worker's own id.
-    Where there can be no subreaper, the argv stays as it is.
+    ``control`` is a pipe whose end means that this process has ended, ``status`` one that gets the worker's own id.
+    On a system without subreapers, the argv stays as it is.
     """
     if not HAS_SUBREAPER:
         return list(argv)
@@ -122,3 +122,8 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the argv that runs a module of ours in this environment's interpreter."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def has_no_rows(settings: Settings) -> bool:
+    """Return whether nothing has run in this home yet."""
+    return settings.is_embedded and not (settings.home / "soong.db").exists()

@@ -1,13 +1,10 @@
-"""Where the HTTP API listens: a socket that is bound before anything is started, and the port that a home keeps."""
+"""The socket of the HTTP API, which is bound before anything is started, and the port that a home keeps."""
 
 import asyncio
 import errno
-import fcntl
-import os
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final
 
 from soong.shared.core import timing
@@ -18,16 +15,16 @@ from soong.shared.core.settings import Settings
 BACKLOG: Final = 128
 
 log = get_logger(__name__)
-LOCK_FILE: Final = "http.lock"
 
 
 class PortHeldError(UnavailableError):
-    """Another process listens at the address; ``problem`` says which and what to do."""
+    """Another process listens at the address."""
 
-    def __init__(self, host: str, port: int, problem: str) -> None:
-        self.host = host
-        self.port = port
-        super().__init__(f"the HTTP API cannot listen on {host} port {port}: {problem}")
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"the HTTP API cannot listen on {host} port {port}: another program listens there; end that program, "
+            "or choose another port"
+        )
 
 
 def listen(host: str, port: int, allow_hosts: Sequence[str]) -> socket.socket:
@@ -54,9 +51,7 @@ def listen(host: str, port: int, allow_hosts: Sequence[str]) -> socket.socket:
             raise
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortHeldError(
-                host, port, "another program listens there; end that program, or choose another port"
-            ) from error
+            raise PortHeldError(host, port) from error
         problem = error.strerror or str(error)
         raise UsageError(f"the HTTP API cannot listen on {host} port {port}: {problem}; choose another") from error
     listener.setblocking(False)
@@ -79,67 +74,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class HttpLock:
-    """The mark of a service that has an HTTP API, and of the child that serves it. Its creator closes it."""
-
-    def __init__(self, home: Path) -> None:
-        self.descriptor = _opened(home)
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
-
-    def close(self) -> None:
-        """Let go; the lock stays held as long as the child lives, which has the descriptor too. Idempotent."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-def sign(descriptor: int) -> None:
-    """Write this process's id into the lock file, as the one that serves the API."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-
-
-def former_child(home: Path) -> str | None:
-    """Return the process id of a living child of a former service, as it wrote it; None when there is none.
-
-    The caller holds the service lock of the home and no :class:`HttpLock`.
-    """
-    descriptor = _opened(home)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
-    finally:
-        os.close(descriptor)
-    return None
-
-
-async def listen_after_former(settings: Settings, *, limit_s: float = timing.END_LIMIT_S) -> socket.socket:
-    """Bind the port of the HTTP API, waiting while a former child of this home still holds it.
+async def listen_after_former(settings: Settings, *, limit_s: float = timing.CLOSE_LIMIT_S) -> socket.socket:
+    """Bind the port of the HTTP API, waiting for a short while: the child of a former service leaves it soon.
 
     Raises:
-        PortHeldError: another program holds it, or the former child does not leave it in time.
+        PortHeldError: another program holds it.
         UsageError: the address cannot be used.
     """
-    loop, awaited = asyncio.get_running_loop(), ""
+    loop, is_told = asyncio.get_running_loop(), False
     deadline_s = loop.time() + limit_s
     while True:
         try:
             return listen(settings.http_host, settings.http_port or 0, settings.http_allow_hosts)
-        except PortHeldError as error:
-            pid = former_child(settings.home)
-            if pid is None:
-                raise
+        except PortHeldError:
             if loop.time() > deadline_s:
-                holder = (
-                    f"process {pid}, the HTTP API of a former service of {str(settings.home)!r}, still listens there"
-                )
-                raise PortHeldError(error.host, error.port, f"{holder}; end that process") from None
-            if awaited != pid:
-                log.info("http_port_awaited", port=error.port, pid=pid)
-                awaited = pid
+                raise
+        if not is_told:
+            log.info("http_port_awaited", port=settings.http_port)
+            is_told = True
         await asyncio.sleep(timing.POLL_PROCESS_S)
-
-
-def _opened(home: Path) -> int:
-    return os.open(home / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

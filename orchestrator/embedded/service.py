@@ -8,22 +8,24 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from msgspec.structs import replace
+
 from soong.orchestrator.embedded import API_SOCKET
+from soong.orchestrator.embedded.child import ModuleFile, ServiceHealth
 from soong.orchestrator.embedded.control import ControlServer, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
-from soong.orchestrator.embedded.handover import expire_dead, take_home
-from soong.orchestrator.embedded.listening import HttpLock, address_of, listen_after_former
-from soong.orchestrator.embedded.own_modules import ModuleFile, module_files_of
+from soong.orchestrator.embedded.listening import address_of, listen_after_former
+from soong.orchestrator.embedded.own_modules import module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import find_redis, redis_url
-from soong.orchestrator.embedded.service_file import ServiceLock, own_record
+from soong.orchestrator.embedded.service_file import ServiceLock, expire_dead, own_record, take_home
 from soong.orchestrator.embedded.supervisor import Supervisor
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
@@ -45,7 +47,7 @@ BACKLOG: Final = 128
 
 
 class Demand(Value):
-    """What the rows show at one moment: ``held`` steps of ``live`` workers, and what waits for one of them."""
+    """The demand in the rows at one moment: ``held`` steps of ``live`` workers, and steps that wait for one of them."""
 
     live: int = 0
     held: int = 0
@@ -53,14 +55,14 @@ class Demand(Value):
 
     @classmethod
     def of(cls, workers: Sequence[Worker], backlog: Backlog) -> "Demand":
-        """Leave out what none of the workers is able to run: one more of them is not either."""
+        """Leave out the steps that none of the workers is able to run: one more of them is not either."""
         live = [worker for worker in workers if worker.state is ProcessState.LIVE]
         able = frozenset(one for one in backlog.waiting if not lacking(one.pool, one.needs, live))
         return cls(len(live), sum(worker.busy for worker in live), able if backlog.ready else frozenset())
 
     @property
     def is_high(self) -> bool:
-        """Say whether a worker has several steps at once, or steps have none, at this moment."""
+        """Return whether a worker has several steps at once, or steps have none, at this moment."""
         return self.live > 0 and (self.held > self.live or bool(self.waiting))
 
     def lasts_from(self, before: "Demand") -> bool:
@@ -69,31 +71,23 @@ class Demand(Value):
         return before.is_high and self.is_high and (is_crowded or not self.waiting.isdisjoint(before.waiting))
 
 
-class WorkerPool(Protocol):
-    """The workers of the service (:class:`soong.orchestrator.embedded.supervisor.Supervisor`)."""
-
-    @property
-    def may_grow(self) -> bool: ...
-
-    def grow(self) -> None: ...
-
-
 class WorkerScaler:
-    """Adds one worker at a time to the pool. ``look`` reads the rows and may raise UnavailableError."""
+    """Adds one worker at a time. ``look`` reads the rows and may raise UnavailableError."""
 
     def __init__(
         self,
-        pool: WorkerPool,
+        may_grow: Callable[[], bool],
+        grow: Callable[[], None],
         look: Callable[[], Awaitable[Demand]],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._pool = pool
+        self._may_grow, self._grow = may_grow, grow
         self._look = look
         self._sleep = sleep
         self._hinted = asyncio.Event()
 
     def hint(self) -> None:
-        """Say that there may be more work than before."""
+        """Note that there may be more work than before."""
         self._hinted.set()
 
     async def run(self) -> None:
@@ -102,8 +96,8 @@ class WorkerScaler:
             await self._hinted.wait()
             await self._sleep(timing.HINTS_S)  # what a called worker claims, it has claimed by then
             self._hinted.clear()
-            if self._pool.may_grow and await self._is_needed() and self._pool.may_grow:
-                self._pool.grow()
+            if self._may_grow() and await self._is_needed() and self._may_grow():
+                self._grow()
             await self._sleep(timing.LEAST_PAUSE_S)
 
     async def _is_needed(self) -> bool:
@@ -134,7 +128,7 @@ ServeHome = Callable[[socket.socket, Callable[[], Awaitable[object]]], Awaitable
 
 
 class ServiceOwner(Protocol):
-    """What the service needs of its orchestrator (soong.orchestrator.owner.service)."""
+    """The orchestrator, as the service uses it (soong.orchestrator.owner.service)."""
 
     async def start(self) -> None: ...
 
@@ -206,7 +200,6 @@ class EmbeddedService:
     _supervisor: Supervisor | None = None
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
-    _http_lock: HttpLock | None = None
     _home_api: "HomeApiSocket | None" = None
     _scaling: asyncio.Task[None] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -249,7 +242,6 @@ class EmbeddedService:
         if settings.http_port:
             # Before anything else is started: that the port is taken is a matter of moments.
             self._listener = await listen_after_former(settings)
-            self._http_lock = HttpLock(settings.home)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(folder)})
         self._supervisor = Supervisor(settings, folder, self._worker_died, self.preforked)
@@ -260,8 +252,8 @@ class EmbeddedService:
         await self._owner.start()
         self._supervisor.start_workers()
         self._scale(self._owner, self._store, self._supervisor)
-        if self._listener is not None and self._http_lock is not None:
-            self._supervisor.start_http(self._listener.fileno(), self._http_lock.descriptor)
+        if self._listener is not None:
+            self._supervisor.start_http(self._listener.fileno())
         self._home_api = HomeApiSocket(folder / API_SOCKET, serve_home)
         self._home_api.open()
         await self._control.start()
@@ -279,7 +271,7 @@ class EmbeddedService:
     def _scale(self, owner: ServiceOwner, store: Store, supervisor: Supervisor) -> None:
         """Let there be more workers when there is work for them, unless their number is fixed."""
         if self.settings.workers.most > self.settings.workers.least:
-            scaler = WorkerScaler(supervisor, lambda: demand_of(store))
+            scaler = WorkerScaler(lambda: supervisor.may_grow, supervisor.grow, lambda: demand_of(store))
             owner.on_work(scaler.hint)
             self._scaling = asyncio.get_running_loop().create_task(scaler.run())
 
@@ -310,11 +302,11 @@ class EmbeddedService:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timing.POLL_ROWS_S):
                         await self._control.is_in_the_way.wait()
-                # Whoever attached while the rows were read is not turned away.
+                # A client that attached while the rows were read is not turned away.
                 if not await self._is_needed() and self._control.close_if_unattached():
                     return
             with suppress(TimeoutError):
-                # Attached clients announce their end; tasks that run without one are looked at now and then.
+                # Attached clients announce their end; tasks that run without one are polled.
                 async with asyncio.timeout(None if self._control.attached else timing.POLL_ROWS_S):
                     await self._changed()
 
@@ -354,8 +346,6 @@ class EmbeddedService:
                 parts.push_async_callback(self._home_api.close)
             if self._listener is not None:
                 parts.callback(self._listener.close)
-            if self._http_lock is not None:
-                parts.callback(self._http_lock.close)
             if self._control is not None:
                 parts.push_async_callback(self._control.refuse, self._ending)
 
@@ -380,26 +370,26 @@ class EmbeddedService:
         if self._signals > 1 and self._supervisor is not None:
             self._supervisor.kill_workers()
 
-    def _status(self) -> dict[str, Json]:
-        return {
-            "state": self.state,
-            "pid": os.getpid(),
-            "version": version(DISTRIBUTION),
-            "is_ephemeral": self.is_ephemeral,
-            "attached": self._control.attached if self._control is not None else 0,
-            "children": list(self._supervisor.facts()) if self._supervisor is not None else [],
-            "http": "" if self._listener is None else address_of(self._listener),
-            **self._workers_status(),
-        }
-
-    def _workers_status(self) -> dict[str, Json]:
-        supervisor = self._supervisor
-        return {
-            "is_hopeless": supervisor is not None and supervisor.is_hopeless,
-            "starting": 0 if supervisor is None else supervisor.starting,
-            "problem": "" if supervisor is None else supervisor.problem,
-            "functions": list(self.settings.functions),
-            "folders": list(self.settings.import_folders),
-            "modules": {name: [file.path, file.changed_ns] for name, file in self._modules.items()},
-            "log": self.log,
-        }
+    def _status(self) -> Mapping[str, Json]:
+        supervisor, settings = self._supervisor, self.settings
+        health = ServiceHealth(
+            self.state,
+            os.getpid(),
+            version(DISTRIBUTION),
+            self.is_ephemeral,
+            attached=0 if self._control is None else self._control.attached,
+            http="" if self._listener is None else address_of(self._listener),
+            functions=settings.functions,
+            folders=settings.import_folders,
+            files=self._modules,
+            log=self.log,
+        )
+        if supervisor is not None:
+            health = replace(
+                health,
+                children=supervisor.health(),
+                is_hopeless=supervisor.is_hopeless,
+                starting=supervisor.starting,
+                problem=supervisor.problem,
+            )
+        return health.as_json()

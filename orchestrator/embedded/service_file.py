@@ -1,25 +1,38 @@
 """The record of the embedded service of a home: who holds it, which process that is, and where it answers.
 
 ``service.lock`` is held by flock for the service's entire life, so there is at most one; the kernel lets go of it
-whatever ends the process. ``service.json`` says the rest and is replaced atomically. A record proves nothing by itself:
+whatever ends the process. ``service.json`` has the rest and is replaced atomically. A record proves nothing by itself:
 pid and start must fit a living process, and its control socket must answer. Pids are used again and clocks are moved,
 so a start is counted in ticks from the boot, with the boot's id.
+
+A staying service takes the home over from an ephemeral one through that one's control socket: it stops in order, and
+what waited or ran continues from its rows.
 """
 
+import asyncio
 import fcntl
 import json
 import os
+import socket
 import sys
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 from msgspec.structs import asdict
 
-from soong.shared.core.errors import ConflictError, InvalidConfigError
+from soong.orchestrator.embedded.control import HAND_OVER, ask_once
+from soong.shared.core import timing
+from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
+
+if TYPE_CHECKING:
+    from soong.shared.storage.store import Store
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _AFTER_NAME: Final = b") "
@@ -32,6 +45,8 @@ LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"
 RECORD_VERSION = 1
 EPHEMERAL = b"ephemeral\n"
+
+log = get_logger(__name__)
 
 
 def birth_of(pid: int) -> str | None:
@@ -181,3 +196,72 @@ def own_record(*, control: Path, redis_url: str, database_url: str, version: str
     pid = os.getpid()
     started_at, birth = start_of(pid) or time.time(), birth_of(pid) or ""
     return ServiceRecord(pid, started_at, str(control), redis_url, database_url, version, is_ephemeral, birth)
+
+
+async def take_home(lock: ServiceLock, settings: Settings) -> None:
+    """Acquire the home's lock; wait for the end of an ephemeral service that holds it.
+
+    Raises:
+        ServiceHeldError: a staying service holds it, or the ephemeral one does not hand over in time.
+    """
+    loop = asyncio.get_running_loop()
+    limit_s = settings.drain_s + timing.START_LIMIT_S
+    deadline_s, asked = loop.time() + limit_s, 0
+    while True:
+        try:
+            lock.acquire()
+        except ServiceHeldError as held:
+            if not lock.is_holder_ephemeral():
+                raise
+            if loop.time() > deadline_s:
+                problem = f"the ephemeral service does not hand over within {limit_s:g} s"
+                raise ServiceHeldError(settings.home, problem) from held
+        else:
+            return
+        record = read_record(settings.home)
+        if record is not None and record.pid != asked and await _ask(record):
+            log.info("home_asked_for", pid=record.pid)
+            asked = record.pid
+        await asyncio.sleep(timing.POLL_PROCESS_S)
+
+
+async def _ask(record: ServiceRecord) -> bool:
+    """Ask a service to hand over; say whether it will. One that is starting or ending cannot be asked."""
+    if record.is_ephemeral and record.is_process_alive:
+        with suppress(UnavailableError):
+            return (await ask_once(record.control, HAND_OVER)).get("ok") is True
+    return False
+
+
+async def expire_dead(store: "Store", *, max_lost_leases: int, now_us: int) -> int:
+    """Declare owners and workers of this host gone whose process has ended; return how many."""
+    from soong.shared.engine.tasks.claims import lost_to  # the engine, which a client does not pay for
+
+    host = socket.gethostname()
+    count = 0
+    for worker in await store.sessions.workers():
+        if worker.host == host and has_ended(worker.pid, worker.started_us):
+            because = lost_to(worker.node_name, "ended while no service ran")
+            freed = await store.claims.expire_worker(
+                worker.id, worker.beat, max_lost_leases=max_lost_leases, now_us=now_us, because=because
+            )
+            count += freed is not None
+    for owner in await store.sessions.owners():
+        if owner.host == host and has_ended(owner.pid, owner.started_us):
+            count += await store.sessions.expire_owner(owner.id, owner.beat)
+    if count:
+        log.info("leftovers_expired", count=count)
+    return count
+
+
+def has_ended(pid: int, started_us: int) -> bool:
+    """Return whether the process that registered at that time is known to have ended, before we have registered.
+
+    A start after that time alone proves nothing, since a step of the clock moves it: it has to be a process of ours,
+    which comes to the pids of its predecessors in a container. For any other, the lease decides.
+    """
+    own_pid = os.getpid()
+    start = start_of(pid)
+    if start is None or pid == own_pid:
+        return True
+    return start > started_us / 1_000_000 + timing.CLOCK_DOUBT_S and descends_from(pid, own_pid)

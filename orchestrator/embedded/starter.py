@@ -4,13 +4,14 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from soong.orchestrator.embedded.control import ControlClient
-from soong.orchestrator.embedded.early_service import drop, order
+from soong.orchestrator.embedded.control import ControlClient, ask_once, join_home
+from soong.orchestrator.embedded.environment import STARTER, own_environment_digest
 from soong.orchestrator.embedded.folders import child_environment, module_command, prepare_home
 from soong.orchestrator.embedded.own_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
@@ -62,26 +63,34 @@ class Attachment:
             self.process.kill()
 
 
+HomeState = Literal["none", "living", "stopping", "stuck"]
+
+
+async def state_of_home(settings: Settings) -> tuple[HomeState, ServiceRecord | None]:
+    """Return what became of the service of a home, with its record. One is stuck that lives and does not answer."""
+    record = read_record(settings.home)
+    if record is None or not record.is_process_alive:
+        return "none", record
+    try:
+        answer = await ask_once(record.control, "hello")
+    except UnavailableError:
+        if record.is_stopping:
+            return "stopping", record
+        is_same = read_record(settings.home) == record and record.is_process_alive
+        return "stuck" if is_same else "none", record
+    return "living" if answer.get("pid") == record.pid else "none", record
+
+
 async def living_service(settings: Settings) -> ServiceRecord | None:
     """Return the record of the home's service if it lives and answers; None also while it stops.
 
     Raises:
         UnavailableError: its process lives and does not answer (stopped, frozen, starting for too long).
     """
-    record = read_record(settings.home)
-    if record is None or not record.is_process_alive:
-        return None
-    try:
-        control = await ControlClient.open(record.control)
-        try:
-            answer = await control.ask("hello")
-        finally:
-            await control.close()
-    except UnavailableError:
-        if read_record(settings.home) != record or record.is_stopping or not record.is_process_alive:
-            return None
-        raise
-    return record if answer.get("pid") == record.pid else None
+    state, record = await state_of_home(settings)
+    if state == "stuck":
+        raise UnavailableError("the service of the home does not answer")
+    return record if state == "living" else None
 
 
 async def attach(
@@ -90,124 +99,70 @@ async def attach(
     may_start: bool = True,
     start_after_s: float = 0.0,
     tell: Callable[[str], None] = lambda _sentence: None,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> Attachment:
     """Return a hold on the service of these settings, starting an ephemeral one when there is none.
 
-    With ``start_after_s`` one that is about to be there is waited for so long before another is started. ``meanwhile``
-    is called when one has been started and is waited for; it must return at once.
+    With ``start_after_s`` one that is about to be there is waited for so long before another is started.
 
     Raises:
         UnavailableError: there is none and none may be started, or it did not start; says why, with its last words.
     """
     if settings.database_url:
-        drop()
         return Attachment(settings)
     if may_start:
         await RunningModules(settings, tell).settle()
-    with _ending_what_was_started() as own:
-        return await _attach(
-            settings, own, may_start=may_start, start_after_s=start_after_s, tell=_once(tell), meanwhile=meanwhile
-        )
-
-
-def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return ``tell`` without repetitions: a service that we started and that finds the home held is started again."""
-    told: set[str] = set()
-
-    def tell_once(sentence: str) -> None:
-        if sentence not in told:
-            told.add(sentence)
-            tell(sentence)
-
-    return tell_once
-
-
-@contextmanager
-def _ending_what_was_started() -> Iterator["_Own"]:
-    """Kill the service that was started for a client that does not come to hold it: interrupted, or given up."""
-    own = _Own()
-    try:
-        yield own
-    except BaseException:
-        if own.started is not None:
-            own.started.kill()
-        raise
-
-
-@dataclass(slots=True)
-class _Own:
-    """The service that this client has started, if any."""
-
-    started: Attachment | None = None
+    return await _attach(settings, may_start=may_start, start_after_s=start_after_s, tell=tell)
 
 
 async def _attach(
-    settings: Settings,
-    own: _Own,
-    *,
-    may_start: bool,
-    start_after_s: float,
-    tell: Callable[[str], None],
-    meanwhile: Callable[[], None],
+    settings: Settings, *, may_start: bool, start_after_s: float, tell: Callable[[str], None]
 ) -> Attachment:
-    start_s = asyncio.get_running_loop().time() + start_after_s
-    deadline = start_s + timing.START_LIMIT_S
-    while True:
-        started = own.started
-        joined = await _join(settings)
-        if joined is not None:
-            drop()
-            if started is not None and started.process is not None and joined.record is not None:
-                is_ours = started.process.pid == joined.record.pid
-                joined.process, joined.log = (started.process, started.log) if is_ours else (None, None)
-            return joined
-        if not may_start:
-            raise UnavailableError("no service is running; start one with `soong up`")
-        if started is None and asyncio.get_running_loop().time() < start_s:
+    """Join a service, or start one; one that was started is killed when its client is interrupted, or gives up."""
+    loop, started, is_told = asyncio.get_running_loop(), None, False
+    start_s = loop.time() + start_after_s
+    try:
+        while (joined := await _join(settings, started)) is None:
+            if not may_start:
+                raise UnavailableError("no service is running; start one with `soong up`")
+            if started is None and loop.time() >= start_s:
+                if not is_told:
+                    tell("starting a service …")
+                started, is_told = _start(settings), True
+            if started is not None and _ended_for_another(started):
+                # The holder is starting, or just ending: join it, or take its place.
+                started = None
+                await asyncio.sleep(timing.RETRY_EVERY_S)
+            if loop.time() > start_s + timing.START_LIMIT_S:
+                raise _not_ready(settings, started)
             await asyncio.sleep(timing.POLL_PROCESS_S)
-            continue
-        if started is None:
-            tell("starting a service …")
-            started = own.started = _start(settings)
-            meanwhile()
-        if _ended_for_another(started):
-            # The holder is starting, or just ending: join it, or take its place.
-            own.started = None
-            await asyncio.sleep(timing.RETRY_EVERY_S)
-        if asyncio.get_running_loop().time() > deadline:
-            raise _not_ready(settings, started)
-        await asyncio.sleep(timing.POLL_PROCESS_S)
+    except BaseException:
+        if started is not None:
+            started.kill()
+        raise
+    return joined
 
 
-async def _join(settings: Settings) -> Attachment | None:
+async def _join(settings: Settings, started: Attachment | None) -> Attachment | None:
     """Attach to the living service, or return None: there is none, or it has begun to stop."""
     record = read_record(settings.home)
     if record is None or not record.is_process_alive:
         return None
-    try:
-        control = await ControlClient.open(record.control)
-    except UnavailableError:
-        return None
-    try:
-        answer = await control.ask("attach")
-    except UnavailableError:
-        await control.close()
-        return None
-    if answer.get("ok") is not True or answer.get("pid") != record.pid:
-        await control.close()
+    control = await join_home(settings.home)
+    if control is None:
         return None
     update = {"redis_url": record.redis_url, "database_url": "" if settings.is_embedded else settings.database_url}
-    return Attachment(settings.model_copy(update=update), control, record)
+    joined = Attachment(settings.model_copy(update=update), control, record)
+    if started is not None and started.process is not None and started.process.pid == record.pid:
+        joined.process, joined.log = started.process, started.log
+    return joined
 
 
 def _start(settings: Settings) -> Attachment:
     log = _log_file(prepare_home(settings))
-    arguments, environment = ("up", "--ephemeral", "--log", str(log)), child_environment(settings)
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
-        process = order(arguments, environment, settings.home, log) or subprocess.Popen(
-            module_command("soong.orchestrator.cli", *arguments),
-            env=environment,
+        process = subprocess.Popen(
+            module_command("soong.orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
+            env=child_environment(settings, **{STARTER: own_environment_digest()}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -229,7 +184,6 @@ def _ended_for_another(started: Attachment) -> bool:
 
 def _not_ready(settings: Settings, started: Attachment | None) -> UnavailableError:
     if started is not None:
-        started.kill()
         return UnavailableError(f"the service was not ready within {timing.START_LIMIT_S:g} s{last_words(started.log)}")
     record = read_record(settings.home)
     holder = f"pid {record.pid}" if record is not None else "an unknown process"

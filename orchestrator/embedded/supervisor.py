@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
-from soong.orchestrator.embedded.child import ServiceChild, exit_words
+from soong.orchestrator.embedded.child import ChildHealth, ServiceChild, exit_words
 from soong.orchestrator.embedded.folders import PARENT_FD, REDIS_SOCKET, child_environment, module_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 class Supervisor:
     """Keeps children running until :meth:`stop`.
 
-    ``worker_died`` hears the pid of each worker that was reaped, and in words how it ended. ``preforked`` are workers
+    ``worker_died`` gets the pid of each worker that was reaped, and its end in words. ``preforked`` are workers
     that wait to begin.
     """
 
@@ -97,15 +97,11 @@ class Supervisor:
         self._workers.append(child)
         self._keep(child, self.worker_died)
 
-    def start_http(self, listener: int, lock: int) -> None:
-        """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
-
-        ``lock`` is the descriptor of an HttpLock (:mod:`soong.orchestrator.embedded.listening`), held as long as it
-        lives.
-        """
+    def start_http(self, listener: int) -> None:
+        """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process."""
         pipe = self._parent_pipe()
-        argv = module_command("soong.orchestrator.http", str(listener), str(pipe), str(lock))
-        self._http = ServiceChild("http", argv, child_environment(self.settings), (listener, pipe, lock))
+        argv = module_command("soong.orchestrator.http", str(listener), str(pipe))
+        self._http = ServiceChild("http", argv, child_environment(self.settings), (listener, pipe))
         self._keep(self._http, self._nobody_told)
 
     async def stop_http(self, grace_s: float) -> None:
@@ -116,23 +112,23 @@ class Supervisor:
             await self._wait_for([self._http], grace_s)
 
     def _parent_pipe(self) -> int:
-        """Return the end of a pipe that tells a child when we have ended, however that came about."""
+        """Return the end of a pipe that closes for a child when we have ended, for whatever reason."""
         self._pipe = self._pipe or (os.pipe() if self.preforked is None else self.preforked.control)
         return self._pipe[0]
 
-    def facts(self) -> list[dict[str, str | int]]:
-        """Return what there is to say of each child."""
+    def health(self) -> tuple[ChildHealth, ...]:
+        """Return the facts of each child."""
         children = [child for child in (self._redis, self._http) if child is not None] + self._workers
-        return [child.facts() for child in children]
+        return tuple(child.health() for child in children)
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether no worker will start: there is none that is ready, and each has failed for good."""
+        """Return whether no worker will start: there is none that is ready, and each has failed for good."""
         return bool(self._workers) and all(child.is_hopeless for child in self._workers)
 
     @property
     def problem(self) -> str:
-        """What keeps a worker from starting, in its own words; empty when none has said anything."""
+        """The reason why a worker does not start, in its own words; empty when none has reported one."""
         return next((child.problem for child in self._workers if child.problem), "")
 
     @property
@@ -207,7 +203,7 @@ class Supervisor:
         child.close()
 
     async def _nobody_told(self, _pid: int, _words: str) -> None:
-        """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
+        """Do nothing: the owner's sweep rings again from the rows, and nothing depends on the HTTP API."""
 
     async def _answering(self, child: ServiceChild) -> None:
         deadline = asyncio.get_running_loop().time() + timing.CHILD_LIMIT_S

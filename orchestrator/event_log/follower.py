@@ -1,7 +1,7 @@
-"""Follows the logs of all runs for one consumer, from a loop of the orchestrator.
+"""Follows the logs of all runs for one consumer, from a loop of the orchestrator, and reads fields of their events.
 
 The engine waits for nothing here: the rows are written by others, and only this loop sends anything outside.
-A receiver that is away stops the loop where it is; what its place is in each log is in rows, so nothing is left out
+A receiver that is away stops the loop where it is; its place in each log is in rows, so nothing is left out
 when it comes back, or when another orchestrator continues.
 """
 
@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart, Totals
@@ -29,20 +32,23 @@ LOOK_BACK: Final = timedelta(minutes=2)
 CATCH_UP: Final = timedelta(hours=24)
 """A consumer that was away for longer than this leaves out what had ended before."""
 
+MAX_WORD: Final = 200
+MAX_COUNT: Final = 2**53 - 1
+
 
 class UndeliveredError(SoongError):
     """A receiver accepted nothing: the same is sent again."""
 
 
 class Taken(Value):
-    """What a consumer made of some events: its places after them, and what is to be added to the totals."""
+    """The result of a consumer for some events: its places after them, and the counts to add to the totals."""
 
     cursors: Sequence[FeedCursor]
     totals: Totals = msgspec.field(default_factory=dict)
 
 
 class Followers(Value):
-    """What an orchestrator runs from start to stop to follow the logs, and what it awaits at its stop."""
+    """The loops that follow the logs from an orchestrator's start to its stop, and the closers that it awaits then."""
 
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
     closers: tuple[Callable[[], Awaitable[None]], ...] = ()
@@ -59,23 +65,15 @@ class EventConsumer(Protocol):
         ...
 
 
-async def at_once() -> None:
-    """Wait for nothing."""
-
-
 @dataclass(slots=True)
 class EventFollower:
-    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then takes what is left.
-
-    ``until_quiet`` is awaited before each look but the first: what need not be timely leaves the CPU to the engine.
-    """
+    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then takes what is left."""
 
     feed: EventFeed
     consumer: EventConsumer
     clock: Clock
     owner_id: Callable[[], str]
     interval_s: float
-    until_quiet: Callable[[], Awaitable[None]] = at_once
     _since_us: int | None = None
     """Since when ends of tasks are looked at; None while another orchestrator acts for the consumer."""
     _noted_us: int = 0
@@ -93,7 +91,6 @@ class EventFollower:
             # The first look is at once: a new consumer begins with the tasks that are open then.
             pause_s = await self._looked_s()
             await asyncio.sleep(pause_s)
-            await self.until_quiet()
 
     async def finish(self, within_s: float) -> None:
         """Take what is left within this time; a successor takes the rest."""
@@ -155,3 +152,32 @@ class EventFollower:
             log.warning("following_continues", consumer=self.consumer.name, after_failures=self._failures)
         self._failures = 0
         return self.interval_s
+
+
+def word(data: JsonObject, name: str, limit: int = MAX_WORD) -> str:
+    """Return a text as one that shows what it holds, cut; empty where there is none."""
+    value = data.get(name)
+    return inert(value[:limit]) if isinstance(value, str) else ""
+
+
+def count(data: JsonObject, name: str) -> int:
+    """Return a number that counts something; 0 where there is none."""
+    value = data.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
+
+
+def microusd(data: JsonObject, name: str = "cost_usd") -> int | None:
+    """Return an amount of money in millionths; None where it is not known."""
+    value = data.get(name)
+    if not isinstance(value, str) or len(value) > 40:
+        return None
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        return None
+    return int(amount * MICRO) if amount.is_finite() and 0 <= amount <= MICRO * MICRO else None
+
+
+def provider_of(model: str) -> str:
+    """Return the provider of a model's name, such as ``anthropic`` of ``anthropic:claude``."""
+    return model.partition(":")[0] if ":" in model else ""

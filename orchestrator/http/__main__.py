@@ -1,8 +1,7 @@
-"""The HTTP API of an embedded service, as its child: ``python -P -m soong.orchestrator.http LISTENER PARENT LOCK``.
+"""The HTTP API of an embedded service, as its child: ``python -P -m soong.orchestrator.http LISTENER PARENT``.
 
-All are inherited descriptors: the bound socket, a pipe whose end says that the service has ended, and the lock by which
-the next service of the home knows who holds its port. The rest is in the environment, as for every process of a
-service.
+Both are inherited descriptors: the bound socket, and a pipe whose end says that the service has ended. The rest is in
+the environment, as for every process of a service.
 """
 
 import os
@@ -38,26 +37,24 @@ class ServiceEndWatcher:
 
 
 def main(arguments: Sequence[str]) -> int:
-    listener, parent, lock = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2])
-    for descriptor in (listener.fileno(), parent, lock):
+    listener, parent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    for descriptor in (listener.fileno(), parent):
         os.set_inheritable(descriptor, False)
-    return serve(listener, lock, ServiceEndWatcher(parent).when_ended)
+    return serve(listener, ServiceEndWatcher(parent).when_ended)
 
 
-def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callable[[], object]], None]) -> int:
+def serve(listener: socket.socket, when_parent_ends: Callable[[Callable[[], object]], None]) -> int:
     """Serve until a signal comes or the service ends, of which ``when_parent_ends`` tells; return the exit code."""
     # Imports take seconds on a busy machine: the pipe is watched meanwhile.
     import asyncio
     import signal
 
     from soong.orchestrator.client.logs import configure_logs
-    from soong.orchestrator.embedded.listening import sign
     from soong.shared.core.errors import SoongError
     from soong.shared.core.settings import load_settings
     from soong.shared.core.startup import begin, settle_gc
     from soong.shared.core.terminal import guard_streams
 
-    sign(lock)
     guard_streams()
     begin()
     from soong.orchestrator.http.server import run  # after it: FastAPI makes many objects

@@ -1,11 +1,12 @@
-"""The way in: what every request passes before the application sees it, from outside to inside.
+"""The way in: the checks that every request passes before the application, from outside to inside.
 
 Headers that every response carries; how many requests are held at once; host, origin and path; the token; the body,
 read in full within a limit of bytes and of time. A caller without a token is refused before a byte of a body is kept.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
@@ -25,11 +26,11 @@ from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})
-"""What needs no token: that we live, what can be asked, the console's page, and the way to a token."""
+"""The paths that need no token: health, the API's description, the console's page, and the way to a token."""
 MCP_PATH: Final = "/mcp"
-"""Where MCP is spoken. No program of a run speaks it here, whatever its token may do."""
+"""The path of MCP. A program of a run is refused here, whatever its token may do."""
 _TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
-"""What is read of questions and of oneself says whether one may approve."""
+"""The paths whose documents state whether the caller may approve."""
 MCP_HEADERS: Final = ("Mcp-Protocol-Version", "Mcp-Session-Id", "Mcp-Method", "Mcp-Name")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -44,6 +45,10 @@ HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
+
+
+_DISGUISED: Final = re.compile(rb"%(?:2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
 
 
 class Callers(Protocol):
@@ -76,7 +81,8 @@ class EdgeMiddleware:
     """The outermost application; ``inner`` sees only requests that may come in."""
 
     inner: App
-    borders: RequestPolicy
+    borders: RequestPolicy | None
+    """The hosts and pages that may call; None where no browser reaches: a unix socket has neither."""
     callers: Callers
     limits: Limits
     room: RequestLimiter
@@ -85,7 +91,7 @@ class EdgeMiddleware:
     """When what is under way ends, on the loop's clock; None while the server serves."""
 
     def __post_init__(self) -> None:
-        if self.borders.origins:
+        if self.borders is not None and self.borders.origins:
             self.inner = _for_pages(self.inner, sorted(self.borders.origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +100,7 @@ class EdgeMiddleware:
         answer = _ResponseSender(send)
         try:
             with self.room.taken():
-                await self._until_stopped(self._serve(scope, receive, answer))
+                await self._serve(scope, receive, answer)
         except Exception as error:  # noqa: BLE001  # the edge: whatever failed becomes a problem document
             if scope.get(TOLD):
                 return
@@ -108,13 +114,18 @@ class EdgeMiddleware:
         for limit in self.underway:
             limit.reschedule(self.ends_s)
 
-    async def _until_stopped(self, serving: Coroutine[Any, Any, None]) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, answer: "_ResponseSender") -> None:
         """Serve a request. Raises: ProblemError (unavailable) when the server stops and does not wait any longer."""
         limit = asyncio.timeout_at(self.ends_s)
         try:
             async with limit:
                 self.underway.add(limit)
-                await serving
+                is_preflight = self.borders is not None and self.borders.check(scope)
+                check_path(scope.get("raw_path") or scope["path"].encode())
+                if not is_preflight:
+                    scope[CALLER] = await self.callers.caller(scope)
+                    receive = await self._read_body(scope, receive)
+                await self.inner(scope, receive, answer.send)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -122,13 +133,6 @@ class EdgeMiddleware:
             raise ProblemError(ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "2"}) from None
         finally:
             self.underway.discard(limit)
-
-    async def _serve(self, scope: Scope, receive: Receive, answer: "_ResponseSender") -> None:
-        self.borders.check(scope)
-        if not _is_preflight(scope, self.borders):
-            scope[CALLER] = await self.callers.caller(scope)
-            receive = await self._read_body(scope, receive)
-        await self.inner(scope, receive, answer.send)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the full body; return what gives it to the application, and then reports that the caller has left."""
@@ -150,7 +154,16 @@ class EdgeMiddleware:
         except TimeoutError:
             detail = f"the body was not complete within {self.limits.body_s:g} s"
             raise ProblemError(ProblemCode.BODY_TIMEOUT, detail) from None
-        return _replay(bytes(body), receive)
+        is_given = False
+
+        async def replayed() -> Message:
+            nonlocal is_given
+            if is_given:
+                return await receive()
+            is_given = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        return replayed
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.body_bytes:
@@ -177,6 +190,15 @@ class _ResponseSender:
         await self.send(message)
 
 
+def check_path(raw: bytes) -> None:
+    """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
+    parts = raw.split(b"/")
+    if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
+        raise ProblemError(
+            ProblemCode.PATH_NOT_ALLOWED, "the path contains empty segments, dot segments or percent-encoded separators"
+        )
+
+
 def _uses_approval(scope: Scope) -> bool:
     """Say whether the right to approve may matter: looking for a connection's holder costs some 20 ms."""
     return scope["method"] not in {"GET", "HEAD"} or scope["path"].startswith(_TOLD_OF_APPROVAL)
@@ -187,28 +209,8 @@ def _address(named: Sequence[Any] | None) -> Address | None:
     return (str(named[0]), int(named[1])) if named and len(named) > 1 and named[1] else None
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    is_given = False
-
-    async def replayed() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
-
-
-def _is_preflight(scope: Scope, borders: RequestPolicy) -> bool:
-    """Say whether a browser asks whether a page may ask; the page's origin has been checked."""
-    names = {name for name, _ in scope["headers"]}
-    is_asked = {b"origin", b"access-control-request-method"} <= names
-    return bool(borders.origins) and scope["method"] == "OPTIONS" and is_asked
-
-
 class _Pages(CORSMiddleware):
-    """What answers pages of other origins; a preflight that asks for too much is refused as every request is."""
+    """Answers pages of other origins; a preflight that asks for too much is refused as every request is."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
@@ -219,7 +221,7 @@ class _Pages(CORSMiddleware):
 
 
 def _for_pages(inner: App, origins: Sequence[str]) -> App:
-    """Let the pages of these origins read what they are answered. Never with cookies: there are none."""
+    """Let the pages of these origins read their answers. Never with cookies: there are none."""
     return _Pages(
         cast(Any, inner),
         allow_origins=origins,

@@ -18,10 +18,10 @@ from typing import Any, Final
 from soong.orchestrator.approvals.approval import provenance_of, workers_here
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.home_api import CHANNEL_HEADER, ENVIRONMENT_HEADER, environment_digest
+from soong.orchestrator.client.home_api import CHANNEL_HEADER, ENVIRONMENT_HEADER
+from soong.orchestrator.embedded.environment import own_environment_digest
 from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.http.edge import EdgeMiddleware, Scope
-from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.server import BoundedConnection, until_stopped
 from soong.orchestrator.operations.authentication import Caller, local_caller
 from soong.orchestrator.operations.context import ServiceParts
@@ -44,11 +44,6 @@ class SocketPeer(Value):
 
     pid: int
     descriptor: int
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended; then whatever was read of its id until now was read of it."""
-        return not select.select([self.descriptor], [], [], 0)[0]
 
 
 class HomeConnection(BoundedConnection):
@@ -79,12 +74,13 @@ class HomeCallers(Value):
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if peer is None:
             raise ProblemError(ProblemCode.UNAUTHENTICATED, "the kernel does not name this connection's process")
-        if headers.get(ENVIRONMENT_HEADER.encode()) != environment_digest(os.environ) or not _sees_the_same(peer):
+        if headers.get(ENVIRONMENT_HEADER.encode()) != own_environment_digest() or not _sees_the_same(peer):
             detail = "the service has another environment, or sees other files, than its caller"
             raise ProblemError(ProblemCode.ENVIRONMENT_DIFFERS, detail)
         workers = await workers_here(self.service.store.sessions)
         provenance = await asyncio.to_thread(provenance_of, peer.pid, workers)
-        if not provenance.processes or not peer.is_alive:
+        # While it has not ended, whatever was read of its id until now was read of it.
+        if not provenance.processes or select.select([peer.descriptor], [], [], 0)[0]:
             raise ProblemError(ProblemCode.UNAUTHENTICATED, "the process of this connection has ended")
         if provenance.problem and scope["method"] != "GET":
             raise ProblemError(
@@ -125,9 +121,9 @@ def _peer_of(connection: Any) -> SocketPeer | None:
 
 async def serve_home(client: Client, listener: socket.socket, stop: Callable[[], Awaitable[Any]]) -> None:
     """Serve the operations on the bound socket of the home until ``stop`` returns."""
-    service = ServiceParts(client, open_metrics(client.settings), open_artifacts(client.settings))
+    service = ServiceParts(client, open_metrics(client.settings), open_artifacts(client.settings), takes_modules=True)
     callers = HomeCallers(service)
-    edge = EdgeMiddleware(make_routes(service), RequestPolicy(), callers, service.limits, service.requests)
+    edge = EdgeMiddleware(make_routes(service), None, callers, service.limits, service.requests)
     try:
         await until_stopped(service, edge, HomeConnection, listener, stop)
     finally:

@@ -1,7 +1,7 @@
 """MCP over streamable HTTP, next to the API's routes: the same edge, the same tokens, the same calls (MCP-02).
 
 A session of the handshake revisions belongs to the token that opened it; requests of 2026-07-28 have none. The edge has
-looked who holds the connection: a program of a run is refused, so the server is nobody's tool source inside a run.
+checked the peer of the connection: a program of a run is refused, so the server is not a tool source inside a run.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MOST_SESSIONS: Final = 256
 
 @dataclass(slots=True)
 class McpEndpoint:
-    """What lies behind the edge: MCP at its path, by the server that is ``made``; ``routes`` at every other."""
+    """The application behind the edge: MCP at its path, by the server that is ``made``; ``routes`` at every other."""
 
     service: ServiceParts
     routes: FastAPI

@@ -1,4 +1,4 @@
-"""Validates the Host and Origin headers and the path before a request is processed. Pure; nothing is read or written.
+"""Validates the Host and Origin headers before a request is processed. Pure; nothing is read or written.
 
 Against pages in the user's browser (threat 25): a name that an attacker points at us (DNS rebinding) is not a host of
 ours, a page of another origin is refused whatever it asks for, and there is no cookie that it could ride on.
@@ -17,8 +17,6 @@ from soong.shared.core.value import Value
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
-_DISGUISED: Final = re.compile(rb"%(?:2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
-_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
 
 Scope = Any
 """An ASGI connection scope."""
@@ -53,8 +51,8 @@ class RequestPolicy(Value):
                 )
         return cls(LOOPBACK_NAMES | {host.strip("[]").lower() for host in allow_hosts}, frozenset(origins))
 
-    def check(self, scope: Scope) -> None:
-        """Raises: ProblemError."""
+    def check(self, scope: Scope) -> bool:
+        """Say whether a browser asks whether a page may ask, whose origin is one of ours. Raises: ProblemError."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         host = self._check_host([value for name, value in headers if name == b"host"])
         if not _opens_page(scope["method"], scope["path"], headers):
@@ -63,7 +61,9 @@ class RequestPolicy(Value):
             raise ProblemError(
                 ProblemCode.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events"
             )
-        check_path(scope.get("raw_path") or scope["path"].encode())
+        names = {name for name, _ in headers}
+        is_asked = {b"origin", b"access-control-request-method"} <= names
+        return bool(self.origins) and scope["method"] == "OPTIONS" and is_asked
 
     def _check_host(self, given: Sequence[bytes]) -> str:
         host = given[0].decode("latin-1").lower() if len(given) == 1 else ""
@@ -101,12 +101,3 @@ def _is_name(host: str) -> bool:
     except ValueError:
         return _NAME.fullmatch(host.lower()) is not None
     return True
-
-
-def check_path(raw: bytes) -> None:
-    """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
-    parts = raw.split(b"/")
-    if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
-        raise ProblemError(
-            ProblemCode.PATH_NOT_ALLOWED, "the path contains empty segments, dot segments or percent-encoded separators"
-        )

@@ -1,109 +1,77 @@
-"""The operations in the command's own process: for a deployment of two URLs, or a home whose service is stopped."""
+"""The operations in their user's process: for a deployment of two URLs, a stopped home, and a protocol over a pipe."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
-from soong.orchestrator.approvals.approval import provenance_here
+from soong.orchestrator.approvals.approval import check_person, provenance_here
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
-from soong.orchestrator.client.home_api import ApiProblemError, Document, Query
 from soong.orchestrator.embedded.starter import Attachment
 from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
-from soong.shared.core.jsontext import Json
+from soong.shared.permissions.access.token import Right
 
-T = TypeVar("T")
+Attached = Callable[[bool], Awaitable[Attachment]]
+"""Holds a service, and starts one where there is none and it may."""
 
 
+@dataclass(slots=True)
 class OwnApi:
-    """The operations over the rows of a deployment, for the user of this process. Blocks; has a loop of its own."""
+    """The operations over the rows of a deployment, for the user of this process. Its creator closes it.
 
-    def __init__(self, *, channel: str = "cli") -> None:
-        self._channel = channel
-        self._attachment: Attachment | None = None
-        self._may_start = False
-        self._runner = asyncio.Runner()
-        self._service: ServiceParts | None = None
-        self._calls: DirectCalls | None = None
+    A call after the end of the service attaches again. ``purpose`` is what the process does in a person's name; a
+    program of a run is refused it. Without a purpose such a program has the rights that it may have.
+    """
 
-    def __enter__(self) -> Self:
-        return self
+    channel: str
+    attached: Attached
+    rights: frozenset[Right] = frozenset(Right)
+    purpose: str = ""
+    _attachment: Attachment | None = None
+    _may_start: bool = False
+    _service: ServiceParts | None = None
+    _calls: DirectCalls | None = None
+    _ended: "asyncio.Task[object] | None" = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._runner.run(self._close())
-        finally:
-            self._runner.close()
-
-    def attach(self, attached: Callable[..., Coroutine[Any, Any, Attachment]], *, may_start: bool) -> None:
-        """Hold the service, or the rows alone; again when one is to be started where none was needed before."""
-        if self._attachment is None or (may_start and not self._may_start):
-            self._runner.run(self._close())
-            self._attachment, self._may_start = self._runner.run(attached(may_start=may_start)), may_start
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Document:
-        """Return the document that an operation returns. Raises: SoongError."""
-
-        async def work() -> Document:
-            return await (await self._opened()).call(method, path, query=query, body=body, headers=headers)
-
-        return self._run(work())
-
-    def text(self, path: str, *, query: Query | None = None) -> str:
-        """Return what an operation answers with that sends text. Raises: SoongError."""
-
-        async def work() -> str:
-            return await (await self._opened()).text(path, query=query)
-
-        return self._run(work())
-
-    def stream(self, path: str, *, query: Query | None = None) -> Iterator[tuple[str, Document]]:
-        """Yield name and data of each event of a stream, until it ends. Raises: SoongError."""
-        calls = self._run(self._opened())
-        events = aiter(calls.stream(path, query=query))
-
-        async def following() -> tuple[str, Document] | None:
-            return await anext(events, None)
-
-        while (event := self._run(following())) is not None:
-            yield event
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return self._runner.run(work)
-        except ApiProblemError as problem:
-            raise problem.error() from problem
+    async def calls(self, *, may_start: bool) -> DirectCalls:
+        """Return the operations over the rows alone, or at a service, which is then held. Raises: SoongError."""
+        async with self._opening:
+            is_lost = self._ended is not None and self._ended.done()
+            if is_lost or self._calls is None or (may_start and not self._may_start):
+                await self.close()
+                self._may_start = may_start
+                try:
+                    self._calls = await self._opened()
+                except BaseException:
+                    await self.close()
+                    raise
+            return self._calls
 
     async def _opened(self) -> DirectCalls:
-        if self._calls is None:
-            assert self._attachment is not None
-            settings = self._attachment.settings
-            client = await open_client(settings, is_reading=not self._may_start)
-            self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
-            provenance = await provenance_here(client.store.sessions)
-            caller = local_caller(settings.principal, provenance, self._channel, client.clock.now_us())
-            self._calls = DirectCalls(make_routes(self._service), caller)
-        return self._calls
+        attachment = self._attachment = await self.attached(self._may_start)
+        settings = attachment.settings
+        client = await open_client(settings, is_reading=not self._may_start)
+        self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings), takes_modules=True)
+        sessions = client.store.sessions
+        provenance = await (check_person(sessions, self.purpose) if self.purpose else provenance_here(sessions))
+        if attachment.control is not None:
+            self._ended = asyncio.ensure_future(attachment.control.ended())
+        caller = local_caller(settings.principal, provenance, self.channel, client.clock.now_us(), self.rights)
+        return DirectCalls(make_routes(self._service), caller)
 
-    async def _close(self) -> None:
-        self._calls = None
-        if self._service is not None:
-            self._service.stop()
-            await self._service.close()
-            self._service = None
-        if self._attachment is not None:
-            await self._attachment.release()
-            self._attachment = None
+    async def close(self) -> None:
+        """Let go of the rows, then of the service. Idempotent."""
+        ended, self._ended, self._calls = self._ended, None, None
+        if ended is not None:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+        service, self._service = self._service, None
+        if service is not None:
+            service.stop()
+            await service.close()
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            await attachment.release()

@@ -42,7 +42,7 @@ class BoundedConnection(H11Protocol):
             log.warning("http_connection_refused", open=len(self.connections))
             transport.abort()
             return
-        self._arm()
+        self._deadline = self.loop.call_later(self.limits.headers_s, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -72,14 +72,11 @@ class BoundedConnection(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._disarm()
         elif self.conn.trailing_data[0] and self._deadline is None:
-            self._arm()
+            self._deadline = self.loop.call_later(self.limits.headers_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
-
-    def _arm(self) -> None:
-        self._deadline = self.loop.call_later(self.limits.headers_s, self._too_slow)
 
     def _disarm(self) -> None:
         if self._deadline is not None:

@@ -11,17 +11,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 from starlette.requests import Request
 
-from soong.orchestrator.client.home_api import ApiProblemError
-from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.client.home_api import ApiProblemError, ApiReply
 from soong.orchestrator.operations.calls import DirectCalls
-from soong.orchestrator.operations.documents import OperationReply
+from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.value import Value
@@ -46,23 +44,21 @@ _ASIDE: Final = (
 _SEGMENT: Final = re.compile(r"[0-9A-Za-z_]{1,200}")
 
 
-class ApiCalls(Value):
-    """The operations for one caller, without a socket and a token. ``project``: where tasks work by default."""
+class ApiCalls(DirectCalls):
+    """The operations for one caller. ``project``: where tasks work by default."""
 
-    routes: FastAPI
-    caller: Caller
     project: str = ""
 
     @property
     def rights(self) -> frozenset[str]:
         return frozenset(str(right) for right in Right if self.caller.may(right))
 
-    async def call(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> OperationReply:
+    async def operate(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> ApiReply:
         """Return what an operation returns when it is called with these arguments.
 
         Raises: ToolProblemError; ToolError when an id is not an id.
         """
-        routes = (one for one in self.routes.routes if isinstance(one, APIRoute))
+        routes = (one for one in self.app.routes if isinstance(one, APIRoute))
         route = next(one for one in routes if inspect.unwrap(one.endpoint) is operation)
         takes = route.dependant
         ids, query, headers = (
@@ -73,15 +69,17 @@ class ApiCalls(Value):
         for segment in ids.values():
             if not _SEGMENT.fullmatch(segment):
                 raise ToolError(f"{segment[:100]!r} is not an id; copy the id as another tool returned it")
-        calls, method = DirectCalls(self.routes, self.caller), next(iter(route.methods or {"GET"}))
+        method = next(iter(route.methods or {"GET"}))
         try:
-            return await calls.reply(method, route.path.format(**ids), query=query, body=body, headers=headers)
-        except ApiProblemError as refused:
+            return await self.reply(method, route.path.format(**ids), query=query, body=body, headers=headers)
+        except SoongError as error:
+            if not isinstance(refused := error.__cause__, ApiProblemError):
+                raise
             raise ToolProblemError(refused.status, refused.document) from None
 
 
 class ServerState(Value):
-    """What every request of one server shares: the API for its caller, and what the caller may do, at once.
+    """The shared state of one server's requests: the API for a caller, and its rights, which need no waiting.
 
     The request is None where one caller has the connection to itself.
     """
@@ -104,8 +102,8 @@ async def api_of(context: SoongContext) -> ApiCalls:
 async def called(
     context: SoongContext, operation: Callable[..., Any], *, body: Json = None, **given: str | int
 ) -> Document:
-    """Return the document of an operation for the caller of a request. Raises: as :meth:`ApiCalls.call`."""
-    document: Document = (await (await api_of(context)).call(operation, body=body, **given)).document
+    """Return the document of an operation for the caller of a request. Raises: as :meth:`ApiCalls.operate`."""
+    document: Document = (await (await api_of(context)).operate(operation, body=body, **given)).document
     return document
 
 
@@ -176,7 +174,7 @@ def shortened(value: Any, most: int, depth: int = 0) -> Any:
 def lines_of(document: Document, typed: int = 2) -> Iterator[str]:
     """Yield the facts of a document as lines; those that are empty are left out.
 
-    Of so many ``typed`` levels the fields are known, and those for programs alone are left out.
+    In the first ``typed`` levels the fields are known, and those for programs alone are left out.
     """
     for name, value in document.items():
         if (typed and name in _ASIDE.split()) or value in ("", None, [], {}) or value is False:

@@ -1,7 +1,7 @@
 """Tools for permission questions: list, show, and answer, by the person at the client where it can ask (PER-13).
 
-An answer needs a person's credential: the right `approve` of the caller. Where no choice is passed and the client can
-ask its user (elicitation), the client shows the question, and the model takes no part in the answer.
+An answer needs a person's credential: the right `approve` of the caller. Without a choice, a client that can ask its
+user (elicitation) shows the question, and the model takes no part in the answer.
 """
 
 from typing import Annotated, Final, Literal
@@ -12,7 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
-from soong.orchestrator.approvals.question_facts import facts_of
+from soong.orchestrator.approvals.full_input import facts_of
 from soong.orchestrator.mcp.api import SoongContext, called, lines_of, shortened, shown, told
 from soong.orchestrator.operations import approvals
 from soong.orchestrator.operations.approvals import AnswerableApproval, AnswerableApprovalDetail
@@ -28,7 +28,7 @@ Choice = Literal["allow_once", "allow_for_session", "deny"]
 
 
 class PersonsAnswer(BaseModel):
-    """What a person decides about a question."""
+    """A person's answer to a question."""
 
     choice: Choice = Field(
         description="allow_once: this call. allow_for_session: also later calls within what is shown."

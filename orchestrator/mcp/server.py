@@ -145,10 +145,6 @@ class ToolEntry(Value):
     is_open: bool = False
     """Agents that it starts may reach beyond this machine."""
 
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
     def made(self) -> Tool:
         """Return it as the server has it: described by its docstring, closed to arguments that it does not know."""
         reads = self.right == Right.READ
@@ -203,7 +199,7 @@ def make_server(state: ServerState, tools: Sequence[ToolEntry] = TOOLS) -> MCPSe
         yield state
 
     made = [tool.made() for tool in tools]
-    rights = {tool.name: tool.right for tool in tools}
+    rights = {tool.function.__name__: tool.right for tool in tools}
     server = MCPServer[ServerState](
         NAME,
         title="Soong",

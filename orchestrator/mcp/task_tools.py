@@ -13,9 +13,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from soong.orchestrator.client.home_api import ApiReply
 from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of, called, shown, told
 from soong.orchestrator.operations import plans, progress, runs, service, tasks
-from soong.orchestrator.operations.documents import OperationReply, Page, PlanSchema, Submitted, TaskDetail
+from soong.orchestrator.operations.documents import Page, PlanSchema, Submitted, TaskDetail
 from soong.orchestrator.operations.runs import After
 from soong.orchestrator.operations.strict import Cursor, InSession, InTask, Limit, StepCursor
 from soong.orchestrator.operations.submissions import Goal
@@ -137,7 +138,7 @@ async def submit_goal(
 
 
 async def _submitted(api: ApiCalls, operation: Any, body: Any, key: str) -> CallToolResult:
-    document = (await api.call(operation, body=body, idempotency_key=key)).document
+    document = (await api.operate(operation, body=body, idempotency_key=key)).document
     task, folder = document["task"], document["session"]["project"]
     text = f"task {task['id']} ({task['title']!r}) is {task['status']} in {folder}; wait for it: wait_for_task"
     return told(text, document)
@@ -202,7 +203,7 @@ async def wait_for_task(
     return shown({**document, "state": state, "is_over": is_over, "hint": _next(document, api, is_over=is_over)})
 
 
-async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> OperationReply:
+async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> ApiReply:
     """Poll until there is news; a client that asked for progress receives it every few seconds."""
     seen = f'"{after}"' if after else ""
     meta = ctx.request_context.meta
@@ -212,10 +213,10 @@ async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, a
     while True:
         left_s = max(0, round(deadline_s - loop.time()))
         wait_s = min(left_s, timing.RENEW_EVERY_S) if reports else left_s
-        reply = await api.call(progress.task_progress, task_id=task, wait=wait_s, if_none_match=seen)
+        reply = await api.operate(progress.task_progress, task_id=task, wait=wait_s, if_none_match=seen)
         is_new = reply.status != 304
         if not is_new:
-            reply = await api.call(progress.task_progress, task_id=task)
+            reply = await api.operate(progress.task_progress, task_id=task)
         document = reply.document
         if wait_s == left_s or (is_new and (after or document["status"] in _OVER or document["approvals"])):
             return reply

@@ -29,8 +29,7 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.asks import spec_of_ask
 from soong.shared.engine.tasks.new_tasks import new_ask
@@ -45,7 +44,7 @@ from soong.shared.toolsets.memory.provider import MAX_CONTENT_CHARS, Memory, Mem
 log = get_logger(__name__)
 
 MIN_CHARS: Final = 400
-"""Of goal and answer together: a model is not asked about less."""
+"""The least of goals and answers together: a model is not asked about less."""
 MAX_TASKS: Final = 50
 MAX_STEPS: Final = 20
 MAX_TEXT_CHARS: Final = 8_000
@@ -59,7 +58,7 @@ _GOAL: Final = (
 ARCHIVE_FILE: Final = "archive/memory.jsonl"
 MAX_CANDIDATES: Final = 20
 MAX_JOBS: Final = 200
-"""The newest, whose candidates are looked at."""
+"""The newest, whose candidates are read."""
 
 OF: Final = "memory_of"
 """The input of a job's task that names the tasks that it reads."""
@@ -99,9 +98,15 @@ class MemoryCandidate(Value):
         return {**self.memory.as_json(), "v": 1, "run": self.run_id}
 
 
+def is_job(run: Run) -> bool:
+    """Say whether a run is a memory job that has ended well."""
+    identity = run.identity
+    return identity.definition == MEMORY_EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
+
+
 @dataclass(slots=True)
 class MemoryJob:
-    """Makes the jobs of an owner's sessions and keeps what they propose. ``provider`` gets it where the mode says so.
+    """Makes the jobs of an owner's sessions and keeps their candidates. ``provider`` gets them in mode ``external``.
 
     ``folder`` is that of the runs. ``definition`` is the job's agent; ``script`` the scripted agent that takes its
     place, if one is configured.
@@ -145,7 +150,7 @@ class MemoryJob:
         return True
 
     async def _conversation(self, tasks: Sequence[Task]) -> list[Json]:
-        """Return what the tasks say, oldest first; nothing where it is not worth a job."""
+        """Return the texts of the tasks, oldest first; nothing where they are not worth a job."""
         told: list[Json] = []
         chars = 0
         for task in tasks:
@@ -192,7 +197,7 @@ class MemoryJob:
             model=model,
             surface={**Surface(()).as_json(), DEFINITION: self.definition.to_json()},
             now_us=self.clock.now_us(),
-            task_id=_job_id(tasks),
+            task_id="task_" + hashlib.sha256("\0".join(task.id for task in tasks).encode()).hexdigest()[:32],
         )
         about: dict[str, Json] = {SOURCES: sources, IS_TAINTED: any(tainted), PROJECT: session.project}
         return replace(task, inputs={OF: [each.id for each in tasks], **about})
@@ -206,13 +211,12 @@ class MemoryJob:
             await self.rows.sessions.close_session(ownership)
         return True
 
-    def is_job(self, run: Run) -> bool:
-        return is_job(run)
+    is_job = staticmethod(is_job)
 
     async def keep(self, run_id: str) -> None:
         """Write what a job proposes to the archive of its run, and give the provider what may go there.
 
-        Of content that strangers may have written nothing becomes memory without a person.
+        Content that strangers may have written does not become memory without a person.
 
         Raises: UnavailableError, OSError, ForeignEntryError.
         """
@@ -223,7 +227,7 @@ class MemoryJob:
         await asyncio.to_thread(self.folder.write, f"{run_id}/{ARCHIVE_FILE}", lines_of(left))
 
     async def _is_saved(self, candidate: MemoryCandidate) -> bool:
-        """Give a memory to the provider; one that it does not take stays a candidate."""
+        """Give a memory to the provider; one that it refuses stays a candidate."""
         if self.config.write_mode != "external" or candidate.memory.is_tainted:
             return False
         try:
@@ -246,22 +250,12 @@ def _unread(tasks: Sequence[Task]) -> list[Task]:
     return [task for task in found if task.id not in read][::-1]
 
 
-def _job_id(tasks: Sequence[Task]) -> str:
-    return "task_" + hashlib.sha256("\0".join(task.id for task in tasks).encode()).hexdigest()[:32]
-
-
 def _text(output: Json) -> str:
     if isinstance(output, str):
         return output
     if isinstance(output, Mapping) and isinstance(output.get("answer"), str):
         return str(output["answer"])
     return "" if output is None else str(output)
-
-
-def is_job(run: Run) -> bool:
-    """Say whether a run is a memory job that has ended well."""
-    identity = run.identity
-    return identity.definition == MEMORY_EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
 
 
 async def proposed(rows: Ledger) -> list[MemoryCandidate]:

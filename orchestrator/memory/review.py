@@ -1,6 +1,6 @@
-"""A person's say about memory: what is remembered, what is proposed, and accepting, rejecting and forgetting it.
+"""Memory for a person: list memories and candidates; accept, reject and forget them.
 
-What was decided of a candidate is in ``memory/decisions.jsonl`` of the home, so that it is proposed once. Programs of
+The decision on a candidate is in ``memory/decisions.jsonl`` of the home, so that it is proposed once. Programs of
 runs are refused: memory that a run could accept for itself would need no person (PER-13).
 """
 
@@ -23,7 +23,7 @@ MIN_ID_CHARS: Final = 4
 
 
 class MemoryReview(Value):
-    """What ``soong memory`` works on. ``folder`` is ``memory/`` of the home; ``rows`` None: nothing has run yet."""
+    """The operations of ``soong memory``. ``folder`` is ``memory/`` of the home; ``rows`` None: nothing has run yet."""
 
     provider: MemoryProvider
     folder: RootedFolder

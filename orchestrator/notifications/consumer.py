@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from soong.orchestrator.event_log.event_facts import word
-from soong.orchestrator.event_log.follower import CATCH_UP, Taken
+from soong.orchestrator.event_log.follower import CATCH_UP, Taken, word
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock, utc_date
@@ -25,7 +24,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EventName, NotificationRule, NotificationsConfig
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Notice, NotificationOutbox
 from soong.shared.permissions.request import PermissionRequest, RequestState

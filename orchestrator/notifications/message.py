@@ -1,4 +1,4 @@
-"""What is sent: the notices of one message as a title, lines and a link. Pure.
+"""The message to a channel: its notices as a title, lines and a link. Pure.
 
 The texts of the notices are inert already (soong.orchestrator.notifications.consumer); a channel escapes them for its
 own form. A link leads to the console, where a person signs in: it holds no token and no answer.
@@ -36,7 +36,7 @@ class Message(Value):
 
     @property
     def type(self) -> str:
-        """What it is, for programs: the event, or ``soong.events`` for several kinds."""
+        """Its kind, for programs: the event, or ``soong.events`` for several kinds."""
         events = {notice.event for notice in self.notices}
         return f"soong.{events.pop()}" if len(events) == 1 else "soong.events"
 

@@ -1,4 +1,4 @@
-"""Sends what waits in the outbox, for one orchestrator of the deployment at a time.
+"""Sends the notices of the outbox, for one orchestrator of the deployment at a time.
 
 The rows decide: a message gets its id there before the first attempt and its outcome after each. A process that dies
 in between leaves a message that waits, and its successor sends it again under the same id.
@@ -14,12 +14,15 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from soong.orchestrator.event_log.follower import EventFollower, Followers
-from soong.orchestrator.notifications.channels.channel import Channel, Delivery
-from soong.orchestrator.notifications.channels.desktop import DesktopChannel
-from soong.orchestrator.notifications.channels.ntfy import NtfyChannel
-from soong.orchestrator.notifications.channels.slack import SlackChannel
-from soong.orchestrator.notifications.channels.smtp import EmailChannel
-from soong.orchestrator.notifications.channels.webhook import WebhookChannel
+from soong.orchestrator.notifications.channels import (
+    Channel,
+    Delivery,
+    DesktopChannel,
+    EmailChannel,
+    NtfyChannel,
+    SlackChannel,
+    WebhookChannel,
+)
 from soong.orchestrator.notifications.consumer import CONSUMER, NotificationConsumer
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core import timing
@@ -129,7 +132,7 @@ class NotificationSender:
     async def _serve(self, name: str, *, is_last: bool, is_gone: bool) -> None:
         """Send what is due to one channel: messages that were tried before, then new ones."""
         config, now_us = self.config.channels[name], self.clock.now_us()
-        # What quiet hours hold back is not read: however much there is of it, what may pass is not behind it.
+        # Notices that quiet hours hold back are not read: however many there are, none that may pass is behind them.
         events = EVENTS if is_gone else passing_now(config, now_us)
         waiting = await self.outbox.waiting(name, events=events, limit=PAGE) if events else ()
         # A former owner may not know yet: what it sent would be recorded by nobody, and sent again each time.

@@ -1,14 +1,14 @@
 """Approvals: the questions that wait, shown in full, and answered once (PER-06, PER-13 to PER-15).
 
-An answer is a row, as everybody's is; the session's owner makes the decision. What is refused here is what the owner
-would refuse, so that a slip of the caller does not cost the question.
+An answer is a row, as everybody's is; the session's owner makes the decision. Answers that the owner would refuse are
+refused here, so that a slip of the caller does not cost the question.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,11 +16,12 @@ from fastapi import APIRouter, Header, Query
 from pydantic import Field
 
 from soong.orchestrator.approvals.approval import Approval, approval_of, question_of, status_of_question
-from soong.orchestrator.approvals.decide import TargetChecker, offers_session
-from soong.orchestrator.approvals.remote_responder import refusal_reason
+from soong.orchestrator.approvals.decide import TargetChecker, by_policy, offers_session
+from soong.orchestrator.approvals.responders import refusal_reason
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import Approver, HasLeft, Left, Reader, Rhythm, Service, until_changed
+from soong.orchestrator.operations.context import Approver, HasLeft, Left, Reader, Service, until_enough
 from soong.orchestrator.operations.documents import OperationReply, Page
+from soong.orchestrator.operations.feeds import Following
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, Cursor, InSession, Limit, RequestId, StrictRoute, Wait
 from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema, TargetStatusSchema
@@ -32,7 +33,6 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Choice, Provenance, Question, RequestState, offered_choices
@@ -53,7 +53,7 @@ Seen = Annotated[str, Header(max_length=200, description="`ETag` of the list tha
 
 
 class Offer(Schema):
-    """What the caller of the API may answer."""
+    """The answers that the caller of the API may give."""
 
     choices: list[Choice] = Field(description="The answers that are offered; none once it is answered.")
     may_answer: bool
@@ -78,12 +78,12 @@ class ApprovalView(Value):
 
     @property
     def is_open(self) -> bool:
-        """Say whether it waits for its first answer."""
+        """Return whether it waits for its first answer."""
         return self.question.is_pending and self.question.answer is None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What may be answered; the owner judges a session grant once more by itself (PER-08)."""
+        """The answers on offer; the owner judges a session grant once more by itself (PER-08)."""
         try:
             request = self.question.request
             policy = policy_for(Policy.from_json(self.session.policy), request.identity)
@@ -114,7 +114,20 @@ class ApprovalView(Value):
         return ""
 
     def shape(self) -> AnswerableApproval:
-        return AnswerableApproval.of_question(self.question, **self._offer())
+        offer = self._offer()
+        if offer["may_answer"] and self._settles_itself:
+            offer |= {"may_answer": False, "may_not_because": "its orchestrator decides it without asking"}
+        return AnswerableApproval.of_question(self.question, **offer)
+
+    @property
+    def _settles_itself(self) -> bool:
+        """Whether its run has not proven it, or a rule decides it: its owner has not looked at it yet."""
+        request, session = self.question.request, self.session
+        try:
+            policy = policy_for(Policy.from_json(session.policy), request.identity)
+        except InvalidConfigError:  # its owner refuses all that the session asks
+            return True
+        return not self.question.is_proven or by_policy(session, policy, request) is not None
 
     def detail(self, approval: Approval) -> AnswerableApprovalDetail:
         # The target is looked at for the user of this machine; for others it need not be where this server is.
@@ -151,6 +164,13 @@ class AnswerBody(Body):
     reason: str = Field(default="", max_length=2_000, description="The reason, which the agent receives.")
 
 
+class FoundQuestions(Value):
+    """A page of questions, and their sessions by id."""
+
+    questions: Sequence[Question]
+    sessions: Mapping[str, Session]
+
+
 @dataclass(slots=True)
 class ApprovalsQuery:
     """One page of the list, as its caller wants it. ``seen`` is the tag of the page that the caller has."""
@@ -163,63 +183,45 @@ class ApprovalsQuery:
     limit: int
     seen: str
     is_attending: bool
-    _sessions: dict[str, Session] = field(default_factory=dict)
-    """Read once a call: who answers in a session never changes."""
-    _found: Sequence[Question] = ()
     _told: Sequence[Question] = ()
 
-    async def is_new(self) -> bool:
-        """Look; say whether there is something to tell."""
-        await self._poll()
+    async def is_new(self, found: FoundQuestions) -> bool:
+        """Say whether there is something to tell; attend to what asks."""
+        self._told = [one for one in found.questions if self._is_all or one.answer is None]
+        if self.is_attending:
+            asking = {one.request.identity.session_id for one in found.questions if one.is_pending}
+            await self._stay({self.session_id} if self.session_id else asking, found.sessions)
         return self._tag != self.seen if self.seen else bool(self._told)
 
-    async def reply(self) -> OperationReply:
-        await self._poll()
+    def reply(self, found: FoundQuestions) -> OperationReply:
         headers = {"ETag": self._tag}
         if self._tag == self.seen:
             return OperationReply(None, 304, headers)
-        shown = [view.shape() for view in await self._views()]
-        last = self._found[0 if self._is_all else -1].request.id if len(self._found) >= self.limit else None
+        home, sessions = self.service.home, found.sessions
+        views = (ApprovalView(one, sessions[one.request.identity.session_id], self.caller, home) for one in self._told)
+        shown = [view.shape() for view in views]
+        questions = found.questions
+        last = questions[0 if self._is_all else -1].request.id if len(questions) >= self.limit else None
         items = [*reversed(shown)] if self._is_all else shown
         return OperationReply(Page[AnswerableApproval].model_construct(items=items, next=last), headers=headers)
 
-    async def _views(self) -> Sequence[ApprovalView]:
-        """Return the questions in their sessions. Callers that ask at the same time share the reading of a session."""
-        store, service = self.service.store.sessions, self.service
-        ids = {one.request.identity.session_id for one in self._told}
-        found = {one: await service.reads.read(("session", one), partial(store.session, one)) for one in ids}
-        return [
-            ApprovalView(one, found[one.request.identity.session_id], self.caller, service.home) for one in self._told
-        ]
+    def followed(self) -> AbstractContextManager[Following[FoundQuestions]]:
+        """Follow the page; all who want the same one share its readings."""
+        key = ("questions", self.session_id, self._is_all, self.cursor, self.limit)
+        return self.service.feeds.follow(key, self._load, self.service.subscriptions.questions)
 
-    async def _poll(self) -> None:
-        self._found = await self._read()
-        self._told = [one for one in self._found if self._is_all or one.answer is None]
-        if self.is_attending:
-            asking = {one.request.identity.session_id for one in self._found if one.is_pending}
-            await self._stay({self.session_id} if self.session_id else asking)
-
-    def watch(self) -> Subscription:
-        """Hear of changes, from now on. All who want the same page share what looks for them."""
-        return self.service.watched.watch(self._key, self._read, self.service.subscriptions.subscribe_questions)
-
-    async def _read(self) -> Sequence[Question]:
-        return await self.service.reads.read(self._key, self._load)
-
-    async def _load(self) -> Sequence[Question]:
-        return await self.service.store.consent.questions(
+    async def _load(self) -> FoundQuestions:
+        store = self.service.store
+        found = await store.consent.questions(
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
+        ids = dict.fromkeys(one.request.identity.session_id for one in found)
+        return FoundQuestions(found, {one: await store.sessions.session(one) for one in ids})
 
-    @property
-    def _key(self) -> tuple[Hashable, ...]:
-        return ("questions", self.session_id, self._is_all, self.cursor, self.limit)
-
-    async def _stay(self, session_ids: Collection[str]) -> None:
+    async def _stay(self, session_ids: Collection[str], known: Mapping[str, Session]) -> None:
         """Attend the sessions that wait for a responder and that the caller may answer."""
-        for session_id in set(session_ids) - self._sessions.keys():
-            self._sessions[session_id] = await self.service.store.sessions.session(session_id)
-        sessions = (self._sessions[session_id] for session_id in session_ids)
+        store = self.service.store.sessions
+        sessions = [known.get(one) or await store.session(one) for one in session_ids]
         attached = (one for one in sessions if one.approval_mode is ApprovalMode.PROMPT)
         ours = [one.id for one in attached if not refusal_reason(one, self.caller.principal)]
         self.service.attending.stay(self.caller.principal, ours)
@@ -255,23 +257,16 @@ async def list_approvals(
     """List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
 
     With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
-    (without one: as soon as something waits), or after so many seconds. Who is to be waited for polls with `attend`.
+    (without one: as soon as something waits), or after so many seconds. To be waited for, poll with `attend`.
     """
     if attend:
         caller.require(Right.APPROVE)
     wanted = ApprovalsQuery(service, caller, state, session, cursor, limit, if_none_match, attend)
-    if wait:
-        with service.held_open(caller):
-            # An attendance is renewed by looking; others look again when there is something else to see.
-            rhythm = Rhythm(
-                min(timing.RENEW_EVERY_S, service.client.settings.responder_lease_s / 3), looks_anyway=attend
-            )
-            subscription = wanted.watch()
-            try:
-                await until_changed(service, caller, has_left, subscription, wanted.is_new, wait, rhythm)
-            finally:
-                await subscription.close()
-    return await wanted.reply()
+    # An attendance is renewed by looking.
+    every_s = min(timing.RENEW_EVERY_S, service.client.settings.responder_lease_s / 3)
+    with service.held_open(caller, is_waiting=wait > 0), wanted.followed() as following:
+        await until_enough(service, caller, has_left, following, wanted.is_new, wait, every_s)
+        return wanted.reply(following.feed.value)
 
 
 @router.get("/v1/approvals/{request_id}")
@@ -365,21 +360,24 @@ async def _shown(service: Service, question: Question, caller: Caller) -> Approv
 
 async def _settled(service: Service, caller: Caller, has_left: HasLeft, request_id: str, wait_s: int) -> Question:
     """Return a question once it is no longer pending, or its state when the time is over."""
-    store = service.store
-    question = await question_of(store.consent, request_id)
+    consent = service.store.consent
+    question = await question_of(consent, request_id)
     if not wait_s or not question.is_pending:
         return question
-    with service.held_open(caller):
-        subscription = await service.subscriptions.subscribe_session(question.request.identity.session_id)
 
-        async def is_closed() -> bool:
-            nonlocal question
-            question = await question_of(store.consent, request_id)
-            return not question.is_pending
+    async def is_closed(now: Question) -> bool:
+        return not now.is_pending
 
-        try:
-            async with asyncio.timeout(wait_s + 1):
-                await until_changed(service, caller, has_left, subscription, is_closed, wait_s)
-        finally:
-            await subscription.close()
-    return question
+    session_id = question.request.identity.session_id
+    with (
+        service.held_open(caller),
+        service.feeds.follow(
+            ("question", request_id),
+            lambda: question_of(consent, request_id),
+            lambda: service.subscriptions.session(session_id),
+            is_quick=True,
+        ) as following,
+    ):
+        async with asyncio.timeout(wait_s + 1):
+            await until_enough(service, caller, has_left, following, is_closed, wait_s)
+        return following.feed.value

@@ -1,4 +1,4 @@
-"""Who calls: the bearer token of a request, looked up and compared, and what too many wrong ones lead to.
+"""The caller of a request: its bearer token, looked up and compared, and the limit on wrong ones.
 
 A token comes in the ``Authorization`` header and in no other way: not in a cookie, which a browser would add by itself,
 and not in an address, which is logged by everybody on the way.
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 CHALLENGE: Final = 'Bearer realm="soong"'
 OWN: Final = "own"
-"""What the record of an answer says in place of a token's id."""
+"""Replaces a token's id in the record of an answer."""
 MOST_FAILURES: Final = 10
 MOST_ADDRESSES: Final = 10_000
 _NOBODYS: Final = ApiToken("", "", frozenset(), digest_of(""), 0)
@@ -32,16 +32,16 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Caller(Value):
-    """Who sent a request: the principal of a token, with its rights, and where the request came from.
+    """The sender of a request: the principal of a token, with its rights, and where the request came from.
 
-    ``peer`` is who holds the connection, looked up for requests that may need the right to approve: what a run started
-    approves nothing, whatever token it found. Without it nothing is approved.
+    ``peer`` is the holder of the connection, looked up for requests that may need the right to approve: a program of a
+    run approves nothing, whatever token it found. Without it nothing is approved.
     """
 
     token: ApiToken
     peer: Peer | None = None
     channel: str = "http"
-    """How what the caller says came here, for the record of an answer."""
+    """The channel of the caller's answers, for their record."""
 
     @property
     def principal(self) -> str:

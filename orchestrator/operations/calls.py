@@ -2,85 +2,51 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlencode
 
-from soong.orchestrator.client.home_api import ApiProblemError, Document, Query, events_of, texts_of
+from soong.orchestrator.client.home_api import Calls, OperationAnswer, Query, texts_of
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.documents import OperationReply
+from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.limits import CALLER
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 
-_END: Final = None
 
-
-class DirectCalls(Value):
+class DirectCalls(Calls, Value):
     """The operations for one caller. ``app`` is the application behind the edge (``http.app.make_routes``)."""
 
     app: Any
     caller: Caller
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Document:
-        """Return the document that an operation returns. Raises: ApiProblemError."""
-        return dict((await self.reply(method, path, query=query, body=body, headers=headers)).document)
+    @property
+    def service(self) -> ServiceParts:
+        """The parts of the server that runs the operations."""
+        parts: ServiceParts = self.app.state.service
+        return parts
 
-    async def reply(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> OperationReply:
-        """Return the document of an operation with its status and headers. Raises: ApiProblemError."""
+    @asynccontextmanager
+    async def sent(
+        self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]
+    ) -> AsyncGenerator[OperationAnswer]:
         exchange = _Exchange(b"" if body is None else json.dumps(body).encode())
-        await self.app(self._scope(method, path, query, headers or {}), exchange.receive, exchange.send)
-        document: Any = json.loads(bytes(exchange.received)) if exchange.received else {}
-        if exchange.status >= 400:
-            raise ApiProblemError(exchange.status, document)
-        return OperationReply(document, exchange.status, exchange.headers)
-
-    async def text(self, path: str, *, query: Query | None = None) -> str:
-        """Return what an operation answers with that sends text. Raises: ApiProblemError."""
-        exchange = _Exchange(b"")
-        await self.app(self._scope("GET", path, query, {}), exchange.receive, exchange.send)
-        if exchange.status >= 400:
-            raise ApiProblemError(exchange.status, json.loads(bytes(exchange.received)))
-        return exchange.received.decode()
-
-    async def stream(self, path: str, *, query: Query | None = None) -> AsyncIterator[tuple[str, Document]]:
-        """Yield name and data of each event of a stream, until it ends. Raises: ApiProblemError."""
-        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        exchange = _Exchange(b"", pieces=pieces)
-        serving = asyncio.ensure_future(self.app(self._scope("GET", path, query, {}), exchange.receive, exchange.send))
-        serving.add_done_callback(lambda _: pieces.put_nowait(_END))
-        kept = b""
+        scope = self._scope(method, path, query, headers)
+        serving = asyncio.ensure_future(self.app(scope, exchange.receive, exchange.send))
+        serving.add_done_callback(exchange.end)
         try:
-            while (piece := await pieces.get()) is not _END:
-                if exchange.status >= 400:
-                    raise ApiProblemError(exchange.status, json.loads(piece))
-                *whole, kept = (kept + piece).split(b"\n\n")
-                for event in events_of(whole):
-                    yield event
+            await exchange.begun.wait()
+            if exchange.status:
+                yield exchange
             if serving.done():
                 await serving
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
-    def _scope(self, method: str, path: str, query: Query | None, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _scope(self, method: str, path: str, query: Query, headers: Mapping[str, str]) -> dict[str, Any]:
         sent = {"content-type": "application/json", **headers}
         return {
             "type": "http",
@@ -91,7 +57,7 @@ class DirectCalls(Value):
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": urlencode(texts_of(query or {})).encode(),
+            "query_string": urlencode(texts_of(query)).encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in sent.items()],
             "client": None,
             "server": None,
@@ -104,12 +70,11 @@ class _Exchange:
     """One request and its response. The caller never hangs up: it cancels the call."""
 
     body: bytes
-    pieces: "asyncio.Queue[bytes | None] | None" = None
-    """Where the pieces of a stream go; without it the response is kept."""
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
-    received: bytearray = field(default_factory=bytearray)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     is_read: bool = False
+    _pieces: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
 
     async def receive(self) -> dict[str, Any]:
         if self.is_read:
@@ -121,7 +86,14 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
-        elif self.pieces is None:
-            self.received += message.get("body", b"")
+            self.begun.set()
         elif message.get("body"):
-            self.pieces.put_nowait(message["body"])
+            self._pieces.put_nowait(message["body"])
+
+    def end(self, _serving: object) -> None:
+        self.begun.set()
+        self._pieces.put_nowait(b"")
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        while piece := await self._pieces.get():
+            yield piece

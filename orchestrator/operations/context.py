@@ -1,33 +1,33 @@
-"""What every route works with: the deployment's client, who may come in, what is held open, and when to stop."""
+"""The parts that every route uses: the deployment's client, callers' rights, held requests, and the stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Protocol, TypeAlias
+from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
 
 from fastapi import Depends, Request
 
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.approvals.remote_responder import ResponderLease
+from soong.orchestrator.approvals.responders import ResponderLease
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.operations.authentication import Authenticator, Caller
+from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPool
 from soong.orchestrator.operations.limits import CALLER, Limits, RequestLimiter
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
-from soong.orchestrator.operations.task_feed import TaskFeeds
-from soong.orchestrator.operations.watched_reads import SharedReads, SubscriptionPool, WatchedReads
 from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.configured import configured_write_roots
 from soong.shared.storage.store import Store
+
+T = TypeVar("T")
 
 CHANNEL: Final = "http"
 
@@ -56,13 +56,13 @@ class _KeptLease:
 
 @dataclass(slots=True)
 class ResponderLeases:
-    """Who is there to answer through one server."""
+    """The responders that are present through one server."""
 
     client: Client
     _kept: dict[str, _KeptLease] = field(default_factory=dict)
 
     def stay(self, principal: str, session_ids: Iterable[str]) -> None:
-        """Be there for these sessions for one responder's lease from now on."""
+        """Keep the principal present in these sessions for one responder's lease from now on."""
         lease_s = self.client.settings.responder_lease_s
         until_s = dict.fromkeys(session_ids, asyncio.get_running_loop().time() + lease_s)
         if not until_s:
@@ -91,7 +91,7 @@ class ResponderLeases:
 
 
 class ArtifactReader(Protocol):
-    """What is read of the artifact store."""
+    """The artifact store, as operations read it."""
 
     async def get(self, digest: str) -> bytes:
         """Return the bytes of a digest.
@@ -101,17 +101,6 @@ class ArtifactReader(Protocol):
         ...
 
 
-class Rhythm(Value):
-    """How often somebody who waits is attended to: whether the caller has left, and where wanted, the rows."""
-
-    every_s: float
-    looks_anyway: bool
-    """Look at the rows without a hint, too."""
-
-
-EACH_SECOND: Final = Rhythm(1.0, looks_anyway=True)
-
-
 @dataclass(slots=True)
 class ServiceParts:
     """One server's parts. Its creator closes it. ``stop`` ends long polls and streams."""
@@ -119,15 +108,15 @@ class ServiceParts:
     client: Client
     metrics: MetricsSource
     artifacts: ArtifactReader
+    takes_modules: bool = False
+    """All callers are the user of this machine, whose plans may name the modules that the deployment has."""
     home: str = field(default_factory=lambda: str(Path.home()))
     limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     authenticator: Authenticator = field(init=False)
     subscriptions: SubscriptionPool = field(init=False)
-    feeds: TaskFeeds = field(init=False)
+    feeds: Feeds = field(default_factory=Feeds)
     attending: ResponderLeases = field(init=False)
-    reads: SharedReads = field(default_factory=SharedReads)
-    watched: WatchedReads = field(default_factory=WatchedReads)
     requests: RequestLimiter = field(init=False)
     streams: RequestLimiter = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)
@@ -142,7 +131,6 @@ class ServiceParts:
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
         self.artifact_reads = asyncio.Semaphore(self.limits.artifact_reads)
         self.subscriptions = SubscriptionPool(self.client.subscriber)
-        self.feeds = TaskFeeds(self.client.store, self.subscriptions)
         self.attending = ResponderLeases(self.client)
 
     @property
@@ -152,13 +140,17 @@ class ServiceParts:
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""
         if self._catalogue is None or (self._catalogue.done() and self._catalogue.exception() is not None):
-            self._catalogue = asyncio.create_task(asyncio.to_thread(Catalogue.of, self.client.settings))
+            self._catalogue = asyncio.create_task(asyncio.to_thread(self._made_catalogue))
         return await asyncio.shield(self._catalogue)
 
-    def settings_of(self, caller: Caller) -> Settings:
-        """Return the settings for a caller: the projects of the HTTP API do not bound the user of this machine."""
+    def _made_catalogue(self) -> Catalogue:
         settings = self.client.settings
-        return settings.model_copy(update={"http_projects": ()}) if caller.is_local else settings
+        made = Catalogue.of(settings)
+        return made.with_deployed_modules(settings) if self.takes_modules else made
+
+    def settings_of(self, caller: Caller) -> Settings:
+        settings = self.client.settings
+        return settings.of_user if caller.is_local else settings
 
     async def target_checker(self) -> TargetChecker:
         """Return what looks at the targets of questions on this machine."""
@@ -173,25 +165,16 @@ class ServiceParts:
 
     def tasks_of(self, caller: Caller) -> TaskService:
         """Return what tasks are asked through, in the name of the caller."""
-        client = self.client
-        return TaskService(
-            client.store,
-            client.notifier,
-            client.subscriber,
-            client.clock,
-            client.planner,
-            caller.principal,
-            may_approve=caller.may(Right.APPROVE),
-        )
+        return self.client.tasks_of(caller.principal, may_approve=caller.may(Right.APPROVE))
 
-    def held_open(self, caller: Caller) -> AbstractContextManager[None]:
+    def held_open(self, caller: Caller, *, is_waiting: bool = True) -> AbstractContextManager[None]:
         """Hold one place for a long poll or a stream of the caller's. Raises: ProblemError (too_busy)."""
-        return self.streams.taken(caller.principal)
+        return self.streams.taken(caller.principal) if is_waiting else nullcontext()
 
     def stop(self) -> None:
         """End long polls and streams."""
         self.stopping.set()
-        self.watched.wake()
+        self.feeds.wake()
 
     async def close(self) -> None:
         if self._catalogue is not None:
@@ -199,7 +182,6 @@ class ServiceParts:
             await asyncio.gather(self._catalogue, return_exceptions=True)
         await self.attending.close()
         await self.feeds.close()
-        await self.watched.close()
         await self.subscriptions.close()
         await self.metrics.close()
         await self.client.close()
@@ -251,26 +233,30 @@ def check_own(caller: Caller, session: Session) -> None:
         raise ProblemError(ProblemCode.NOT_YOURS, detail, {"principal": session.principal})
 
 
-async def until_changed(
+async def until_enough(
     service: ServiceParts,
     caller: Caller,
     has_left: HasLeft,
-    subscription: Subscription,
-    is_enough: Callable[[], Awaitable[bool]],
+    following: Following[T],
+    is_enough: Callable[[T], Awaitable[bool]],
     wait_s: float,
-    rhythm: Rhythm = EACH_SECOND,
+    every_s: float = timing.POLL_ROWS_S,
 ) -> None:
-    """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops.
+    """Return when a value ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops.
+
+    ``every_s`` is how often the caller is looked for, and the value looked at again.
 
     Raises: ProblemError (unauthenticated) when the caller's token was revoked or expired meanwhile.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_s
-    is_heard = True
-    while not (is_heard and await is_enough()):
+    value = await following.next()
+    while not await is_enough(value):
         left_s = deadline_s - loop.time()
         if left_s <= 0 or service.stopping.is_set() or await has_left():
             break
-        is_heard = bool(await subscription.wait(min(rhythm.every_s, left_s))) or rhythm.looks_anyway
-    if not await service.authenticator.still(caller):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(every_s, left_s)):
+                value = await following.next()
+    if wait_s and not await service.authenticator.still(caller):
         raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")

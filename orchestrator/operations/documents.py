@@ -1,4 +1,4 @@
-"""What only the API says: pages, details, plans and callers. The OpenAPI document is made of these and of the schemas.
+"""The API's own documents: pages, details, plans and callers. The OpenAPI document is made of these and of the schemas.
 
 The things themselves have one form for all programs (:mod:`soong.orchestrator.schemas`).
 """
@@ -72,7 +72,7 @@ class PlanSchema(Schema):
 
 
 class PreviewStep(Schema):
-    """What one step will ask for."""
+    """The permissions that one step will ask for."""
 
     id: str
     title: str
@@ -84,7 +84,7 @@ class PreviewStep(Schema):
 
 
 class PreviewSchema(Schema):
-    """What a plan will ask for, as `soong run --preview --json` says it."""
+    """The permissions that a plan will ask for, as `soong run --preview --json` prints them."""
 
     v: int = Field(description="Grows when a field changes its meaning.")
     title: str
@@ -97,6 +97,10 @@ class CallerSchema(Schema):
     token: str = Field(description="The id of the token that was sent; not the token.")
     rights: list[str] = Field(description="What it may do, implied rights among them.")
     expires: Instant | None
+
+
+class ForkedPlan(Schema):
+    plan: AnyObject = Field(description="A plan as it is submitted.")
 
 
 class FoundId(Schema):

@@ -7,6 +7,7 @@ a comment now and then, and ends when its caller's token does, or when the serve
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,49 +15,45 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import Service
+from soong.orchestrator.operations.context import Service, ServiceParts
 from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
-from soong.shared.core import timing
+from soong.orchestrator.operations.run_feed import follow_live
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import AnswerDelta
+from soong.shared.engine.wire.notifier import AnswerDelta
 
 TASKS_TOLD: Final = 100
 PIECE: Final = 64 * 1024
 """Bytes handed to a connection at once: it copies what it cannot send yet, for each reader of a frame of megabytes."""
 
 
-async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[bytes]:
+async def run_frames(service: ServiceParts, run_id: str, from_seq: int) -> AsyncGenerator[bytes]:
     """Yield a log as frames, and its end; pieces of answers have no id, as nobody can ask for them again."""
-    async for event in events:
-        if isinstance(event, AnswerDelta):
-            yield frame(event.as_json(), event="delta")
-        else:
-            yield frame(event.envelope(), id=str(event.seq))
+    async with aclosing(follow_live(service, run_id, from_seq=from_seq)) as events:
+        async for event in events:
+            if isinstance(event, AnswerDelta):
+                yield frame(event.as_json(), event="delta")
+            else:
+                yield frame(event.envelope(), id=str(event.seq))
     yield END
 
 
-async def session_frames(service: Service, session_id: str) -> AsyncGenerator[bytes]:
+async def session_frames(service: ServiceParts, session_id: str) -> AsyncGenerator[bytes]:
     """Yield the state of a session, at once and after every change, until it is closed and nothing of it runs."""
-    subscription = await service.subscriptions.subscribe_session(session_id)
-    last: Json = None
-    try:
+    with service.feeds.follow(
+        ("session", session_id),
+        lambda: _standing(service, session_id),
+        lambda: service.subscriptions.session(session_id),
+    ) as following:
         while True:
-            now = await _standing(service, session_id)
-            if now != last:
-                last = now
-                yield frame(now, event="session")
-            if now["is_over"]:
+            state = await following.next()
+            yield frame(state, event="session")
+            if state["is_over"]:
                 yield END
                 return
-            await asyncio.sleep(timing.LEAST_PAUSE_S)
-            await subscription.wait(timing.POLL_ROWS_S)
-    finally:
-        await subscription.close()
 
 
-async def _standing(service: Service, session_id: str) -> dict[str, Json]:
+async def _standing(service: ServiceParts, session_id: str) -> dict[str, Json]:
     store = service.store
     session = await store.sessions.session(session_id)
     tasks = await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)

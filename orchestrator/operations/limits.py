@@ -10,7 +10,7 @@ from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core.value import Value
 
 CALLER: Final = "soong.caller"
-"""Where a request's scope names who sent it."""
+"""The key of a request's sender in its scope."""
 
 
 class Limits(Value):
@@ -35,11 +35,11 @@ class Limits(Value):
     streams: int = 640
     """Long polls and streams, so that ordinary requests always find room. A browser with the console holds two."""
     streams_each: int = 128
-    """Of one principal: nobody takes all."""
+    """Per principal: none takes all."""
     stop_s: float = 8.0
     """From the stop of the server to the end of what is under way then."""
     keep_alive_s: float = 15.0
-    """Between two signs of life on a stream; so often its caller's token is looked at, too."""
+    """Between two signs of life on a stream; so often its caller's token is checked, too."""
 
 
 @dataclass(slots=True)

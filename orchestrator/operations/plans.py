@@ -1,17 +1,13 @@
 """Plans and goals: checked, previewed, and submitted as tasks."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header
 from msgspec.structs import replace
 
-from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import (
-    Submission,
-)
-from soong.orchestrator.client.submission import Ids, NextAsk, follow_up, new_ids, title_of
+from soong.orchestrator.client.client import Submission
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service
 from soong.orchestrator.operations.documents import (
@@ -21,21 +17,19 @@ from soong.orchestrator.operations.documents import (
     Submitted,
 )
 from soong.orchestrator.operations.events import TASKS_TOLD
+from soong.orchestrator.operations.preparation import Prepare, Work, follow_up, prepared, prepared_ask, title_of
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
-from soong.orchestrator.operations.strict import (
-    SessionId,
-    StrictRoute,
-)
+from soong.orchestrator.operations.strict import SessionId, StrictRoute
 from soong.orchestrator.operations.submissions import (
     AskBody,
     FollowUpBody,
+    Ids,
     PlanBody,
     PreviewBody,
     SubmissionBody,
     check_follow_up,
     ids_of,
-    prepared,
-    prepared_ask,
+    new_ids,
     preview_document,
     previewed,
     read_plan,
@@ -43,20 +37,15 @@ from soong.orchestrator.operations.submissions import (
 from soong.orchestrator.operations.tasks import task_schema
 from soong.orchestrator.schemas.run import SessionSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
-from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.plan.checks import mermaid
-from soong.shared.engine.tasks.plan.kinds.agent import read_settings
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.store import Store
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 
-_Work = TypeVar("_Work", SubmissionBody, AskBody)
-Prepare: TypeAlias = Callable[[_Work, str, Ids, Catalogue, Settings], Submission]
-"""Makes a body ready to be written, for a principal and with these ids."""
 IdempotencyKey = Annotated[
     str,
     Header(
@@ -75,12 +64,14 @@ TraceParent = Annotated[
 ]
 
 
-@router.post(
-    "/v1/tasks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
+_SUBMITTING: Final[Mapping[str, Any]] = {
+    "status_code": 201,
+    "response_model": Submitted,
+    "responses": {200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+}
+
+
+@router.post("/v1/tasks", **_SUBMITTING)
 async def submit_task(
     service: Service,
     caller: Runner,
@@ -95,12 +86,7 @@ async def submit_task(
     return await _submit(service, caller, body, prepared, idempotency_key, traceparent)
 
 
-@router.post(
-    "/v1/asks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
+@router.post("/v1/asks", **_SUBMITTING)
 async def submit_ask(
     service: Service,
     caller: Runner,
@@ -116,7 +102,7 @@ async def submit_ask(
 
 
 async def _submit(
-    service: Service, caller: Caller, body: _Work, prepare: Prepare[_Work], key: str, traceparent: str
+    service: Service, caller: Caller, body: Work, prepare: Prepare[Work], key: str, traceparent: str
 ) -> OperationReply:
     """Write what ``prepare`` makes of a body, unless it has been written with this key before."""
     if body.allows:
@@ -130,12 +116,7 @@ async def _submit(
     return await _written(service, ready, traceparent, is_named=bool(key))
 
 
-@router.post(
-    "/v1/sessions/{session_id}/asks",
-    status_code=201,
-    response_model=Submitted,
-    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
-)
+@router.post("/v1/sessions/{session_id}/asks", **_SUBMITTING)
 async def submit_follow_up(
     service: Service,
     caller: Runner,
@@ -156,8 +137,9 @@ async def submit_follow_up(
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
             raise _reused()
         return await _submitted(service, Ids(session_id, task_id), status=200)
-    ask = NextAsk(body.goal, body.agent, body.model, settings=read_settings(body.settings), task_id=task_id)
-    ready = follow_up(ask, session, await _last_root(store, session_id), catalogue, service.client.clock)
+    if body.budget:
+        caller.require(Right.APPROVE)
+    ready = follow_up(body, session, await _last_root(store, session_id), catalogue, task_id=task_id)
     return await _written(service, ready, traceparent, is_named=bool(task_id))
 
 

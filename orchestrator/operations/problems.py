@@ -1,10 +1,11 @@
-"""What may go wrong with a request, as RFC 9457 problem documents: a closed list of codes, never a traceback.
+"""The problems of requests, as RFC 9457 problem documents: a closed list of codes, never a traceback.
 
-``type`` is ``urn:soong:problem:<code>``; a code never changes its meaning. Whatever is raised below becomes one of them
-here and nowhere else.
+``type`` is ``urn:soong:problem:<code>``; a code never changes its meaning. Each exception from below becomes one of
+them here and nowhere else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from soong.orchestrator.client.home_api import ApiProblemError
 from soong.shared.core.errors import (
     ConflictError,
     InvalidPlanError,
@@ -31,7 +33,7 @@ log = get_logger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 TOLD: Final = "soong.told"
-"""Where a request's scope says that its failure has been answered and logged."""
+"""The key in a request's scope: its failure has been answered and logged."""
 DISK_FULL: Final = "database or disk is full"
 """SQLite's words."""
 MAX_ERRORS: Final = 50
@@ -117,7 +119,7 @@ _BY_STATUS: Final[Mapping[int, ProblemCode]] = {
     413: ProblemCode.BODY_TOO_LARGE,
     415: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
 }
-"""What a status of the framework's own means here; any other is an invalid request."""
+"""The meaning of a status of the framework's own; any other is an invalid request."""
 
 
 class ErrorSchema(BaseModel):
@@ -156,9 +158,9 @@ class ProblemError(HTTPException):
         self.more = more or {}
         super().__init__(MEANINGS[code][0], detail, dict(headers or {}))
 
-    def response(self) -> Response:
-        """Return it as it is sent."""
-        document = {
+    @property
+    def document(self) -> dict[str, Json]:
+        return {
             "type": f"urn:soong:problem:{self.code}",
             "title": HTTPStatus(self.status_code).phrase,
             "status": self.status_code,
@@ -166,7 +168,10 @@ class ProblemError(HTTPException):
             "code": str(self.code),
             **self.more,
         }
-        return Response(dump(document), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
+
+    def response(self) -> Response:
+        """Return it as it is sent."""
+        return Response(dump(self.document), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
 
 
 def problem_of(error: Exception) -> ProblemError:
@@ -180,12 +185,21 @@ def problem_of(error: Exception) -> ProblemError:
         case InvalidPlanError():
             listed = f"; the first {len(error.problems)} are listed" if error.rest else ""
             detail = f"the plan has {error.total:,} problems{listed}"
-            return ProblemError(ProblemCode.INVALID_PLAN, detail, {"errors": plan_errors(error)})
+            return ProblemError(ProblemCode.INVALID_PLAN, detail, {"errors": plan_errors(error), "total": error.total})
         case SoongError():
             return _of_ours(error)
     incident = uuid4().hex
     log.error("http_fault", incident=incident, exc_info=error)
     return ProblemError(ProblemCode.INTERNAL_ERROR, "the server failed; its log says how", {"incident": incident})
+
+
+@contextmanager
+def raised_as_ours() -> Iterator[None]:
+    """Raise what an operation refuses as an error of this program."""
+    try:
+        yield
+    except ProblemError as problem:
+        raise ApiProblemError(problem.status_code, problem.document).error() from problem
 
 
 def _of_ours(error: SoongError) -> ProblemError:

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from soong.orchestrator.client.tail import RunTail, follow_live
 from soong.orchestrator.operations.context import Reader, Runner, Service
 from soong.orchestrator.operations.documents import Page, page_of
 from soong.orchestrator.operations.events import EventStream, run_frames
@@ -139,6 +138,4 @@ async def stream_events(
         raise ProblemError(ProblemCode.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
-    tail = RunTail(service.store.runs, service.subscriptions.subscribe_run)
-    live = follow_live(tail, service.subscriptions.subscribe_answer, run_id, from_seq=seen + 1)
-    return EventStream(run_frames(live), service, caller)
+    return EventStream(run_frames(service, run_id, seen + 1), service, caller)

@@ -1,5 +1,6 @@
 """The service itself: is it there, what does it hold, who am I; signing in, and the audit log."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -8,18 +9,20 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.workers import list_workers, usage_totals
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Service
 from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
+from soong.orchestrator.schemas.tool import ToolsSchema
 from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
-from soong.shared.engine.runs.record import UsageBy
+from soong.shared.core.identity import Role
+from soong.shared.engine.runs.record import UsageBy, UsageTotal
+from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
 
@@ -64,8 +67,7 @@ def caller_document(caller: Caller) -> CallerSchema:
 @router.get("/v1/workers", tags=["service"])
 async def workers(service: Service, _caller: Reader) -> WorkersSchema:
     """List the workers that are not gone, with what each holds, and the queues."""
-    view = await list_workers(service.store.claims, service.store.sessions, service.metrics)
-    return WorkersSchema.of_view(view)
+    return await WorkersSchema.read(service.store.claims, service.store.sessions, service.metrics)
 
 
 @router.get("/v1/status", tags=["service"])
@@ -90,6 +92,16 @@ async def usage(
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
     unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
     return UsageSums.of_totals(by, totals, unsummed)
+
+
+@router.get("/v1/tools", tags=["service"])
+async def list_tools(
+    service: Service,
+    _caller: Reader,
+    role: Annotated[Role | None, Query(description="Only the tools that this role gets.")] = None,
+) -> ToolsSchema:
+    """List the tools of the service, in the order that models see them."""
+    return await asyncio.to_thread(ToolsSchema.of_home, service.client.settings, role)
 
 
 @router.get(
@@ -151,3 +163,11 @@ def age_s(text: str) -> int:
         return read_age(text, "since")
     except UsageError as error:
         raise ProblemError(ProblemCode.INVALID_INPUT, str(error)) from error
+
+
+async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
+    """Return the sums over the agents' runs that were made since then, the largest cost first, then most tokens."""
+    totals = await runs.usage_totals(by, since_us=since_us, session_id=session_id)
+    if by is UsageBy.DAY:
+        return sorted(totals, key=lambda one: one.key, reverse=True)
+    return sorted(totals, key=lambda one: (one.cost_usd, one.input_tokens + one.output_tokens), reverse=True)

@@ -5,7 +5,7 @@ A refusal names each field or parameter with what to do about it. Parameters tha
 
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from functools import wraps
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, get_args
@@ -173,29 +173,28 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         known = frozenset(_query_names(self.dependant))
-        takes_body = self.body_field is not None
         body = next(models_in(self.body_field.field_info.annotation), None) if self.body_field is not None else None
+
+        holds_plan = body is not None and issubclass(body, Body) and body.holds_plan
 
         async def strictly(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)  # it keeps the body that it has read
             _check_query(strict, known)
-            await _check_body(strict, takes_body=takes_body)
-            async with await _room_for(strict, body):
+            size = len(await strict.body()) if self.body_field is not None else 0
+            media_type = strict.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if size and media_type != "application/json":
+                detail = "send the body as `Content-Type: application/json`"
+                raise ProblemError(ProblemCode.UNSUPPORTED_MEDIA_TYPE, detail)
+            service = service_of(strict)
+            # Before a body is read as JSON: a large plan waits for others of its like.
+            is_large = holds_plan and size > service.limits.large_plan_bytes
+            async with service.large_plans if is_large else nullcontext():
                 try:
                     return await handle(strict)
                 except RequestValidationError as error:
                     raise await _invalid(strict, error, body) from error
 
         return strictly
-
-
-async def _room_for(request: Request, body: type[BaseModel] | None) -> AbstractAsyncContextManager[None]:
-    """Return what has to be entered before a body is read as JSON: a large plan waits for others of its like."""
-    if body is None or not issubclass(body, Body) or not body.holds_plan:
-        return nullcontext()
-    service = service_of(request)
-    is_large = len(await request.body()) > service.limits.large_plan_bytes
-    return service.large_plans if is_large else nullcontext()
 
 
 async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:
@@ -245,14 +244,6 @@ def _refuse(errors: Sequence[Json]) -> None:
     if errors:
         detail = "the request holds text that cannot be stored; `errors` names each"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
-
-
-async def _check_body(request: Request, *, takes_body: bool) -> None:
-    if not takes_body or not await request.body():
-        return
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ProblemError(ProblemCode.UNSUPPORTED_MEDIA_TYPE, "send the body as `Content-Type: application/json`")
 
 
 def _known(form_text: str, kind: str) -> Callable[[str], str]:

@@ -1,43 +1,38 @@
-"""What a caller submits: read, looked at before anything starts, and made ready to be written.
-
-A yes given beforehand (PER-17) names the digest of what the preview showed of its step. It is computed again from the
-plan, the rules and the disk as they are at the submission: another one refuses the submission, and nothing is written.
-"""
+"""Submissions of callers: read, and previewed before anything starts."""
 
 import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 from pydantic import Field, JsonValue
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.client import Submission
-from soong.orchestrator.client.explanation import preview_of
-from soong.orchestrator.client.submission import Ids, SessionTerms, ask_submission, submission
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import ServiceParts, check_own
 from soong.orchestrator.operations.documents import PreviewSchema
+from soong.orchestrator.operations.explanation import preview_of
 from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.operations.strict import Body
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidPlanError, UsageError
-from soong.shared.core.jsontext import Json, digest
+from soong.shared.core.ids import new_id
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.core.texts import require_text
 from soong.shared.core.value import Value
-from soong.shared.engine.sessions.session import ApprovalMode, Session
+from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.kinds.agent import SETTING_NAMES, read_settings
+from soong.shared.engine.tasks.plan.kinds.agent import SETTING_NAMES
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.access.token import Right
-from soong.shared.permissions.consent import Preview, StepGrant
+from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Effect, parse_allow
+from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import is_within
 from soong.shared.permissions.store import ConsentStore
 
@@ -132,6 +127,12 @@ class FollowUpBody(Body):
     agent: str = Field(default="", max_length=200, description="Another definition than that of the last ask.")
     model: str = Field(default="", max_length=200, description="Another model than that of the last ask.")
     settings: AskSettings = NOTHING
+    budget: str = Field(
+        default="",
+        max_length=100,
+        description="What its session may use in all from now on, as in `POST /v1/asks`; needs the right `approve`.",
+    )
+    max_concurrent: MaxConcurrent = 0
 
 
 class StepGrantBody(Body):
@@ -171,37 +172,45 @@ def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue, name: st
     return parse_plan(source, name, known) if isinstance(source, str) else plan_from_json(source, name, known)
 
 
-class _CheckedPlan(Value):
+class CheckedPlan(Value):
     """A body whose fields, looked at one by one, can be used."""
 
     plan: Plan
+    inputs: JsonObject
     project: Path
     catalogue: Catalogue
     """With the agent definitions of the project."""
 
+    def preview(self, body: PreviewBody, settings: Settings) -> Preview:
+        """Return what the steps of the plan will ask for."""
+        cwd = Path(body.cwd or self.project)
+        return preview_of(self.plan, self.inputs, self.project, cwd, body.allow, self.catalogue, settings)
 
-def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _CheckedPlan:
+
+def checked_plan(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> CheckedPlan:
     """Look at the project, the plan, its inputs and the rules.
 
-    Raises: ProblemError (forbidden; invalid_plan, invalid_input with everything that is wrong).
+    Raises:
+        InvalidPlanError: the plan or an input is wrong, and nothing else.
+        ProblemError: forbidden; invalid_input with everything that is wrong.
     """
     project, errors = _project(body.project, settings.http_projects)
-    has_other = bool(errors)
     catalogue = catalogue if errors else catalogue.at(project)
-    plan: Plan | None = None
+    errors += _rule_errors(body.allow, catalogue)
+    total, plan = len(errors), None
+    inputs: JsonObject = {}
     try:
         plan = read_plan(body.plan, catalogue, body.source)
-        bind_inputs(plan, body.inputs)
+        inputs = bind_inputs(plan, body.inputs)
     except InvalidPlanError as error:
+        if not errors:
+            raise
         errors += plan_errors(error)
-    rule_errors = _rule_errors(body.allow, catalogue)
-    has_other = has_other or bool(rule_errors)
-    errors += rule_errors
+        total += error.total
     if plan is None or errors:
-        code = ProblemCode.INVALID_INPUT if has_other else ProblemCode.INVALID_PLAN
         detail = f"the submission has {len(errors)} problems; `errors` names each"
-        raise ProblemError(code, detail, {"errors": errors[:MAX_ERRORS]})
-    return _CheckedPlan(plan, project, catalogue)
+        raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS], "total": total})
+    return CheckedPlan(plan, inputs, project, catalogue)
 
 
 def _error(place: str, problem: str, hint: str) -> Json:
@@ -210,9 +219,28 @@ def _error(place: str, problem: str, hint: str) -> Json:
 
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     """Look at what a plan will ask for; nothing is written. Raises: ProblemError."""
-    checked = _checked(body, catalogue, settings)
-    terms = SessionTerms(project=checked.project, cwd=_cwd(body, checked.project), allow=body.allow)
-    return preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
+    return checked_plan(body, catalogue, settings).preview(body, settings)
+
+
+def checked_project(body: AskBody, catalogue: Catalogue, settings: Settings) -> Path:
+    """Look at the project and the rules of a goal. Raises: ProblemError (forbidden, invalid_input)."""
+    project, errors = _project(body.project, settings.http_projects)
+    errors += _rule_errors(body.allow, catalogue)
+    if errors:
+        detail = f"the goal has {len(errors)} problems; `errors` names each"
+        raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
+    return project
+
+
+class Ids(NamedTuple):
+    """The ids that a submission gets. The same ones written again are the same session and task."""
+
+    session: str
+    task: str
+
+
+def new_ids() -> Ids:
+    return Ids(new_id("sess"), new_id("task"))
 
 
 def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBody) -> Ids:
@@ -227,61 +255,6 @@ def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBo
     return Ids(f"sess_{session}", f"task_{task}")
 
 
-def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogue, settings: Settings) -> Submission:
-    """Make a submission ready to be written.
-
-    Raises:
-        ProblemError: a field, the plan, an input or a rule is wrong, the project may not be used, or a step does not
-            ask for what was shown of it.
-        UsageError: a step has neither model nor script.
-    """
-    checked = _checked(body, catalogue, settings)
-    terms = _terms(body, checked.project, catalogue, settings, principal, ids)
-    if body.step_grants:
-        preview = preview_of(checked.plan, body.inputs, terms, checked.catalogue, settings)
-        terms = replace(terms, step_grants=_consented(preview, body.step_grants))
-    return submission(checked.plan, body.inputs, terms, checked.catalogue, SystemClock())
-
-
-def prepared_ask(body: AskBody, principal: str, ids: Ids, catalogue: Catalogue, settings: Settings) -> Submission:
-    """Make a goal ready to be written.
-
-    Raises:
-        ProblemError: the project or a rule is wrong, or the project may not be used.
-        UsageError: the goal is empty, or there is no model.
-        NotFoundError: the agent definition is unknown.
-    """
-    project, errors = _project(body.project, settings.http_projects)
-    errors += _rule_errors(body.allow, catalogue)
-    if errors:
-        detail = f"the goal has {len(errors)} problems; `errors` names each"
-        raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
-    terms = _terms(body, project, catalogue, settings, principal, ids)
-    return ask_submission(body.goal, body.agent, terms, catalogue, SystemClock())
-
-
-def _terms(
-    body: SubmissionBody | AskBody, project: Path, catalogue: Catalogue, settings: Settings, principal: str, ids: Ids
-) -> SessionTerms:
-    return SessionTerms(
-        project=project,
-        cwd=_cwd(body, project),
-        approval_mode=ApprovalMode(body.approval_mode),
-        model=body.model or settings.model,
-        allow=body.allow,
-        principal=principal,
-        ids=ids,
-        policy=_policy(catalogue, settings),
-        budget=(body.budget,),
-        settings=read_settings(body.settings),
-        max_concurrent=body.max_concurrent,
-    )
-
-
-def _cwd(body: PreviewBody | AskBody, project: Path) -> Path:
-    return Path(body.cwd) if body.cwd else project
-
-
 async def check_follow_up(
     caller: Caller, session: Session, consent: ConsentStore, catalogue: Catalogue, settings: Settings
 ) -> None:
@@ -291,7 +264,7 @@ async def check_follow_up(
     """
     check_own(caller, session)
     _project(session.project, settings.http_projects)
-    given, new = Policy.from_json(session.policy), _policy(catalogue, settings)
+    given, new = Policy.from_json(session.policy), policy_of_submission(catalogue, settings)
     allowed = {rule for rule in given.rules if rule.effect is Effect.ALLOW and not rule.step}
     if not allowed <= set(new.rules) or replace(given, rules=()) != replace(new, rules=()):
         caller.require(Right.APPROVE)
@@ -306,53 +279,31 @@ def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:
     errors = []
     for number, rule in enumerate(rules):
         try:
-            for each in catalogue.written_out(rule):
-                parse_allow(each, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names)
+            require_text("the rule", rule)
+            catalogue.rules_of(rule)
         except UsageError as error:
             errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
     return errors
 
 
-def _policy(catalogue: Catalogue, settings: Settings) -> Policy:
-    return replace(catalogue.policy, read_roots=_read_roots(catalogue.policy, settings.http_projects))
+def policy_of_submission(catalogue: Catalogue, settings: Settings) -> Policy:
+    """Return the policy of a submitted task: it reads what is configured within the named projects, and its own.
+
+    Nothing is configured: nothing else. A token is given to somebody for a project, not for the files of the user that
+    the workers run as.
+    """
+    allowed = [os.path.realpath(Path(root).expanduser()) for root in settings.http_projects]
+    roots = catalogue.policy.read_roots
+    within = tuple(one for one in roots if not allowed or any(is_within(one, root) for root in allowed))
+    return replace(catalogue.policy, read_roots=within)
 
 
 def preview_document(preview: Preview) -> PreviewSchema:
     """Return a preview as it is sent: each step with the digest that a yes to it names."""
     steps: list[Json] = [
-        {**step.as_json(), "grant_digest": _grant_digest(step.grant) if step.grantable else None}
-        for step in preview.steps
+        {**step.as_json(), "grant_digest": step.grant.digest if step.grantable else None} for step in preview.steps
     ]
     return PreviewSchema.model_validate({**preview.as_json(), "steps": steps})
-
-
-def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[StepGrant]:
-    """Return what was said yes to, if it is what is asked for now. Raises: UsageError, ProblemError (input_changed)."""
-    chosen: list[StepGrant] = []
-    for one in given:
-        grants = preview.grants([one.step])
-        if [_grant_digest(grant) for grant in grants] != [one.grant_digest]:
-            detail = f"step {one.step!r} does not ask for what was shown of it; preview the plan again and look"
-            raise ProblemError(ProblemCode.INPUT_CHANGED, detail, {"step": one.step})
-        chosen += grants
-    return chosen
-
-
-def _grant_digest(grant: StepGrant) -> str:
-    words = [grant.step_id, *([tool, str(scope)] for tool, scope in grant.scopes)]
-    return digest(json.dumps(words))  # as escapes: a name on a disk may hold half a character
-
-
-def _read_roots(policy: Policy, projects: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what a submitted task may read besides its own folders: what is configured, within the named projects.
-
-    Nothing is configured: nothing else. A token is given to somebody for a project, not for the files of the user that
-    the workers run as.
-    """
-    allowed = [os.path.realpath(Path(root).expanduser()) for root in projects]
-    return tuple(
-        folder for folder in policy.read_roots if not allowed or any(is_within(folder, root) for root in allowed)
-    )
 
 
 def _project(text: str, roots: tuple[str, ...]) -> tuple[Path, list[Json]]:

@@ -8,23 +8,17 @@ from msgspec.structs import replace
 from pydantic import Field
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import (
-    brief_view,
-    counts_of,
-    in_plan_order,
-    snapshot_of,
-    steps_of,
-    tasks_planned_by,
-)
-from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
 from soong.orchestrator.operations.documents import (
+    ForkedPlan,
     Page,
     TaskDetail,
     page_of,
 )
+from soong.orchestrator.operations.outcome import read_result
+from soong.orchestrator.operations.snapshots import counts_of, in_plan_order, steps_of, tasks_planned_by
 from soong.orchestrator.operations.strict import (
     MAX_LIMIT,
     Body,
@@ -36,6 +30,7 @@ from soong.orchestrator.operations.strict import (
     TaskId,
 )
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
+from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
 from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
 from soong.shared.engine.tasks.plan.checks import mermaid
@@ -43,8 +38,10 @@ from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.reader import planned_limits
 from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO
+from soong.shared.engine.tasks.rerun import forked_plan
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right
 
@@ -58,6 +55,7 @@ class CommandBody(Body):
 
 
 class ResumeBody(CommandBody):
+    model: str = Field(default="", max_length=200, description="Model of the agent steps that run again.")
     budget: str = Field(
         default="", max_length=100, description="What its session may use in all from now on, as in a submission."
     )
@@ -78,7 +76,7 @@ class RetryBody(CommandBody):
 
 
 class DispatchBody(Body):
-    """What runs that take a task's steps one by one are to be; as `agent.dispatch_worker` takes it."""
+    """Runs that take a task's steps one by one, as `agent.dispatch_worker` starts them."""
 
     holds_plan: ClassVar[bool] = True
 
@@ -136,9 +134,12 @@ async def show_task(
 @router.get("/v1/tasks/{task_id}/result")
 async def task_result(service: Service, _caller: Reader, task_id: TaskId, brief: Brief = False) -> TaskResult:
     """Show the result of a task: outputs, what was written, denied and unknown, as `soong tasks show --json` does."""
-    view = await (brief_view if brief else snapshot_of)(service.store, task_id)
-    outcome = await outcome_of(service.store, view, service.client.settings.runs)
-    return TaskResult.of_outcome(outcome)
+    return await result_of(service, task_id, brief=brief)
+
+
+async def result_of(service: Service, task_id: str, *, brief: bool = False) -> TaskResult:
+    """Return the result of a task. Raises: NotFoundError."""
+    return await read_result(service.store, task_id, service.client.settings.runs, brief=brief)
 
 
 @router.get(
@@ -169,6 +170,23 @@ async def task_graph(
     return Response(await asyncio.to_thread(draw), media_type=media_type)
 
 
+@router.get("/v1/tasks/{task_id}/fork")
+async def fork_task(
+    service: Service,
+    _caller: Reader,
+    task_id: TaskId,
+    start: Annotated[str, Query(alias="from", max_length=64, description="Run this step and all downstream of it.")],
+) -> ForkedPlan:
+    """Show a plan that repeats an ended task from a step on; other completed steps have their recorded results."""
+    tasks = service.store.tasks
+    task, steps = await tasks.task_with_steps(task_id)
+    if not task.status.is_terminal:
+        raise ConflictError(f"task {task.id} is {task.status}; fork it when it has ended")
+    done = [step for step in steps if step.status is StepStatus.COMPLETED and not step.map_key]
+    results = {step.key: await tasks.result(step.key) for step in done}
+    return ForkedPlan(plan=forked_plan(task, steps, results, start))
+
+
 @router.post("/v1/tasks/{task_id}/pause")
 async def pause_task(service: Service, caller: Runner, task_id: TaskId, body: CommandBody = NO_REASON) -> TaskSchema:
     """Let nothing of a task start; what runs is handed back."""
@@ -192,7 +210,7 @@ async def resume_task(service: Service, caller: Runner, task_id: TaskId, body: R
         check_own(caller, await store.sessions.session(task.session_id))
         of_task = NO_BUDGET if asked.limits is None else planned_limits(asked.limits)
         await raise_limits(store.budgets, task, of_session=parse_budget(asked.budget), of_task=of_task)
-    await tasks.resume(task, reason=asked.reason or "resumed")
+    await tasks.resume(task, reason=asked.reason or "resumed", model=asked.model)
     return await task_schema(service, await service.store.tasks.task(task_id))
 
 
@@ -218,7 +236,7 @@ async def dispatch_workers(service: Service, caller: Runner, task_id: TaskId, bo
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
 
     An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the
-    session allows, it would allow them. What others dispatch is asked about, call by call.
+    session allows, it would allow them. Runs that others dispatch ask for each call.
     """
     if body.says_what_to_do:
         caller.require(Right.APPROVE)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
+from soong.shared.agents.runtime.call_log import clean_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
-from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
@@ -26,7 +26,7 @@ from soong.shared.core.errors import (
 )
 from soong.shared.core.foreign import contained
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.asks import AskStore, OpenAsk, follows
@@ -74,7 +74,7 @@ class AskRunner:
     """Sessions with asks that there was no room for at the last look, in the order in which they came to wait."""
 
     def on_end(self, ended: Ended) -> None:
-        """Say who hears of it when a run here is over, or was stopped."""
+        """Set the callback for a run here that is over, or was stopped."""
         self._ended = ended
 
     def holds(self, session_id: str) -> bool:
@@ -82,7 +82,7 @@ class AskRunner:
         return any(held.ownership.session_id == session_id for held in self._held.values())
 
     async def look(self, ownership: Ownership) -> None:
-        """Start and stop what the rows of a session say. Raises: NotOwnerError, UnavailableError."""
+        """Start and stop agents as the rows of a session require. Raises: NotOwnerError, UnavailableError."""
         open_asks = {ask.task_id: ask for ask in await self.asks.open_asks(ownership)}
         for task_id, held in list(self._held.items()):
             if held.ownership.session_id == ownership.session_id:

@@ -11,7 +11,8 @@ import redis as redis_sync
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
-from soong.orchestrator.approvals.deployment_key import open_key
+from soong.orchestrator.approvals.deployment_key import DeploymentKey, open_key
+from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.tool_registry import owner_registry
@@ -34,15 +35,14 @@ from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.parts import OptionalPart
-from soong.shared.core.settings import RUNS, Settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
-from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
+from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.celery.app import CeleryBroker, CeleryRunEvents, make_celery
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -52,7 +52,7 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store, retry_until_confirmed
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.ports import ArtifactStore
-from soong.shared.toolsets.agents import DefinitionsOf
+from soong.shared.toolsets.agents.looking import DefinitionsOf
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from soong.shared.toolsets.memory.provider import MemoryProvider
 
 AGENT_CONNECTIONS = 512
-"""With more calls waiting than this, some look at the rows every second and hear nothing in between."""
+"""With more calls waiting than this, some read the rows every second and get no notification in between."""
 
 OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
 
@@ -91,28 +91,27 @@ async def build(settings: Settings) -> Orchestrator:
     clock = SystemClock()
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
     config, settings = catalogue.config, with_config(settings, catalogue.config)
-    planner = _planner(settings, catalogue)
     secrets = redactor(secret_values(settings, config.secret_env, config.secret_files))
-    store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
-    try:
-        budget = configured_budget(config.budgets.day, "day")
-        await retry_until_confirmed(lambda: store.budgets.set_budget(DAY, budget), what="the budget of the day")
-        key = await open_key(store, settings.key_file, clock)
-    except BaseException:
-        await store.close()
-        raise
+    store, key = await _opened(settings, config, clock, secrets)
+    return _orchestrator(settings, catalogue, store, key, clock, secrets)
+
+
+def _orchestrator(
+    settings: Settings, catalogue: Catalogue, store: Store, key: DeploymentKey, clock: Clock, secrets: Redactor
+) -> Orchestrator:
+    planner = catalogue.live_planner(settings.model, settings.max_children_per_run, reads_projects=settings.is_embedded)
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     artifacts = open_artifact_store(settings)
     memory, job = _memory(settings, catalogue, store, clock)
-    broker = _broker(settings.redis_url)
-    owner_id, events = _OwnerId(), _run_events(settings)
-    approvals = ApprovalBroker(
-        store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
-    )
-    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job, lambda: approvals.is_busy)
-    followers = _followers(settings, config, store, clock, owner_id, secrets)
+    # The queues of workers, over a client that does not wait long.
+    queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)
+    broker = CeleryBroker(make_celery(settings.redis_url), queues)
+    owner_id = _OwnerId()
+    events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
+    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
+    followers = _followers(settings, catalogue.config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
@@ -126,9 +125,21 @@ async def build(settings: Settings) -> Orchestrator:
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
         dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
-        broker=approvals,
+        broker=ApprovalBroker(
+            ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, events=events)
+        ),
         recorder=folders,
-        agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
+        agents=owner_agents(
+            settings,
+            catalogue.config,
+            store,
+            inbox,
+            artifacts,
+            service,
+            lambda project: catalogue.at(project if settings.is_embedded else None).definitions,
+            RedisPacer(clients.commands),
+            memory,
+        ),
         memory=job,
         closers=(*followers.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=followers.background,
@@ -163,49 +174,16 @@ def _followers(
     return Followers(background, tuple(close for part in parts for close in part.closers))
 
 
-def _broker(redis_url: str) -> CeleryBroker:
-    """Return the queues of workers, over a client that does not wait long."""
-    return CeleryBroker(
-        make_celery(redis_url), redis_sync.Redis.from_url(redis_url, socket_timeout=timing.COMMAND_LIMIT_S)
-    )
-
-
-def _run_events(settings: Settings) -> CeleryRunEvents | None:
-    """Return what sends events of runs to Flower, unless that is off."""
-    return CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
-
-
-def _planner(settings: Settings, catalogue: Catalogue) -> Planner:
-    """Return what makes the rows of an agent's plans."""
-    reads_projects = _opens_projects(settings)
-    return catalogue.live_planner(settings.model, settings.max_children_per_run, reads_projects=reads_projects)
-
-
-def _agents(
-    settings: Settings,
-    catalogue: Catalogue,
-    store: Store,
-    inbox: DecisionInbox,
-    artifacts: ArtifactFiles,
-    service: TaskService,
-    pacer: Pacer,
-    memory: "MemoryProvider | None",
-) -> AskRunner:
-    definitions_of = (
-        catalogue.definitions_of if _opens_projects(settings) else lambda _project: catalogue.definitions_now()
-    )
-    return owner_agents(
-        settings,
-        catalogue.config,
-        store,
-        service.notifier,
-        inbox,
-        artifacts,
-        service,
-        definitions_of,
-        pacer,
-        memory,
-    )
+async def _opened(settings: Settings, config: Config, clock: Clock, secrets: Redactor) -> tuple[Store, DeploymentKey]:
+    """Open the store, with the budget of the day in it, and the key of the deployment."""
+    store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
+    try:
+        budget = configured_budget(config.budgets.day, "day")
+        await retry_until_confirmed(lambda: store.budgets.set_budget(DAY, budget), what="the budget of the day")
+        return store, await open_key(store, settings.key_file, clock)
+    except BaseException:
+        await store.close()
+        raise
 
 
 def _memory(
@@ -228,16 +206,10 @@ def _memory(
     return None, None
 
 
-def _opens_projects(settings: Settings) -> bool:
-    """Say whether this process reads files of projects. In a deployment it has the signing key (docs/security.md)."""
-    return settings.is_embedded
-
-
 def owner_agents(
     settings: Settings,
     config: Config,
     store: Store,
-    notifier: Notifier,
     inbox: DecisionInbox,
     artifacts: ArtifactStore,
     service: TaskService,
@@ -253,12 +225,13 @@ def owner_agents(
         InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
     """
     environment = ToolEnvironment.of(settings, config, starts_servers=settings.is_embedded)
+    # In a deployment this process has the signing key: it reads no file and no module of a project (docs/security.md).
     if not settings.is_embedded:
         environment = replace(environment, modules=())
-    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
+    clean = environment.redactor
     runtime = AgentRuntime(
         store=store,
-        notifier=notifier,
+        notifier=service.notifier,
         inbox=inbox,
         artifacts=artifacts,
         clock=service.clock,
@@ -272,13 +245,13 @@ def owner_agents(
             memory=memory,
             patience_s=settings.no_worker_s,
         ),
-        hooks=all_hooks(environment, clean, settings.home),
+        hooks=all_hooks(environment),
         redactor=clean,
         source=OWNER_SOURCE,
         pacer=pacer or LocalPacer(),
         offers=any_tool if settings.is_embedded else is_harmless,
     )
-    return AskRunner(store.asks, store.sessions, runtime, notifier, service.clock, clean, settings.max_asks)
+    return AskRunner(store.asks, store.sessions, runtime, service.notifier, service.clock, clean, settings.max_asks)
 
 
 def any_tool(_tool: ToolDefinition) -> bool:

@@ -1,7 +1,7 @@
-"""What clients ask of a session's owner: to pause, cancel, retry, change, end a task and more. It alone writes it.
+"""Commands of clients to a session's owner: pause, cancel, retry, change, end a task and more. It alone writes it.
 
-What may not be done twice (a change, a retry, an end) is carried out and marked as done in one transaction: an owner
-that dies in between leaves nothing for its successor to repeat.
+A command that must not run twice (a change, a retry, an end) is carried out and marked as done in one transaction: an
+owner that dies in between leaves nothing for its successor to repeat.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallAbort, RunStore, calls_under_way
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
@@ -31,22 +30,22 @@ from soong.shared.engine.wire.notifier import Notifier
 
 
 class SessionMemory(Protocol):
-    """What remembers sessions (:mod:`soong.orchestrator.memory.job`)."""
+    """The memory job of sessions (:mod:`soong.orchestrator.memory.job`)."""
 
     async def begin(self, ownership: Ownership) -> bool:
-        """Make a job of it, if there is something to remember; say whether one is open now, which then closes it."""
+        """Make a job for it, if there is something to remember; return whether one is open, which closes it."""
         ...
 
     async def ended(self, ownership: Ownership, task_id: str) -> bool:
-        """Close the session of a job that has ended; say whether the task was one."""
+        """Close the session of a job that has ended; return whether the task was one."""
         ...
 
     def is_job(self, run: Run) -> bool:
-        """Say whether a run is a job that has ended well."""
+        """Return whether a run is a job that has ended well."""
         ...
 
     async def keep(self, run_id: str, /) -> None:
-        """Keep what a job proposes. Raises: UnavailableError, OSError, ForeignEntryError."""
+        """Keep the candidates of a job. Raises: UnavailableError, OSError, ForeignEntryError."""
         ...
 
 

@@ -1,13 +1,13 @@
 """The dispatcher: compares claimable steps with free slots and sends one message for each worker it wants.
 
-A message only says "look at the rows"; the worker that takes it fills as many of its slots as there is work for. What
-is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
-the next look, a doubled one finds nothing to claim.
+A message only means "read the rows"; the worker that takes it fills as many of its slots as there is work for. A
+message in the queue counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again at
+the next dispatch, a duplicate finds nothing to claim.
 
-A worker can also be **called**, over the channel on which it hears of interrupts. A message goes to whichever worker
-takes it first, perhaps one that has filled its slots meanwhile; so each that is wanted is called, too. For a task that
-has just come, one is called before the rows are read: no queue lies between the owner and the claim. A call is a guess:
-the worker may be busy, frozen or unable, and nobody repeats what is lost. Messages make it good.
+A worker can also be **called**, over its channel for interrupts. A message goes to the first worker that takes it,
+perhaps one that has filled its slots meanwhile; so each wanted worker is called, too. For a new task, one worker is
+called before the rows are read: no queue lies between the owner and the claim. A call is a guess: the worker may be
+busy, frozen or unable, and a lost call is not repeated. The message makes up for it.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from soong.orchestrator.client.workers import idle_workers
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
-from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore, is_able, lacking
 from soong.shared.engine.tasks.step import WaitingSteps
@@ -62,13 +61,13 @@ class Dispatcher:
         self._sessions = sessions
         self._broker = broker
         self.unclaimable: Mapping[WaitingSteps, str] = {}
-        """What no living worker may claim, and why, as it was seen last."""
+        """The steps that no living worker may claim, with the reason, as of the last look."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
     async def dispatch(self, *, is_full: bool = False) -> int:
         """Send what is wanted now; return the number of messages sent.
 
-        While no slot is free nothing is, and only a full look sees then what nobody may claim.
+        Without a free slot no message is sent; only a full look finds the steps that no worker may claim.
         """
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
         idle = [worker.id for worker in workers if worker.busy < worker.slots]
@@ -87,7 +86,7 @@ class Dispatcher:
             idle_ones = idle_workers(workers, pool)
             able = _able(pool, idle_ones, backlog.waiting)
             if able:
-                await self._call(able, min(ready, len(able)))
+                await self.call(able, min(ready, len(able)))
                 # So that messages do not all go to a worker that cannot use them, they are sent for all idle ones where
                 # only some are able.
                 wanted = min(ready, len(able)) if len(able) == len(idle_ones) else len(idle_ones)
@@ -95,9 +94,9 @@ class Dispatcher:
         return sent
 
     def news(self, sessions: Collection[str]) -> set[str]:
-        """Return which of the sessions are heard of for the first time.
+        """Return the sessions that are named for the first time.
 
-        Who forges the names of new sessions makes workers look at rows, one at a time.
+        A forged name of a new session costs one call of a worker, which reads rows.
         """
         new = {one for one in sessions if one not in self._heard_of}
         self._heard_of.update(dict.fromkeys(new))
@@ -105,13 +104,9 @@ class Dispatcher:
             del self._heard_of[next(iter(self._heard_of))]
         return new
 
-    async def call_worker(self) -> bool:
-        """Call the next worker in turn that had free slots at the last look; False when none had."""
-        return await self._call(self._idle, 1)
-
-    async def _call(self, able: Collection[str], number: int) -> bool:
-        """Call so many of these workers, in turn; False when there was nobody to call."""
-        called = [one for one in self._idle if one in able][:number]
+    async def call(self, able: Collection[str] | None = None, number: int = 1) -> bool:
+        """Call workers in turn that had free slots at the last look, of these if named; False when there was none."""
+        called = [one for one in self._idle if able is None or one in able][:number]
         if self._notifier is None or not called:
             return False
         self._idle = (*(one for one in self._idle if one not in called), *called)

@@ -1,12 +1,19 @@
-"""The sessions of one incarnation of an owner, as its rows name them."""
+"""The sessions of one incarnation of an owner, as its rows name them, and its work that runs in the background."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.sessions.store import SessionStore
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
+Routine = Callable[[], Coroutine[Any, Any, None]]
+"""A part of an owner's work. It is called when it starts: what is stopped before leaves no coroutine behind."""
 
 
 class OwnedSessions(Mapping[str, Ownership]):
@@ -65,3 +72,66 @@ class OwnedSessions(Mapping[str, Ownership]):
         self._owned[session.id] = session.ownership
         if session.closes_with_task:
             self.closing.add(session.id)
+
+
+class BackgroundWork:
+    """The tasks and timers of one owner. After :meth:`stop` nothing begins any more, also from a timer set before."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In the order they began: they are stopped in it."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_stopped = False
+
+    def begin(self, work: Routine) -> None:
+        """Begin a part; one that fails is logged."""
+        if self._is_stopped:
+            return
+        task = asyncio.get_running_loop().create_task(_safely(work))
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def begin_later(self, name: str, delay_s: float, work: Routine, *, replaces: bool = True) -> None:
+        """Begin a part after a time; it ``replaces`` one of this name that is to begin, or does not begin itself."""
+        if name in self._timers and not replaces:
+            return
+        self.cancel_later(name)
+
+        def begin() -> None:
+            self._timers.pop(name, None)
+            self.begin(work)
+
+        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, begin)
+
+    def cancel_later(self, name: str) -> None:
+        """Have the part of this name not begin, if it is still to."""
+        if (planned := self._timers.pop(name, None)) is not None:
+            planned.cancel()
+
+    async def stop(self) -> None:
+        """Cancel every part, in the order they began, and wait for their ends."""
+        self._is_stopped = True
+        for name in list(self._timers):
+            self.cancel_later(name)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _safely(work: Routine) -> None:
+    await within(work(), None)
+
+
+async def within(work: Awaitable[T], instead: T) -> T:
+    """Return what one part of a look finds, or ``instead`` when it fails.
+
+    A failure is logged, ends no other part and is made good by the next sweep: an owner never stops looking.
+    """
+    try:
+        return await work
+    except UnavailableError as error:
+        log.warning("reconcile_unanswered", error=str(error))
+    except Exception:  # a fault in one session's look must not end the loops that all sessions live by
+        log.exception("reconcile_failed")
+    return instead

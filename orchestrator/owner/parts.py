@@ -1,4 +1,4 @@
-"""What an orchestrator is made of: the ports that it drives, and the parts that bootstrap builds for it."""
+"""The parts of an orchestrator: the ports that it drives, and the objects that bootstrap builds for it."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from soong.shared.storage.store import Store
 
 
 class SessionReviewer(Protocol):
-    """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
+    """The approval broker, as the service uses it (soong.orchestrator.approvals.broker)."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
 
@@ -39,7 +39,7 @@ class SessionAgents(Protocol):
     async def look(self, ownership: Ownership) -> None: ...
 
     def next_waiting(self) -> str:
-        """Return a session with an ask that waits for room, which there is now, to be looked at; empty: none."""
+        """Return a session with an ask that waits for room, if there is room now; empty: none."""
         ...
 
     def drop(self, session_id: str) -> None: ...
@@ -65,7 +65,7 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class Parts:
-    """What bootstrap builds and the service drives."""
+    """The objects that bootstrap builds and the service drives."""
 
     store: Store
     notifier: Notifier

@@ -4,19 +4,25 @@ It watches beat counters. A counter that has not moved for the lease time, as th
 process is gone; no comparison of two machines' clocks decides anything, and a clock that jumps expires nobody.
 
 Time in which the reaper itself could not read the counters is nobody's silence: while the database does not answer, no
-heartbeat can be written either.
+heartbeat can be written either. Steps that no living worker may take are reported here too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import UnavailableError
+from soong.shared.core.errors import LeaseLostError, NotOwnerError, UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.sessions.session import Ownership, ProcessState
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore, lost_to
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step, WaitingSteps
+from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
 
@@ -72,14 +78,19 @@ class Reaper:
             UnavailableError: The database did not answer.
         """
         try:
-            return await self._look()
+            ended = await self.claims.expire_bad_workers(
+                max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us()
+            )
+            for one in ended:
+                log.error("malformed_worker_ended", worker=one.id, problem=one.problem, sessions=len(one.sessions))
+            return frozenset[str]().union(*(one.sessions for one in ended), await self._expire_overdue())
         except UnavailableError:
             self._workers.look_failed()
             self._owners.look_failed()
             raise
 
-    async def _look(self) -> frozenset[str]:
-        concerned = await self._end_bad_workers()
+    async def _expire_overdue(self) -> set[str]:
+        concerned: set[str] = set()
         workers = await self.sessions.workers()
         names = {worker.id: worker.node_name for worker in workers}
         how = f"sent no heartbeat for {self.lease.total_seconds():g} s"
@@ -90,7 +101,7 @@ class Reaper:
         for owner_id, beat in self._owners.overdue(others):
             if await self.sessions.expire_owner(owner_id, beat):
                 log.warning("owner_expired", owner=owner_id)
-        return frozenset(concerned)
+        return concerned
 
     async def process_died(self, host: str, pid: int, how: str) -> frozenset[str]:
         """Expire the workers of a process that is known to have ended, without waiting for the lease.
@@ -103,12 +114,6 @@ class Reaper:
                 concerned |= await self._expire(worker.id, worker.beat, lost_to(worker.node_name, how))
         return frozenset(concerned)
 
-    async def _end_bad_workers(self) -> set[str]:
-        ended = await self.claims.expire_bad_workers(max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us())
-        for one in ended:
-            log.error("malformed_worker_ended", worker=one.id, problem=one.problem, sessions=len(one.sessions))
-        return {session_id for one in ended for session_id in one.sessions}
-
     async def _expire(self, worker_id: str, beat: int, because: str) -> frozenset[str]:
         freed = await self.claims.expire_worker(
             worker_id, beat, max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us(), because=because
@@ -117,3 +122,46 @@ class Reaper:
             return frozenset()
         log.warning("worker_expired", worker=worker_id, reason=because, sessions=len(freed))
         return freed
+
+
+@dataclass(slots=True)
+class UnschedulableSteps:
+    """Remembers since when each kind of step has waited without success; each is reported once."""
+
+    tasks: TaskStore
+    runs: RunStore
+    clock: Clock
+    patience_s: float
+    _since: dict[WaitingSteps, float] = field(default_factory=dict)
+    _told: set[WaitingSteps] = field(default_factory=set)
+
+    async def tell(self, unclaimable: Mapping[WaitingSteps, str], owned: Mapping[str, Ownership]) -> None:
+        """Write down what of our sessions has waited for too long. Raises: UnavailableError."""
+        now = self.clock.monotonic_s()
+        self._since = {one: self._since.get(one, now) for one in unclaimable}
+        self._told &= unclaimable.keys()
+        for one, since in self._since.items():
+            if one in self._told or now - since < self.patience_s or one.session_id not in owned:
+                continue
+            with suppress(NotOwnerError):  # the session is another's by now, which will report it
+                await self._tell(one, unclaimable[one], owned[one.session_id])
+            self._told.add(one)
+
+    async def _tell(self, one: WaitingSteps, words: str, ownership: Ownership) -> None:
+        by_task: dict[str, list[Step]] = {}
+        for step in await self.tasks.steps_in(ownership, StepStatus.READY):
+            if (step.pool, step.needs) == (one.pool, one.needs):
+                by_task.setdefault(step.task_id, []).append(step)
+        for task_id, steps in by_task.items():
+            names = [step.step_id for step in steps]
+            log.warning("no_capable_worker", task=task_id, steps=names[:10], number=len(names), reason=words)
+            root_run_id = (await self.tasks.task(task_id)).root_run_id
+            now_us = self.clock.now_us()
+            data = {"steps": list(names), "pool": one.pool, "needs": list(one.needs), "reason": words}
+            event = NewEvent(EventType.STEP_UNCLAIMABLE, data, now_us)
+            try:
+                # The root run of an ask is held by this owner, under a fence.
+                fence = (await self.runs.run(root_run_id)).fence
+                await self.runs.append(root_run_id, fence, events=(event,), now_us=now_us)
+            except LeaseLostError:
+                log.info("task_over", task=task_id)  # it was ended at this moment

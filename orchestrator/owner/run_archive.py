@@ -1,4 +1,4 @@
-"""Run folders: what a task's runs did, as files for people and other programs (EVT-03).
+"""Run folders: the record of a task's runs, as files for people and other programs (EVT-03).
 
 ``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
 ``deliverables/``, from rows and artifacts, when the task has ended; where the task lasts, at the next sweep after the
@@ -6,11 +6,11 @@ run's end. The rows stay the truth: a folder can be deleted and written again. R
 functions, and of plans themselves) get one if they did not end well or made their folder: it costs more than the step.
 
 This module decides when a folder is written and when again; :mod:`soong.orchestrator.owner.run_archive` writes
-it, and :mod:`soong.orchestrator.owner.run_folder` says what is in it.
+it, and :mod:`soong.orchestrator.owner.run_folder` defines its content.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -29,8 +29,7 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
-from soong.shared.engine.runs.record import Run, Usage
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import Run, RunStatus, Usage
 from soong.shared.permissions.audit_log.notes import of_tampering
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.store import Store
@@ -42,7 +41,7 @@ MOST_ENDED: Final = 1_000
 TRIED_AGAIN: Final = 20
 """So many at one look: those of other tasks, which can be written, come first."""
 MOST_ENDS: Final = 3
-"""Of a task, one after the other while its folders are being written."""
+"""Ends of a task, one after the other while its folders are being written."""
 
 BATCH_RUNS: Final = 100
 BATCH_EVENTS: Final = 5000
@@ -119,14 +118,14 @@ class RunFolderWriter:
         return frozenset(problems)
 
     async def _tell_failed(self, run: Run, problem: ForeignEntryError | OSError) -> None:
-        """Tell of a folder that could not be written."""
+        """Report a folder that could not be written."""
         if isinstance(problem, ForeignEntryError):
             await self.tell(run, "foreign_entry", str(problem))
         else:
             log.error("run_folder_failed", task=run.identity.task_id, run=run.id, error=str(problem))
 
     async def tell(self, run: Run, what: str, problem: str) -> None:
-        """Tell the audit log of something that a worker must have left."""
+        """Write to the audit log that a worker must have left something."""
         log.error("tampering_found", what=what, run=run.id, problem=problem)
         self.tampered.add(run.identity.task_id)
         await self.store.audit.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
@@ -146,8 +145,6 @@ class RunArchive:
     folder: RootedFolder
     clock: Clock = field(default_factory=SystemClock)
     memory: SessionMemory | None = None
-    waits_while: Callable[[], bool] = lambda: False
-    """Says whether people's answers are dealt with: a folder takes as much CPU time as a decision."""
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _given_up: dict[str, float] = field(default_factory=dict)
     """Tasks whose folders could not be written, and when that was, the oldest first. Another process may write them."""
@@ -173,8 +170,8 @@ class RunArchive:
     def set_aside(self) -> Collection[str]:
         """Return the tasks that need not be named to :meth:`write` now.
 
-        Some that were given up long ago are forgotten by this: found unrecorded, they are tried again. Where something
-        foreign was found they are not, which would report it again.
+        This drops some that were given up long ago: found unrecorded, they are tried again. A task whose folders have
+        foreign entries is not dropped: another try would report them again.
         """
         long_ago_s = self.clock.monotonic_s() - timing.GIVEN_UP_S
         due = (one for one, at_s in self._given_up.items() if at_s <= long_ago_s and one not in self._writer.tampered)
@@ -246,33 +243,21 @@ class RunArchive:
 
         Again where it was tried again and has ended meanwhile; what still runs is named again at its next end.
         """
-        await self._let_answers_pass()
         async with self._early_turn:
             pass  # what was read of these runs before is written now
         for _ in range(MOST_ENDS):
             found = await self.store.runs.list_runs(task_id=task_id, limit=100_000)
-            if not await self._write_runs(task_id, found):
+            is_whole = True
+            for batch in batches([run for run in found if _has_folder(run)]):
+                is_whole = await self._writer.write_batch(batch) and is_whole
+            if not (await self._write_candidates(task_id, found) and is_whole):
                 return False
-            ended_us = _end_of(found)
+            # A task ends with its root run, the last of them.
+            ended_us = next((run.ended_us for run in reversed(found) if not run.identity.step_key), None)
             if ended_us is None or await self.store.tasks.mark_recorded(task_id, ended_us):
                 return True
         log.warning("run_folder_unmarked", task=task_id)
         return False
-
-    async def _let_answers_pass(self) -> None:
-        """Wait while people's answers are dealt with, for a while."""
-        until_s = self.clock.monotonic_s() + timing.PUT_OFF_S
-        while self.waits_while() and self.clock.monotonic_s() < until_s and not self._closing.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timing.LEAST_PAUSE_S):
-                    await self._closing.wait()
-
-    async def _write_runs(self, task_id: str, found: Sequence[Run]) -> bool:
-        """Write the folder of each run that has one; return whether all of them could be written."""
-        is_whole = True
-        for batch in batches([run for run in found if _has_folder(run)]):
-            is_whole = await self._writer.write_batch(batch) and is_whole
-        return await self._write_candidates(task_id, found) and is_whole
 
     async def _write_candidates(self, task_id: str, runs: Sequence[Run]) -> bool:
         """Write what the memory jobs among these runs propose; return whether that could be written."""
@@ -300,11 +285,6 @@ def _has_folder(run: Run) -> bool:
 def _place(run: Run) -> tuple[int, str]:
     """Return where a run that has ended is in the order of ends."""
     return run.ended_us or 0, run.id
-
-
-def _end_of(runs: Sequence[Run]) -> int | None:
-    """Return when the task of these runs ended: its root run, the last of them, ends with it. None: it has not."""
-    return next((run.ended_us for run in reversed(runs) if not run.identity.step_key), None)
 
 
 def batches(runs: Sequence[Run]) -> Iterator[dict[str, Run]]:

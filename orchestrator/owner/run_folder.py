@@ -1,4 +1,4 @@
-"""A run folder: which files it has, and what each says of a run (EVT-03).
+"""A run folder: its files, and the content of each (EVT-03).
 
 Workers write beneath the same folder and write the rows that name deliverables, so neither is trusted: no link is
 followed, and bytes that are not those of their digest are not delivered.
@@ -42,7 +42,7 @@ FOLDERS: Final = ("logs", "workspace", DELIVERABLES, "archive")
 
 
 class StoredArtifacts(Protocol):
-    """What is read of the artifact store."""
+    """The artifact store, as run folders read it."""
 
     async def get(self, digest: str) -> bytes:
         """Raises: NotFoundError; ForgedError or ForeignEntryError when something else lies in their place."""
@@ -71,7 +71,7 @@ def deliverable_names(events: Sequence[Event]) -> dict[str, str]:
 
 
 class _Delivered(Value):
-    """What an event says of a deliverable; a worker wrote it."""
+    """A deliverable, as an event describes it; a worker wrote it."""
 
     name: str
     path: str
@@ -155,7 +155,14 @@ def _error(event: Event) -> dict[str, Json]:
 def write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> dict[str, ForeignEntryError | OSError]:
     """Write the log files of runs; return by run what kept one from being written."""
     files = (
-        (run_id, {name: _text_of(lines) for name, lines in lines_of(events).items()}) for run_id, events in logs.items()
+        (
+            run_id,
+            {
+                name: "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace")
+                for name, lines in lines_of(events).items()
+            },
+        )
+        for run_id, events in logs.items()
     )
     return _fill(folder, FOLDERS, files, are_few=len(logs) <= FEW_RUNS)
 
@@ -179,7 +186,3 @@ def _fill(
     if not are_few:
         folder.flush()
     return problems
-
-
-def _text_of(lines: Sequence[Mapping[str, Json]]) -> bytes:
-    return "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace")

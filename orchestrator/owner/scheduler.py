@@ -1,4 +1,4 @@
-"""The scheduler: what follows from what happened in a session.
+"""The scheduler: writes the consequences of a session's changes.
 
 Maps are expanded, failures retried or settled, tasks ended. Everything is read from rows and written under the owner's
 epoch, so a scheduler that dies in the middle is continued by the next one.
@@ -59,12 +59,12 @@ Compute: TypeAlias = Callable[[Callable[[], list[NewStep]]], Awaitable[list[NewS
 
 
 class ReconcileResult(Value):
-    """What one look did and when the session's next retry is due."""
+    """The result of one look, and when the session's next retry is due."""
 
     ended: tuple[FinishedTask, ...]
     due_us: int | None
     open_tasks: tuple[OpenTask, ...] = ()
-    """What has not ended."""
+    """The tasks that have not ended."""
 
 
 async def at_once(make: Callable[[], list[NewStep]]) -> list[NewStep]:
@@ -76,8 +76,8 @@ async def at_once(make: Callable[[], list[NewStep]]) -> list[NewStep]:
 class Expander:
     """One transaction for each map step, guarded by owner epoch and status: repeating it changes nothing.
 
-    What a map step is over can be more than its owner has memory for, and so can an item. The start of an expansion is
-    therefore counted durably, as leases are: a step is not adopted, begun and the death of its owner for ever.
+    The list of a map step can exceed the memory of its owner, and so can an item. The start of an expansion is
+    therefore counted durably, as leases are: a step ends at most ``max_starts`` owners.
     """
 
     tasks: TaskStore
@@ -86,12 +86,12 @@ class Expander:
     max_children: int = 0
     """Most children of the task's root run, 0 for any number."""
     compute: Compute = at_once
-    """Makes the children. They may take seconds, in which the owner beats and answers on."""
+    """Makes the children. They may take seconds, in which the owner still beats and answers."""
     max_starts: int = MAX_STARTS
     _begun: set[str] = field(default_factory=set)
     """Map steps that this owner has begun and could not end, because the database was away: begun once, not twice."""
     _doubts: Counter[str] = field(default_factory=Counter)
-    """By map step: beginnings whose commit nobody confirmed to this owner. They may be counted, and ended nobody."""
+    """By map step: starts whose commit was not confirmed to this owner. They may be counted, and ended no owner."""
 
     async def expand_all(self, ownership: Ownership) -> int:
         """Expand every map step of the session that is due; return how many."""
@@ -128,7 +128,7 @@ class Expander:
             self._begun.add(step.key)
             raise
         except asyncio.CancelledError:
-            # This owner is told to stop, which is not the step's doing. An error here would take the place of that.
+            # This owner has to stop, which is not the step's fault. An error here would replace the cancellation.
             with suppress(SoongError):
                 await self.tasks.begin_expansion(ownership, step.key, is_taken_back=True)
             raise
@@ -143,7 +143,9 @@ class Expander:
             return
         try:
             children = await self.compute(lambda: expand_map(step, task, dependencies, root.identity))
-            await self._check_total(step, len(children))
+            if self.max_children:
+                counts = await self.tasks.counts(step.task_id)
+                check_total(sum(counts.values()), len(children), self.max_children)
         except TemplateError as error:
             await self._fail(ownership, step, StepError(error.code, str(error)))
             return
@@ -152,11 +154,6 @@ class Expander:
             return
         await self.tasks.expand(ownership, step.key, children, now_us=self.clock.now_us())
         log.info("step_expanded", step=step.key, children=len(children))
-
-    async def _check_total(self, step: Step, children: int) -> None:
-        if self.max_children:
-            counts = await self.tasks.counts(step.task_id)
-            check_total(sum(counts.values()), children, self.max_children)
 
     async def _fail(self, ownership: Ownership, step: Step, error: StepError) -> None:
         log.warning("expansion_failed", step=step.key, error=error.message)
@@ -186,7 +183,13 @@ class Scheduler:
             retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
             work = await self.tasks.session_work(ownership)
-        ended = await self._finish(ownership, work)
+        ended: list[FinishedTask] = []
+        for task in work.open_tasks:
+            if task.is_due and not task.has_planner:
+                status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
+                ended += [] if status is None else [FinishedTask(task.id, status)]
+        if work.has_overdue:
+            ended += await self._fail_overdue(ownership, work)
         left = tuple(task for task in work.open_tasks if task.id not in {one.task_id for one in ended})
         return ReconcileResult(tuple(ended), due, left)
 
@@ -247,16 +250,6 @@ class Scheduler:
         log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
         await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         return None
-
-    async def _finish(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
-        ended = []
-        for task in work.open_tasks:
-            if task.has_planner or not task.is_due:
-                continue
-            status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
-            if status is not None:
-                ended.append(FinishedTask(task.id, status))
-        return [*ended, *(await self._fail_overdue(ownership, work) if work.has_overdue else ())]
 
     async def _fail_overdue(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
         """Fail the tasks that have nothing left but steps whose time is over and whose functions still run.

@@ -1,8 +1,8 @@
 """The orchestrator: one process that owns sessions and does for them all that workers may not.
 
-It beats, adopts sessions without an owner, and on every hint (or at least at every sweep) looks at the rows: commands,
-maps to expand, failures to settle, tasks to end, questions to answer, slots to fill. It keeps nothing that the rows do
-not say, but for grants (PER-04): a successor begins where it ended.
+It beats, adopts sessions without an owner, and on every hint (or at least at every sweep) reads the rows: commands,
+maps to expand, failures to settle, tasks to end, questions to answer, slots to fill. It keeps nothing outside the rows
+but grants (PER-04): a successor begins where it ended.
 """
 
 import asyncio
@@ -13,11 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from soong.orchestrator.owner.background_work import BackgroundWork, safely, within
-from soong.orchestrator.owner.owned_sessions import OwnedSessions
+from soong.orchestrator.owner.owned_sessions import BackgroundWork, OwnedSessions, within
 from soong.orchestrator.owner.parts import Parts
-from soong.orchestrator.owner.reaper import Reaper
-from soong.orchestrator.owner.unschedulable import UnschedulableSteps
+from soong.orchestrator.owner.reaper import Reaper, UnschedulableSteps
 from soong.shared.core import timing
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
@@ -93,9 +91,9 @@ class Orchestrator:
         await self.parts.store.close()
 
     async def worker_died(self, pid: int, how: str) -> None:
-        """Free the leases of a worker process on this host that is known to have ended; ``how`` says it in words."""
+        """Free the leases of a worker process on this host that has ended; ``how`` is its end in words."""
         concerned = await self._reaper.process_died(socket.gethostname(), pid, f"died ({how})")
-        await safely(self.reconcile(concerned))
+        await within(self.reconcile(concerned), None)
 
     async def is_working(self) -> bool:
         """Say whether a task of a session that is ours, or that we now adopt, is running, or a command is open."""
@@ -129,7 +127,7 @@ class Orchestrator:
             strangers = sessions - self._owned.keys()
             news = self.parts.dispatcher.news(strangers)
             # The claim of new steps needs no owner: a worker is called for them before anything is read.
-            is_called = bool(news) and len(sessions) == 1 and await self.parts.dispatcher.call_worker()
+            is_called = bool(news) and len(sessions) == 1 and await self.parts.dispatcher.call()
             if strangers:
                 sessions |= await within(self._owned.adopt(self.owner_id), set())
                 if not news and not is_sweep and sessions.isdisjoint(self._owned):
@@ -137,12 +135,17 @@ class Orchestrator:
                 self._adopt_later(news - self._owned.keys(), timing.HINTS_S)
             if news and not is_called:
                 await within(self.parts.dispatcher.dispatch(), 0)
-            is_over = await self._look_at(sessions, news)
+            is_over = bool(sessions)
+            for session_id in sorted(sessions):
+                ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
+                if ownership is not None:
+                    await within(self._reconcile_session(ownership, is_new=session_id in news), None)
+                is_over = is_over and ownership is not None and session_id not in self._owned
             if is_called:  # the worker claims at this moment: what it leaves is counted when it has
-                self._work.begin_soon("", timing.CALLED_S, lambda: self.reconcile(()))
+                self._work.begin_later("", timing.CALLED_S, lambda: self.reconcile(()), replaces=False)
             elif not is_over:  # nothing becomes ready by an end, and workers notify of what ends leave for others
                 await within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
-                await safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
+                await within(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned), None)
 
     def _adopt_later(self, sessions: Collection[str], wait_s: float) -> None:
         """Try again to adopt new sessions whose rows a claim may have held, until the sweep does."""
@@ -153,16 +156,6 @@ class Orchestrator:
 
         if sessions and wait_s < self.settings.sweep_s:
             self._work.begin_later(" ".join(sorted(sessions)), wait_s, adopt_again)
-
-    async def _look_at(self, sessions: Collection[str], news: Collection[str]) -> bool:
-        """Look at each of the sessions that are ours; say whether all of them are over with that."""
-        are_over = bool(sessions)
-        for session_id in sorted(sessions):
-            ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
-            if ownership is not None:
-                await safely(self._reconcile_session(ownership, is_new=session_id in news))
-            are_over = are_over and ownership is not None and session_id not in self._owned
-        return are_over
 
     async def _register(self) -> None:
         """Begin as a new owner; until the row is written, the old name is kept."""
@@ -235,13 +228,13 @@ class Orchestrator:
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:
-        """Look at what the end of an agent's run here leaves to do, unless the process itself ends."""
-        self._work.begin_safely(lambda: self._after_ask(session_id, task_id))
+        """Begin the work after the end of an agent's run here, unless the process itself ends."""
+        self._work.begin(lambda: self._after_ask(session_id, task_id))
 
     async def _after_ask(self, session_id: str, task_id: str) -> None:
         is_all = await within(self._tell_ask_end(session_id, task_id), False)
         while waiting := self.parts.agents.next_waiting():  # it has left room for an ask that came before
-            await safely(self.reconcile([waiting]))
+            await within(self.reconcile([waiting]), None)
         if not is_all:
             await self.reconcile([session_id])
 
@@ -269,7 +262,7 @@ class Orchestrator:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.settings.beat_s)
-            await safely(self._beat_once())
+            await within(self._beat_once(), None)
 
     async def _beat_once(self) -> None:
         if await self.parts.store.sessions.beat_owner(self.owner_id):
@@ -284,7 +277,7 @@ class Orchestrator:
     async def _sweep(self) -> None:
         count = 0
         while True:
-            await safely(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0))
+            await within(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0), None)
             count += 1
             await asyncio.sleep(self.settings.sweep_s)
 
@@ -298,17 +291,17 @@ class Orchestrator:
         wanted |= await within(self._stop_tasks(), set())
         if is_full:
             wanted |= await within(self._owned.busy(self.owner_id), set())
-            await safely(self._write_folders())
+            await within(self._write_folders(), None)
         if self._owned:
-            await safely(self.parts.recorder.write_ended(self.owner_id))
-        # Also when nobody asks: an exchanged signing key is told before it is needed.
-        await safely(self.parts.broker.review(()))
-        await safely(self.reconcile(wanted, is_sweep=True))
+            await within(self.parts.recorder.write_ended(self.owner_id), None)
+        # Also without questions: an exchanged signing key is reported before it is needed.
+        await within(self.parts.broker.review(()), None)
+        await within(self.reconcile(wanted, is_sweep=True), None)
 
     async def _stop_tasks(self) -> set[str]:
-        """Stop the tasks that have reached a limit while nobody holds steps of theirs that wait; return the sessions.
+        """Stop the tasks that have reached a limit while steps of theirs wait; return the sessions.
 
-        What is held ends by itself, and its failure is settled as soon as it is heard of.
+        A held step ends by itself, and its failure is settled at the next notification.
         """
         store, now_us = self.parts.store, self.parts.clock.now_us()
         stopped = set()
@@ -324,7 +317,7 @@ class Orchestrator:
         """Begin to write the folders of tasks that are over, also of those that ended without an owner."""
         recorder = self.parts.recorder
         for task_id in await self.parts.store.tasks.unrecorded(self.owner_id, set_aside=recorder.set_aside()):
-            await safely(recorder.write(task_id))
+            await within(recorder.write(task_id), None)
 
     async def _hear_owners(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_owner()) as subscription:
@@ -333,9 +326,9 @@ class Orchestrator:
                 if heard:
                     # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
                     sessions = set(heard) - {""}
-                    await safely(self.reconcile(sessions))
+                    await within(self.reconcile(sessions), None)
                     if sessions and "" in heard:
-                        await safely(self.reconcile(()))
+                        await within(self.reconcile(()), None)
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
@@ -344,7 +337,7 @@ class Orchestrator:
                 # us look at sessions of ours, each once however many there are.
                 for session_id in await subscription.wait(self.settings.sweep_s):
                     if session_id in self._owned:
-                        await safely(self.parts.broker.look_at(session_id))
+                        await within(self.parts.broker.look_at(session_id), None)
 
 
 @asynccontextmanager

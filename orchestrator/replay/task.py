@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.ports import AgentTask
-from soong.shared.agents.replay.lives import RunRecord
 from soong.shared.agents.replay.replay import Difference, first_difference, replay_run
-from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
+from soong.shared.agents.replay.script import RunRecord
+from soong.shared.agents.runtime.prepared import ModelRules, agent_task
 from soong.shared.core.errors import InvalidTransitionError, SoongError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.settings import Settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
@@ -48,15 +49,15 @@ MOVES: Final[Mapping[str, StepEvent]] = {
     EventType.STEP_CANCELLED: StepEvent.CANCEL,
     EventType.STEP_SKIPPED: StepEvent.SKIP,
 }
-"""What each event of a step does to its status."""
+"""The event of the step table for each event of the log."""
 _UNCHECKED: Final = PlanNames(load_module=lambda _name: None)
-"""The plan was checked when it was run; its modules are not looked for."""
+"""The plan was checked when it was run; its modules are not loaded."""
 
 MAX_RUNS = 100_000
 
 
 class ReplayVerdict(StrEnum):
-    """What a replay says of a run. GIVEN: what it did is taken from the record; Soong decides nothing of it."""
+    """The result of a run's replay. GIVEN: its acts are taken from the record; Soong decides nothing of it."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -69,7 +70,7 @@ NOT_BEGUN: Final = "it never began"
 
 
 class RunVerdict(Value):
-    """What became of one run: an attempt of a step, or an ask's own."""
+    """The replay of one run: an attempt of a step, or the root run of an ask."""
 
     step: str
     run_id: str
@@ -83,7 +84,7 @@ class RunVerdict(Value):
 
 
 class TaskReplay(Value):
-    """What a replay of a task found. ``dag`` are differences of its steps, ``runs`` its runs in order."""
+    """The replay of a task. ``dag`` are differences of its steps, ``runs`` its runs in order."""
 
     task_id: str
     title: str
@@ -189,7 +190,7 @@ class Replayer(Value):
 
 
 class _Opening(Value):
-    """What a run was given when it began. ``is_inherited``: it began with the conversation of another."""
+    """The input of a run at its start. ``is_inherited``: it began with the conversation of another."""
 
     instructions: str
     inputs: JsonObject

@@ -32,7 +32,7 @@ UNKNOWN_KIND: Final = "other"
 
 
 class RetentionLimits(Value):
-    """What is to be removed. ``keep_bytes`` 0: no limit by size.
+    """The limits of a collection. ``keep_bytes`` 0: no limit by size.
 
     Artifacts, sessions and rows of processes that are younger than ``grace_s`` stay.
     """
@@ -44,7 +44,7 @@ class RetentionLimits(Value):
 
 @dataclass(slots=True)
 class CollectionReport:
-    """What a collection removed. ``used_bytes``: what rows and files take afterwards."""
+    """The result of a collection. ``used_bytes``: the size of rows and files afterwards."""
 
     tasks: int = 0
     steps: int = 0
@@ -104,7 +104,7 @@ class Forecast:
 
 @dataclass(slots=True)
 class CollectionPreview:
-    """What a collection would remove. ``row_bytes`` is an estimate; ``used_bytes``: what is stored now.
+    """The forecast of a collection. ``row_bytes`` is an estimate; ``used_bytes``: the size of all that is stored now.
 
     ``artifact_bytes`` is by kind: a media type, ``deliverable`` or ``other``.
     """
@@ -174,7 +174,7 @@ class GarbageCollector:
     async def collect(
         self, limits: RetentionLimits, tell: Callable[[CollectionReport], None] = lambda _: None
     ) -> CollectionReport:
-        """Remove what the limits say; ``tell`` hears of the progress after each task."""
+        """Remove what exceeds the limits; ``tell`` gets the progress after each task."""
         done, rows_before = CollectionReport(), await self.rows.used_bytes()
         for task_id in await self.rows.gone_tasks():  # of a collection before this one that was killed
             await self._remove_rest(task_id, done)
@@ -183,7 +183,7 @@ class GarbageCollector:
             tell(done)
         await self._remove_files(limits, done)
         await self._shrink(limits, done, tell)
-        # What has just been made may be about to be used: a session whose task is written next, a command that is read.
+        # New rows may be about to be used: a session whose task is written next, a command that is read.
         old_us = min(limits.before_us or FOREVER, self.clock.now_us() - round(limits.grace_s * 1_000_000))
         done.sessions = await self.rows.remove_sessions(before_us=old_us)
         done.processes = await self.rows.remove_processes(before_us=old_us)
@@ -210,7 +210,7 @@ class GarbageCollector:
     ) -> None:
         """Remove the oldest ended tasks until rows and files take no more than is to be kept.
 
-        What a task frees is an estimate. So each round removes what should be enough, and then measures.
+        The bytes that a task frees are an estimate. So each round removes what should be enough, and then measures.
         """
         is_removing = bool(limits.keep_bytes)
         while is_removing and (excess := await self._used_bytes() - limits.keep_bytes) > 0:
@@ -360,7 +360,13 @@ class AutomaticRetention(Value):
             await asyncio.sleep(wait_s)
             wait_s = self.wanted.every_s
             try:
-                await self._collect()
+                age_s = self.wanted.age_s
+                before_us = 0 if age_s is None else self.clock.now_us() - age_s * 1_000_000
+                limits = RetentionLimits(before_us, self.wanted.keep_bytes)
+                async with self.open_collector() as collector:
+                    done = await collector.collect(limits)
+                if done.tasks or done.artifacts:
+                    log.info("gc_done", **done.as_json())
             except InvalidConfigError as error:
                 log.error("gc_not_possible", error=str(error))
                 return
@@ -368,12 +374,3 @@ class AutomaticRetention(Value):
                 log.warning("gc_failed", error=str(error))
             except Exception:  # a fault here must not stop the service's work
                 log.exception("gc_failed")
-
-    async def _collect(self) -> None:
-        age_s = self.wanted.age_s
-        before_us = 0 if age_s is None else self.clock.now_us() - age_s * 1_000_000
-        limits = RetentionLimits(before_us, self.wanted.keep_bytes)
-        async with self.open_collector() as collector:
-            done = await collector.collect(limits)
-        if done.tasks or done.artifacts:
-            log.info("gc_done", **done.as_json())

@@ -1,4 +1,4 @@
-"""The files of what has ended, as garbage collection sees them: run folders and artifacts. Links are never followed."""
+"""The files that garbage collection removes: run folders and artifacts. Links are never followed."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 
 MAX_DEPTH: Final = 100
 MAX_ROUNDS: Final = 100_000
-"""Of the removal of one folder, each one level: a process that keeps making folders in it does not hold it up."""
+"""Per removal of a folder, each for one level: a process that keeps making folders in it does not hold it up."""
 DIGEST: Final = re.compile(r"\b[0-9a-f]{64}\b")
 log = get_logger(__name__)
 

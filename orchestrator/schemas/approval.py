@@ -12,7 +12,7 @@ from soong.shared.tools.result import ErrorType
 
 
 class IdentitySchema(Schema):
-    """Who asks, read from the run's row and never from what the worker said."""
+    """The run that asks, read from its row and never from a message of the worker."""
 
     session_id: str
     run_id: str

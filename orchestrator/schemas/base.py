@@ -1,4 +1,4 @@
-"""What every published schema has in common: strict, immutable, with instants as RFC 3339 text in UTC.
+"""The base of every published schema: strict, immutable, with instants as RFC 3339 text in UTC.
 
 A schema is the one form of a thing for programs: the HTTP API sends it, ``--json`` prints it, the SDK returns it.
 Texts come from models and strangers and are sent as they are stored: a page that shows them escapes them. Nothing here
@@ -27,7 +27,7 @@ _Read: TypeAlias = Callable[[Any], Any]
 
 
 class From(Value):
-    """Where a field is read: an attribute of the inner value, or of what that has, and how it becomes the field."""
+    """The source of a field: a path of attributes of the inner value, and the conversion to the field."""
 
     path: str
     read: _Read | None = None

@@ -1,22 +1,29 @@
 """A task with its steps, its progress and its result, as programs see them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import cached_property
 from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator
 
-from soong.orchestrator.client.client import counts_of, steps_of
-from soong.orchestrator.client.outcome import ExitCode, TaskOutcome
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Task
-from soong.shared.storage.store import Store
+from soong.shared.engine.tasks.step import Outcome
 
 MOST_SHOWN: Final = 20
+
+
+class ExitCode(IntEnum):
+    """How a task ended, for programs. 2 is a wrong use of the command line."""
+
+    COMPLETED = 0
+    FAILED = 1
+    DENIED = 3
+    INTERRUPTED = 130
 
 
 class TaskSchema(Schema):
@@ -151,15 +158,6 @@ class TaskResult(TaskSchema):
         names = ("id", "title", "status", "exit_code", "step_counts")
         return ((name, getattr(self, name)) for name in names)
 
-    @classmethod
-    def of_outcome(cls, outcome: TaskOutcome) -> "TaskResult":
-        view = outcome.view
-        steps = [
-            StepDetail.of(step, outcome.report_of(step), lacks=view.lacks.get(step.key, "")) for step in view.steps
-        ]
-        limits = TaskLimitsSchema.of_limits(outcome.limits) if outcome.limits else None
-        return cls.of(view.task, outcome, step_counts=view.counts, steps=steps, limits=limits)
-
 
 class RunningStep(Schema):
     id: Annotated[str, From("step_id")]
@@ -179,16 +177,3 @@ class TaskProgress(TaskSchema):
     running: list[RunningStep] = Field(description=f"Steps that workers hold, the first {MOST_SHOWN}.")
     failed: list[FailedStep] = Field(description=f"Steps that failed, the first {MOST_SHOWN}.")
     approvals: list[str] = Field(description="Questions of it that wait for an answer, oldest first.")
-
-    @classmethod
-    async def read(cls, store: Store, tasks: Sequence[Task], waiting: tuple[str, ...]) -> "TaskProgress":
-        """Read the progress of a task, the first of these, whose agent has made the others."""
-        leased = [status for status in StepStatus if status.is_leased]
-        failed = await steps_of(store, tasks, statuses=(StepStatus.FAILED,), limit=MOST_SHOWN)
-        return cls.of(
-            tasks[0],
-            step_counts=await counts_of(store, tasks),
-            running=[RunningStep.of(one) for one in await steps_of(store, tasks, statuses=leased, limit=MOST_SHOWN)],
-            failed=[FailedStep.of(one) for one in failed],
-            approvals=list(waiting),
-        )

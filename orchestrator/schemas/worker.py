@@ -5,14 +5,16 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from soong.orchestrator.client.workers import WorkersView
 from soong.orchestrator.schemas.base import From, Instant, Schema
 from soong.shared.engine.runs.budgets import usd_text
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
-from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.metrics import MetricsSource
+from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
+from soong.shared.engine.tasks.metrics import MetricsSource, WorkerLoad
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import queue_of
+from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, announced, labels
+from soong.shared.engine.wire.notifier import queue_of
 from soong.shared.storage.store import Store
 
 MOST_SUMS: Final = 200
@@ -43,16 +45,24 @@ class WorkerSchema(Schema):
     pid: int
     state: ProcessState
     slots: int
-    used: Annotated[int, From("holds", len)]
+    used: int
     pools: list[str]
     queues: Annotated[list[str], From("pools", lambda pools: [queue_of(pool) for pool in pools])]
-    labels: list[str]
-    version: str = Field(description="Of the program; empty when the worker does not announce it.")
-    catalogue: str = Field(description="Differs between workers whose tools or schemas differ.")
+    labels: Annotated[list[str], From("capabilities", lambda words: [*labels(words)])]
+    version: Annotated[str, From("capabilities", lambda words: announced(words, VERSION))] = Field(
+        description="Of the program; empty when the worker does not announce it."
+    )
+    catalogue: Annotated[str, From("capabilities", lambda words: announced(words, CATALOGUE))] = Field(
+        description="Differs between workers whose tools or schemas differ."
+    )
     protocol: int
     started: Instant
     beats: Annotated[int, From("beat")]
-    runs: Annotated[list[WorkerRun], From("holds")] = Field(description="Oldest first.")
+    runs: list[WorkerRun] = Field(description="Oldest first.")
+
+    @classmethod
+    def holding(cls, worker: Worker, loads: Sequence[WorkerLoad]) -> "WorkerSchema":
+        return cls.of(worker, used=len(loads), runs=[WorkerRun.of(load) for load in loads])
 
 
 class PoolSchema(Schema):
@@ -75,12 +85,36 @@ class LimitSchema(Schema):
 class WorkersSchema(Schema):
     workers: list[WorkerSchema]
     pools: list[PoolSchema]
-    limits: Annotated[list[LimitSchema], From("concurrency_limits")]
+    limits: list[LimitSchema]
     parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
     @classmethod
-    def of_view(cls, view: WorkersView) -> "WorkersSchema":
-        return cls.of(view, workers=[WorkerSchema.of(one.worker, one) for one in view.workers])
+    async def read(cls, claims: ClaimStore, sessions: SessionStore, metrics: MetricsSource) -> "WorkersSchema":
+        """Read the workers that are not gone and the pools that they serve or that something waits in.
+
+        ``waiting`` counts what could be claimed within the concurrency limits, as the dispatcher does. Nobody is asked
+        over the broker, so a busy or stalled worker is seen like any other. Raises: UnavailableError.
+        """
+        workers = await sessions.workers()
+        held: dict[str, list[WorkerLoad]] = {}
+        for load in await metrics.holdings():
+            held.setdefault(load.worker_id, []).append(load)
+        waiting = (await claims.backlog()).ready
+        pools = sorted({pool for worker in workers for pool in worker.pools} | waiting.keys())
+        return cls(
+            workers=[WorkerSchema.holding(worker, held.get(worker.id, ())) for worker in workers],
+            pools=[
+                PoolSchema(
+                    pool=pool,
+                    queue=queue_of(pool),
+                    waiting=waiting.get(pool, 0),
+                    free_slots=sum(worker.slots - worker.busy for worker in idle_workers(workers, pool)),
+                )
+                for pool in pools
+            ],
+            limits=[LimitSchema.of(limit) for limit in await metrics.concurrency_limits()],
+            parked=await metrics.parked(),
+        )
 
 
 class SlotsSchema(Schema):
@@ -141,7 +175,7 @@ class StatusSchema(Schema):
 
 
 class UsageSum(Schema):
-    """What the runs of one day, session, task, agent or model have used."""
+    """The usage of the runs of one day, session, task, agent or model."""
 
     key: str = Field(description="The day (UTC), or the id or name of the session, task, agent or model.")
     runs: int
@@ -159,7 +193,7 @@ class UsageSum(Schema):
 
 
 class UsageSums(Schema):
-    """What agents have used: the newest day first, otherwise the largest cost first."""
+    """The usage of agents: the newest day first, otherwise the largest cost first."""
 
     by: UsageBy
     items: list[UsageSum]

@@ -1,1 +1,1 @@
-"""What happens in runs, sent outside from their logs: traces by OpenTelemetry."""
+"""Traces (OpenTelemetry) and metrics (Prometheus), made from the logs of runs and from rows."""

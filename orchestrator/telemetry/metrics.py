@@ -1,6 +1,6 @@
-"""What an operator watches and an autoscaler scales by, in Prometheus' text form, and the address for it.
+"""The metrics for operators and autoscalers, in Prometheus' text form, and the address that serves them.
 
-No counter lives in a process: whichever process is asked says the same, also right after a restart.
+No counter lives in a process: every process reports the same, also right after a restart.
 """
 
 import errno
@@ -15,13 +15,12 @@ from prometheus_client.registry import Collector
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from soong.orchestrator.client.workers import free_slots
 from soong.orchestrator.telemetry import metrics_consumer as totals_of
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
-from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
 from soong.shared.engine.tasks.event_feed import ATTEMPTS, Totals
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics
 from soong.shared.storage.store import Store
@@ -135,7 +134,8 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
         oldest.add_metric([pool], snapshot.waited_s(of_pool.oldest_us))
         pulled.add_metric([pool], of_pool.pulled)
         running.add_metric([pool], of_pool.running)
-        slots.add_metric([pool], free_slots(snapshot.workers, pool))
+        idle = idle_workers(snapshot.workers, pool)
+        slots.add_metric([pool], sum(one.slots - one.busy for one in idle))
     yield from (ready, claimable, oldest, pulled, running, slots)
 
 
@@ -207,7 +207,8 @@ class MetricsEndpoint:
 
     def __init__(self, read: Read) -> None:
         routes: list[Any] = [(r"/metrics", _MetricsPage, {"read": read}), (r"/healthz", _Health)]
-        self._server = HTTPServer(Application(routes, log_function=_log_nothing))
+        # An address that is asked every few seconds would fill the log.
+        self._server = HTTPServer(Application(routes, log_function=lambda _handler: None))
 
     def start(self, address: str, port: int) -> None:
         """Begin to listen. Raises: UnavailableError when another process does; UsageError, the address is wrong."""
@@ -243,7 +244,3 @@ class _Health(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "text/plain")
         self.write("ok\n")
-
-
-def _log_nothing(_handler: RequestHandler) -> None:
-    """Keep quiet: an address that is asked every few seconds would fill the log."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.event_log.event_facts import count, microusd, word
-from soong.orchestrator.event_log.follower import Taken
+from soong.orchestrator.event_log.follower import Taken, count, microusd, word
 from soong.orchestrator.telemetry.spans import OpenSpan, OpenWork, keep
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart
 
 MAX_SERIES: Final = 500
-"""Of one name. Workers choose names of tools and models: beyond this many, they are counted as ``other``."""
+"""Per metric. Workers choose names of tools and models: beyond this many, they are counted as ``other``."""
 OTHER: Final = "other"
 SUM: Final = "sum"
 BUCKETS_MS: Final = (100, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 3_600_000, 28_800_000)

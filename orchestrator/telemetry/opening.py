@@ -16,8 +16,6 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
-LONGEST_INTERVALS: Final = 6
-"""How long spans wait for a free core, in intervals of their sending."""
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; {install_line('otel')}"
 
 
@@ -30,14 +28,13 @@ def count_events(store: Store, clock: Clock, owner_id: Callable[[], str]) -> Fol
 def open_telemetry(
     settings: TelemetrySettings, store: Store, clock: Clock, owner_id: Callable[[], str], version: str
 ) -> Followers:
-    """Return what tells of runs outside; nothing, with a warning, where it cannot be done."""
+    """Return the consumers that report runs outside; nothing, with a warning, where it cannot be done."""
     if settings.problem:
         log.warning("telemetry_off", problem=settings.problem)
         return Followers()
     if not settings.traces:
         return Followers()
     try:
-        from soong.orchestrator.event_log.quiet_time import QuietTime
         from soong.orchestrator.telemetry.otlp import OtlpCollector
     except ImportError as error:
         log.warning("telemetry_off", problem=NOT_INSTALLED, error=str(error))
@@ -48,8 +45,7 @@ def open_telemetry(
         log.warning("telemetry_off", problem=f"a certificate of OTEL_EXPORTER_OTLP_* cannot be used: {error}")
         return Followers()
     consumer = SpanConsumer(collector, store.runs, store.tasks, settings.captures_content)
-    quiet = QuietTime(settings.interval_s * LONGEST_INTERVALS)
-    follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s, quiet.wait)
+    follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s)
 
     async def close() -> None:
         await follower.finish(timing.CLOSE_LIMIT_S)

@@ -1,6 +1,6 @@
 """The collector behind the standard OTEL_* variables. Nothing else imports OpenTelemetry, but for the encoding.
 
-Which traces are sampled and what describes this service is read from the environment by the OpenTelemetry SDK itself.
+The OpenTelemetry SDK reads the sampler and the description of this service from the environment.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from soong.orchestrator.telemetry.spans import Attribute, Attributes, Span, TraceOrigin
+from soong.orchestrator.telemetry.spans import Attribute, Span, TraceOrigin
 from soong.shared.core.telemetry import OtlpTarget
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -27,7 +27,7 @@ _NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 
 NANO: Final = 1000
 SCOPE: Final = "soong"
-# Of a parent, or a span that is linked: it is one of this service.
+# The flags of a parent or a linked span: it is one of this service.
 _LOCAL: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _KINDS: Final = {"internal": Message.SPAN_KIND_INTERNAL, "client": Message.SPAN_KIND_CLIENT}
 
@@ -42,7 +42,7 @@ def service(version: str) -> Resource:
 
 
 class OtlpCollector:
-    """Implements :class:`soong.orchestrator.telemetry.span_consumer.Collector`."""
+    """The receiver of spans. Its calls block."""
 
     def __init__(self, target: OtlpTarget, version: str) -> None:
         """Raises: OSError, a certificate cannot be used."""
@@ -53,6 +53,7 @@ class OtlpCollector:
         self._sender = OtlpSender(target)
 
     def is_sampled(self, origin: TraceOrigin) -> bool:
+        """Return whether the trace is sampled."""
         context = None
         if origin.parent_id:
             flags = _SAMPLED if origin.is_sampled else _NOT_SAMPLED
@@ -62,6 +63,7 @@ class OtlpCollector:
         return asked.decision is Decision.RECORD_AND_SAMPLE
 
     def send(self, spans: Sequence[Span]) -> str:
+        """Return why it did not take them, empty when it did; of no spans, why it does not answer."""
         return self._sender.post(encode(spans, self._resource, self._version))
 
     def close(self) -> None:
@@ -110,15 +112,11 @@ def _add(sent: ScopeSpans, span: Span) -> None:
         message.links.add(trace_id=trace, span_id=linked.to_bytes(8), flags=_LOCAL)
     for event in span.events:
         noted = message.events.add(name=_unicode(event.name), time_unix_nano=event.time_us * NANO)
-        _set_all(noted, event.attributes)
+        for name, value in event.attributes.items():
+            _set(noted.attributes.add(key=name).value, value)
     if span.error:
         message.status.code = Status.STATUS_CODE_ERROR
         message.status.message = _unicode(span.message or span.error)
-
-
-def _set_all(message: Message.Event, attributes: Attributes) -> None:
-    for name, value in attributes.items():
-        _set(message.attributes.add(key=name).value, value)
 
 
 def _set(field: AnyValue, value: Attribute) -> None:

@@ -1,6 +1,6 @@
 """From the log of a run to its spans. Pure: events in, spans out, and the state that the next events need.
 
-A span is made when the log says that its work has ended, in any process that reads it. So a worker that is killed loses
+A span is made when the log has the end of its work, in any process that reads it. So a worker that is killed loses
 none, and a run that waits for a person for hours is several short spans of its agent, one after another, each linked to
 the one before.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from soong.orchestrator.event_log.event_facts import MAX_WORD, MICRO, count, microusd, provider_of, word
+from soong.orchestrator.event_log.follower import MAX_WORD, MICRO, count, microusd, provider_of, word
 from soong.orchestrator.telemetry import conventions as names
 from soong.orchestrator.telemetry.spans import (
     Attribute,
@@ -42,7 +42,7 @@ _SUMS: Final = ("input_tokens", "output_tokens", "cached_tokens")
 
 @dataclass(slots=True)
 class RunSpans:
-    """Of one run. ``captures_content``: spans have the inputs of calls and summaries of their results."""
+    """One run's. ``captures_content``: spans have the inputs of calls and summaries of their results."""
 
     run: FeedRun
     origin: TraceOrigin

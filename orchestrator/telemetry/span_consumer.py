@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from soong.orchestrator.event_log.follower import Taken, UndeliveredError
 from soong.orchestrator.telemetry.run_spans import RunSpans
@@ -14,6 +14,9 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun
 from soong.shared.engine.tasks.store import TaskStore
 
+if TYPE_CHECKING:
+    from soong.orchestrator.telemetry.otlp import OtlpCollector
+
 log = get_logger(__name__)
 
 MAX_ORIGINS: Final = 10_000
@@ -23,23 +26,11 @@ REFUSALS: Final = 5
 """
 
 
-class Collector(Protocol):
-    """Where spans go. Its calls block."""
-
-    def is_sampled(self, origin: TraceOrigin) -> bool:
-        """Say whether the trace is wanted."""
-        ...
-
-    def send(self, spans: Sequence[Span]) -> str:
-        """Return why it did not take them, empty when it did; of no spans, why it does not answer."""
-        ...
-
-
 @dataclass(slots=True)
 class SpanConsumer:
     """Implements :class:`soong.orchestrator.event_log.follower.EventConsumer`."""
 
-    collector: Collector
+    collector: "OtlpCollector"
     runs: RunStore
     tasks: TaskStore
     captures_content: bool = False

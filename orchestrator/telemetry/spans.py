@@ -22,9 +22,9 @@ _TRACE_PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{1
 SAMPLED: Final = 1
 
 MAX_OPEN: Final = 200
-"""Of calls and questions of one run at once; older ones are forgotten. More than any turn has."""
+"""Calls and questions of one run at once; older ones are dropped. More than any turn has."""
 MAX_NOTES: Final = 32
-"""Of events on one span."""
+"""Events on one span."""
 
 
 class TraceOrigin(Value):
@@ -33,7 +33,7 @@ class TraceOrigin(Value):
     trace_id: int
     parent_id: int = 0
     is_sampled: bool = True
-    """What that span's side decided; without one, nothing."""
+    """The decision of that span's side; True without one."""
 
 
 class SpanEvent(Value):
@@ -85,7 +85,7 @@ def _number(text: str, size: int) -> int:
 
 
 class OpenSpan(msgspec.Struct, omit_defaults=True):
-    """A beginning. ``words`` and ``counts`` are what its end does not say again."""
+    """A beginning. ``words`` and ``counts`` are the facts that its end does not repeat."""
 
     since_us: int
     words: dict[str, str] = {}
@@ -93,7 +93,7 @@ class OpenSpan(msgspec.Struct, omit_defaults=True):
 
 
 class OpenWork(msgspec.Struct, omit_defaults=True):
-    """Of one run. ``segment`` is the number of its last segment, open or not."""
+    """One run's. ``segment`` is the number of its last segment, open or not."""
 
     segment: int = 0
     agent: OpenSpan | None = None
@@ -104,7 +104,7 @@ class OpenWork(msgspec.Struct, omit_defaults=True):
     asked: dict[str, OpenSpan] = {}
     """By request id."""
     notes: list[tuple[str, int, str]] = []
-    """What happened in the open segment: (name, when, about what)."""
+    """The events of the open segment: (name, time, subject)."""
     ready_us: int = 0
     queue_ms: int = 0
     worker: str = ""

@@ -1,7 +1,7 @@
 """Agents of others as children: which programs speak the Agent Client Protocol, and what a run of one may do (ACP-01).
 
-A step's ``agent: acp:NAME`` names one. Three are built in; a user's ``config.toml`` adds others and says more of these.
-A project adds none: its definitions have no colon in their ids.
+A step's ``agent: acp:NAME`` names one. Three are built in; a user's ``config.toml`` adds others and completes these. A
+project adds none: its definitions have no colon in their ids.
 
 A run of such an agent has the surface of any run. Its own tools are known by the kinds of the protocol; each kind needs
 the code tool that does the same, so what takes ``code.write_file`` from a run takes ``acp.NAME.edit`` from it, too.
@@ -30,7 +30,7 @@ RUN_COMMAND: Final = "code.run_command"
 
 
 class OwnKind(StrEnum):
-    """What a call of an agent's own tool is for the gate. RUN is the agent's program itself."""
+    """The kind of an agent's own tool call, for the gate. RUN is the agent's program itself."""
 
     RUN = "run"
     READ = "read"
@@ -64,7 +64,7 @@ class AcpAgent(Value):
     command: tuple[str, ...]
     env: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    """What follows the command, also one of the configuration: it makes the agent ask."""
+    """Arguments after the command, also after a configured one: they make the agent ask."""
     readable: tuple[Path, ...] = ()
     """Files of ours that the arguments name; a sandbox shows them."""
     variables: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -75,8 +75,8 @@ class AcpAgent(Value):
     state: tuple[str, ...] = ()
     """Folders where it keeps its sessions and its sign-in: writable in a sandbox. ``~/`` is the user's home."""
     settings: tuple[str, ...] = ()
-    """What in those folders says what the agent starts and lets itself do, by relative names. A sandbox shows it
-    read-only: otherwise it would run outside of the sandbox when its user starts the agent next."""
+    """Files in those folders that control what the agent starts and may do, by relative names. A sandbox shows them
+    read-only: changes would otherwise take effect outside of it at the agent's next start."""
     has_network: bool = True
     offers_files: bool = True
     """Whether it is offered to read and write files by us; otherwise it asks, and does it itself."""
@@ -189,16 +189,13 @@ def _definition(agent: AcpAgent) -> AgentDefinition:
 
 
 def _with(agent: AcpAgent, said: AcpAgentConfig) -> AcpAgent:
+    named = ("env", "variables", "mode", "session", "state", "settings")
+    given = {name: value for name in named if (value := getattr(said, name)) is not None}
     return replace(
         agent,
         command=said.command or agent.command,
-        env=agent.env if said.env is None else said.env,
-        variables=agent.variables if said.variables is None else said.variables,
-        mode=agent.mode if said.mode is None else said.mode,
-        session=agent.session if said.session is None else said.session,
-        state=agent.state if said.state is None else said.state,
-        settings=agent.settings if said.settings is None else said.settings,
         has_network=said.network,
         offers_files=agent.offers_files if said.files is None else said.files,
         silence_s=said.silence_s,
+        **given,
     )

@@ -1,4 +1,4 @@
-"""What model requests cost: the price of an answer, and the estimate that is charged beforehand (DIS-11).
+"""The cost of model requests: the price of an answer, and the estimate that is charged beforehand (DIS-11).
 
 Prices are those of the model library's data unless the configuration has its own.
 """
@@ -18,11 +18,10 @@ from soong.shared.agents.model import SCRIPT
 from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, WARN_AT, BudgetStore, Charge
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 
 USUAL_ANSWER_TOKENS: Final = 4096
-"""What an answer is estimated with that has no limit of its own."""
+"""The estimate for an answer without a limit of its own."""
 
 NEARLY_SPENT: Final = "What this session or task may use is nearly used up. Finish soon: report what you have."
 
@@ -64,7 +63,7 @@ def price_of(answer: ModelResponse, own: Price | None = None) -> Decimal | None:
 
 
 def estimate(messages: Sequence[ModelMessage], model: Model[Any], most_tokens: int | None, own: Price | None) -> Charge:
-    """Return what a request may use: what was read last, what is new since, and the longest answer."""
+    """Return the estimate of a request: the last input, the messages since, and the longest answer."""
     answers = [place for place, message in enumerate(messages) if isinstance(message, ModelResponse)]
     last = messages[answers[-1]] if answers else None
     known = last.usage.input_tokens + last.usage.output_tokens if isinstance(last, ModelResponse) else 0

@@ -1,8 +1,8 @@
 """Histories that change: shorter for a model that has no room (DIS-12), inherited by a fork (DIS-06).
 
-A compaction is a node of the run: it says how the answers before it are shown from then on. The nodes that it replaces
-stay (EVT-01); what a model reads is made of all of them by :func:`compacted`, for a run under way as for one that
-another process takes up. What opened the run and its last answers always remain.
+A compaction is a node of the run: it defines how the answers before it are shown from then on. The nodes that it
+replaces stay (EVT-01); :func:`compacted` makes the model's input of all nodes, for a run under way as for one that
+another process takes up. The run's opening and its last answers always remain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.tools.naming import unmangle
 from soong.shared.tools.result import ArtifactRef, TextBlock, ToolResult
-from soong.shared.tools.results import codec
+from soong.shared.tools.results import rendering
 
 CHARS_PER_TOKEN: Final = 3
-"""An estimate that is rather too low: what is counted by it is sooner too much than too little."""
+"""An estimate that is rather too low: counts of tokens by it are sooner too high than too low."""
 KEPT_SHARE: Final = 0.2
 """How much of the context the answers may take that are kept as they are."""
 WORTHWHILE_SHARE: Final = 0.1
@@ -41,7 +41,7 @@ SUMMARY_SHARE: Final = 0.5
 """How much of the context the text may take that is to be summarised."""
 GROWN_TOKENS: Final = 1000
 GROWN_SHARE: Final = 0.2
-"""What must be new since the last answer, at least, for a refusal without known words to be taken for one of length."""
+"""Minimum growth since the last answer for which a refusal without known words counts as one of length."""
 SHORT_CHARS: Final = 400
 LEFT_OUT: Final = "(this result was left out to make room; make the call again if you need it)"
 SUMMARY_HEAD: Final = (
@@ -62,14 +62,14 @@ ASIDE: Final = "Your parent continues with this call; you do not."
 
 
 class Cut(Value):
-    """What a compaction would do to a history: ``dropped`` messages are replaced, ``kept_answers`` remain."""
+    """The effect of a compaction on a history: ``dropped`` messages are replaced, ``kept_answers`` remain."""
 
     dropped: Sequence[ModelMessage]
     kept_answers: int
 
 
 def window_of(answer: ModelResponse, settings: Compaction) -> int:
-    """Return how many tokens the model of an answer reads at most; 0 when nobody knows."""
+    """Return how many tokens the model of an answer reads at most; 0 when it is unknown."""
     if settings.window:
         return settings.window
     try:
@@ -79,7 +79,7 @@ def window_of(answer: ModelResponse, settings: Compaction) -> int:
 
 
 def room_of(messages: Sequence[ModelMessage], settings: Compaction) -> int:
-    """Return how many tokens a request of the run may have: what its model reads, or what it has read so far."""
+    """Return how many tokens a request of the run may have: its model's window, or else its largest input so far."""
     answers = [message for message in messages if isinstance(message, ModelResponse)]
     known = window_of(answers[-1], settings) if answers else settings.window
     return known or max((answer.usage.input_tokens for answer in answers), default=0)
@@ -201,12 +201,12 @@ def _without_result(node: Node | NewNode) -> Node | NewNode:
     """Return a node of a result with its content left out; errors, artifacts and what is short remain."""
     if node.kind is not NodeKind.TOOL_RESULT:
         return node
-    result = codec.from_json(node.payload)
+    result = rendering.from_json(node.payload)
     kept = [block for block in result.content if isinstance(block, ArtifactRef)]
     if result.error is not None or sum(len(str(block)) for block in result.content) < SHORT_CHARS:
         return node
     left = replace(result, content=(TextBlock(LEFT_OUT), *kept), data=None)
-    payload = {**node.payload, **codec.to_json(cast(str, node.payload.get("tool")), left)}
+    payload = {**node.payload, **rendering.to_json(cast(str, node.payload.get("tool")), left)}
     return replace(node, payload=payload)
 
 
@@ -267,7 +267,7 @@ def follow_up_nodes(nodes: Sequence[Node], goal: str) -> tuple[NewNode, ...]:
 
 
 def _calls(node: Node) -> Mapping[str, str]:
-    """Return the tools that an answer calls, by call id; of any other node none."""
+    """Return the tools that an answer calls, by call id; none for any other node."""
     if node.kind is not NodeKind.ASSISTANT:
         return {}
     (answer,) = messages_of([node])

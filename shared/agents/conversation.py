@@ -13,6 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Mode
 
 from soong.shared.agents.compaction import compacted, inherited
 from soong.shared.agents.messages import (
+    VERSION,
     answer_parts,
     arguments_of,
     assistant_node,
@@ -24,12 +25,15 @@ from soong.shared.agents.messages import (
     results_of,
     user_node,
 )
-from soong.shared.agents.ports import RunTranscript
+from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
-from soong.shared.tools.arguments import shown_arguments
+from soong.shared.engine.runs.record import EndReason, Usage
+from soong.shared.engine.tasks.failure_report import StepIncidents
+from soong.shared.engine.tasks.step import Outcome, StepError
+from soong.shared.tools.execution import shown_arguments
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ToolResult
 
@@ -37,23 +41,71 @@ MAX_RAW_ID_CHARS: Final = 200
 
 
 @dataclass(slots=True)
-class Conversation:
-    """One run's. ``answered`` are the results of the last answer's calls, for an answer that is not settled.
-
-    ``whole`` holds arguments that the history does not: of a call that is too large or deep to be kept, and after a
-    crash of one whose node is without its secrets. ``raw_ids`` are the providers' own call ids where ours differ.
-    """
+class UnwrittenLog:
+    """The nodes and events of one run that are not written yet."""
 
     transcript: RunTranscript
     clock: Clock
+    _nodes: list[NewNode] = field(init=False, default_factory=list)
+    _events: list[NewEvent] = field(init=False, default_factory=list)
+
+    def add_node(self, node: NewNode) -> None:
+        self._nodes.append(node)
+
+    def note(self, type: str, data: JsonObject) -> None:
+        """Keep an event of the run, with the time of now."""
+        self._events.append(NewEvent(type, data, self.clock.now_us()))
+
+    async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
+        """Write what waits, before ``calls`` are made. Raises: LeaseLostError."""
+        nodes, events = self.take()
+        if nodes or events:
+            await self.transcript.append(nodes, events, calls)
+
+    def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
+        """Return what waits and forget it: the caller writes it."""
+        taken = tuple(self._nodes), tuple(self._events)
+        self._nodes, self._events = [], []
+        return taken
+
+    def end(
+        self,
+        task: AgentTask,
+        incidents: StepIncidents,
+        usage: Usage,
+        reason: EndReason,
+        output: Json = None,
+        error: StepError | None = None,
+    ) -> AgentEnd:
+        """Return the run's end with its result and all that waits. Incidents make what it has completed partial."""
+        outcome = Outcome.PARTIAL if incidents and error is None else Outcome.CLEAN
+        payload: dict[str, Json] = {
+            "v": VERSION,
+            "end_reason": str(reason),
+            "output": output,
+            "outcome": str(outcome),
+            **incidents.lists(),
+            "tools": [tool.name for tool in task.tools],
+        }
+        self.add_node(NewNode(NodeKind.RESULT, payload))
+        denials, unknown = tuple(incidents.denials), tuple(incidents.unknown_effects)
+        return AgentEnd(reason, output, outcome, usage, denials, unknown, error, *self.take())
+
+
+@dataclass(slots=True)
+class Conversation(UnwrittenLog):
+    """One run's. ``answered`` are the results of the last answer's calls, for an answer that is not settled.
+
+    ``whole`` holds arguments that the history lacks: those of a call too large or deep to be kept, and after a crash
+    those of a call whose node is without its secrets. ``raw_ids`` are the providers' own call ids where ours differ.
+    """
+
     messages: list[ModelMessage] = field(default_factory=list)
     answered: list[ToolResult] = field(default_factory=list)
     whole: dict[str, Json] = field(default_factory=dict)
     raw_ids: dict[str, str] = field(default_factory=dict)
     turns: int = 0
     """How many answers the run has had, without those of the parent of a fork."""
-    _nodes: list[NewNode] = field(default_factory=list)
-    _events: list[NewEvent] = field(default_factory=list)
     _call_ids: set[str] = field(default_factory=set)
     _compacted_at: int = -1
     """How many answers the run had when its history was last made shorter."""
@@ -107,7 +159,7 @@ class Conversation:
         return self._compacted_at == self.turns
 
     async def compact(self, node: NewNode) -> None:
-        """Show a shorter history from here on, as a compaction says. Raises: LeaseLostError."""
+        """Show a shorter history from here on, as a compaction defines it. Raises: LeaseLostError."""
         self._nodes.append(node)
         await self.flush()
         self._compacted_at = self.turns
@@ -186,22 +238,3 @@ class Conversation:
         node = user_node(text)
         self._nodes.append(node)
         self.messages += messages_of([node])
-
-    def add_node(self, node: NewNode) -> None:
-        self._nodes.append(node)
-
-    def note(self, type: str, data: JsonObject) -> None:
-        """Keep an event of the run, with the time of now."""
-        self._events.append(NewEvent(type, data, self.clock.now_us()))
-
-    async def flush(self, calls: Sequence[ToolCall] = (), *, may_wait: bool = False) -> None:
-        """Write what waits, before ``calls`` are made, or with the end of the first of them. Raises: LeaseLostError."""
-        nodes, events = self.take()
-        if nodes or events:
-            await self.transcript.append(nodes, events, calls, may_wait=may_wait)
-
-    def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
-        """Return what waits and forget it: the caller writes it."""
-        taken = tuple(self._nodes), tuple(self._events)
-        self._nodes, self._events = [], []
-        return taken

@@ -1,4 +1,4 @@
-"""Agent definitions: what kind of agent a run is, by id (DIS-02).
+"""Agent definitions: the kinds of agents, by id (DIS-02).
 
 Owns the values and the registry. A definition is a preference: which tools its runs get is computed by the surface
 (:mod:`soong.shared.tools.surface`). It is resolved when a step is planned and stored with the step's run, so that a
@@ -8,6 +8,7 @@ worker needs no file of its own, and a file that changes later changes nothing o
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -26,11 +27,11 @@ BUILT_IN: Final = "built-in"
 DEFINITION: Final = "definition"
 MEMORY_EXTRACTOR: Final = "memory_extractor"
 """The agent of a memory job."""
-"""Where the document of a run's surface holds its definition."""
+"""The key of the definition in the document of a run's surface."""
 
 
 class AgentLimits(Value):
-    """What ends a run by itself (DIS-07). Its time is limited by its step."""
+    """The limits that end a run (DIS-07). Its step limits its time."""
 
     max_turns: int = 50
     max_repeated_failures: int = 6
@@ -51,7 +52,7 @@ class AgentLimits(Value):
 
 
 class ModelOptions(Value, omit_defaults=True, forbid_unknown_fields=True):
-    """Settings of each model request; None leaves a setting to the provider. ``timeout_s``: of one request."""
+    """Settings of each model request; None leaves a setting to the provider. ``timeout_s`` is for one request."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -78,8 +79,8 @@ class CompactionStrategy(StrEnum):
 class Compaction(Value):
     """When and how a run's history is made shorter (DIS-12). ``at`` is a share of ``window``.
 
-    ``window`` is how many tokens the model reads at most; 0 takes what the model library knows. Where neither is known,
-    the provider's refusal is waited for.
+    ``window`` is how many tokens the model reads at most; 0 takes the model library's value. Without either, the
+    provider's refusal triggers it.
     """
 
     strategy: CompactionStrategy = CompactionStrategy.SUMMARISE
@@ -236,6 +237,7 @@ _OF_A_STEP = ("agent.task_get", "agent.task_update_step")
 
 def builtin_definitions() -> AgentDefinitionRegistry:
     """Return a registry with the definitions that are always there."""
+    reader = partial(AgentDefinition, suggested_tools=(*_OF_A_STEP, *_READING), mode=RunMode.READONLY)
     return AgentDefinitionRegistry(
         (
             AgentDefinition(
@@ -261,21 +263,17 @@ def builtin_definitions() -> AgentDefinitionRegistry:
                 mode=RunMode.READONLY,
                 limits={"max_turns": 3, "max_reasks": 1, "model_attempts": 3},
             ),
-            AgentDefinition(
+            reader(
                 id="explorer",
                 name="Explorer",
                 description="Finds and explains things in a project without changing it.",
                 instructions=_EXPLORER_INSTRUCTIONS,
-                suggested_tools=(*_OF_A_STEP, *_READING),
-                mode=RunMode.READONLY,
             ),
-            AgentDefinition(
+            reader(
                 id="reviewer",
                 name="Reviewer",
                 description="Reviews code or text and reports defects with their places, without changing anything.",
                 instructions=_REVIEWER_INSTRUCTIONS,
-                suggested_tools=(*_OF_A_STEP, *_READING),
-                mode=RunMode.READONLY,
             ),
             AgentDefinition(
                 id="implementer",

@@ -22,13 +22,13 @@ from pydantic_ai.messages import (
 
 from soong.shared.agents.model_answers import AnswerFollower
 from soong.shared.core.value import Value
-from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.definition import ToolDefinition
-from soong.shared.tools.early import EarlyCall
+from soong.shared.tools.execution import parsed, validated
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schedule import Executor, GroupKind, plan_groups
+from soong.shared.tools.time_limit import EarlyCall
 
 MAX_CLOSED_CHARS: Final = 4_096
 """Longer arguments are looked at once, when the next part begins or the answer ends."""
@@ -47,6 +47,8 @@ class _EarlyRead(Value):
 class EarlyReads:
     """Follows the answers of one run, and executes their turns: a call that has started early is not made again.
 
+    Once a hook has stopped the run no call begins; those that had begun by then run to their end (EXE-05).
+
     ``spend`` gets the ids of calls that were discarded: no later call of the run has one of them.
     """
 
@@ -55,16 +57,13 @@ class EarlyReads:
     spend: Callable[[Collection[str]], None]
     limit: int
     view: AnswerFollower
+    stop: str = ""
+    """Why a hook stopped the run; empty while none has, also before this process took it up."""
     _reads: dict[str, _EarlyRead] = field(default_factory=dict)
     _is_open: bool = True
     """Whether the next call of the answer may start early."""
     _part: ToolCallPart | None = None
     """The call that arrives, as far as it has, until it has started."""
-
-    @property
-    def has_started(self) -> bool:
-        """Say whether calls of the answer have started."""
-        return bool(self._reads)
 
     # -- following an answer
     def take(self, event: ModelResponseStreamEvent) -> None:
@@ -140,8 +139,13 @@ class EarlyReads:
         return self.executor.resolve(name)
 
     async def execute(self, call: ToolCall) -> ToolResult:
+        if self.stop:
+            return await self.refuse(call, ErrorType.NOT_RUN, f"not run: a hook stopped the run: {self.stop}")
         read = self._reads.pop(call.id, None)
-        return await (self.executor.execute(call) if read is None else read.task)
+        result = await (self.executor.execute(call) if read is None else read.task)
+        if stop := stop_of(result):
+            self.stop = stop
+        return result
 
     async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
         read = self._reads.pop(call.id, None)
@@ -151,6 +155,14 @@ class EarlyReads:
         with suppress(asyncio.CancelledError):
             return await read.task
         return refusal(call.id, ToolFailure(type, message))
+
+
+def stop_of(result: ToolResult) -> str:
+    """Return the reason for which a hook stopped the run with this call; empty when none did."""
+    error = result.error
+    if error is None or error.type is not ErrorType.HOOK_DENIED or not error.details.get("stop_run"):
+        return ""
+    return error.message
 
 
 def _is_valid(definition: ToolDefinition, call: ToolCall) -> bool:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
 ANSWERED_BY: Final = "soong_model"
-"""Where the metadata of an answer names the fallback that gave it. It is stored with the answer and never sent."""
+"""The metadata key of the fallback that gave an answer. It is stored with the answer and never sent."""
 
 
 class RunModel(Value):
-    """A model as one run asks it. ``window``: how many tokens it reads at most; 0 takes what the library knows."""
+    """A model as one run asks it. ``window``: how many tokens it reads at most; 0 takes the library's value."""
 
     name: str
     model: "Model[Any]"

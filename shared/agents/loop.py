@@ -28,36 +28,34 @@ from soong.shared.agents.compaction import (
 )
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
-from soong.shared.agents.early_reads import EarlyReads
+from soong.shared.agents.early_reads import EarlyReads, stop_of
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel
-from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, results_by_turn, text_of
+from soong.shared.agents.messages import calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_for
-from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.requests import ModelRequests
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, ToolOffer, judge
+from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, RepeatedFailures, ToolOffer, judge
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import BudgetSpentError
-from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.runs.store import CallRow, CallStatus
-from soong.shared.engine.tasks.failure_report import StepIncidents
-from soong.shared.engine.tasks.step import Outcome, StepError
-from soong.shared.tools.definition import ToolDefinition
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.failure_report import StepIncidents, unknown_after_crash
+from soong.shared.engine.tasks.step import StepError
 from soong.shared.tools.naming import NameTable, unmangle
 from soong.shared.tools.ports import CallLog, ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.schedule import Executor, may_wait, run_turn
+from soong.shared.tools.schedule import Executor, run_turn
+from soong.shared.tools.surface import TOOL_SEARCH
 
-MAX_SHOWN_CHARS: Final = 1000
 STEP_REPORT: Final = "agent.task_update_step"
 """The tool by which a run ends a step that it holds in addition to its own; such a report's data has its status."""
 
@@ -121,8 +119,6 @@ class _Loop:
     names: NameTable = field(init=False)
     offer: ToolOffer = field(init=False)
     view: AnswerView = field(default_factory=NoView)
-    stop: str = ""
-    """Why a hook stopped the run; empty while none has, also before this process took it up."""
     given_up: str = ""
     """Why the run cannot do its own step, in its own words; empty while it tries."""
     steps_done: int = 0
@@ -131,10 +127,6 @@ class _Loop:
     def __post_init__(self) -> None:
         limit = self.task.limits.parallel_reads
         self.early = EarlyReads(self.executor, self._early_call, self.talk.spend, limit, self.view)
-
-    @property
-    def max_turns(self) -> int:
-        return self.task.limits.max_turns * (1 + self.steps_done)
 
     async def run(self, transcript: RunTranscript) -> AgentEnd:
         try:
@@ -146,8 +138,11 @@ class _Loop:
         except SchemaUnsupportedError as error:
             return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
-        if (changed := await self._changed_script()) is not None:
-            return changed
+        if isinstance(self.model, ScriptedModel) and self.talk.open_calls:
+            try:
+                await self.model.confirm(self.talk.messages, self.offer.parameters)
+            except ScriptFailedError as error:  # it does not make the calls that are open: none of them is run
+                return self._script_failed(error)
         while True:
             answer = self.talk.answer or await self._next_answer()
             if isinstance(answer, AgentEnd):
@@ -161,11 +156,12 @@ class _Loop:
 
     async def _next_answer(self) -> ModelResponse | AgentEnd:
         """Ask the model, or return the run's end where it gets no other turn or no answer."""
-        if self.stop or self.given_up:
-            reason = EndReason.STOPPED_BY_HOOK if self.stop else EndReason.FAILED
-            return self._failed(reason, self.stop or self.given_up)
-        if self.talk.turns >= self.max_turns:
-            return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
+        if self.early.stop or self.given_up:
+            reason = EndReason.STOPPED_BY_HOOK if self.early.stop else EndReason.FAILED
+            return self._failed(reason, self.early.stop or self.given_up)
+        max_turns = self.task.limits.max_turns * (1 + self.steps_done)
+        if self.talk.turns >= max_turns:
+            return self._failed(EndReason.MAX_TURNS, f"the run had {max_turns} model turns", is_retryable=True)
         if reached := limit_reached(self.requests.usage, self.task.limits, self.requests.model.name):
             return self._failed(reached[0], reached[1])
         try:
@@ -184,16 +180,6 @@ class _Loop:
         return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
 
     # -- beginning
-    async def _changed_script(self) -> AgentEnd | None:
-        """Return the end of a run whose script does not make the calls that are still open: none of them is run."""
-        if not isinstance(self.model, ScriptedModel) or not self.talk.open_calls:
-            return None
-        try:
-            await self.model.confirm(self.talk.messages, self.offer.parameters)
-        except ScriptFailedError as error:
-            return self._script_failed(error)
-        return None
-
     async def _begin(self, transcript: RunTranscript, names: NameTable) -> None:
         task = self.task
         nodes = await transcript.nodes() if task.is_resumed else ()
@@ -227,7 +213,7 @@ class _Loop:
             if part.tool_call_id in done:
                 continue
             if part.tool_call_id in started:
-                failure = _unknown(started[part.tool_call_id])
+                failure = unknown_after_crash(started[part.tool_call_id])
                 is_after_unknown = True
             elif is_after_unknown:
                 failure = ToolFailure(ErrorType.NOT_RUN, "not run: an earlier write of this turn did not succeed")
@@ -305,11 +291,19 @@ class _Loop:
             results = await self._run_calls(answer.calls, names)
             results += [self._refuse_final(part, answer.problem) for part in answer.finals]
             self.talk.add_results(results)
-            if note := self.requests.take_note():
-                self.talk.ask_again(note)
-            return self._judge_repeats()
+            if self.requests.note:
+                self.talk.ask_again(self.requests.note)
+                self.requests.note = ""
+            # Warn a model that repeats a failing call, and end its run if it continues. A script may wait.
+            if self.model.model_name == SCRIPT:
+                return None
+            if reason := self.repeats.end:
+                return self._failed(EndReason.FAILED, reason, type="repeated_failure")
+            if warning := self.repeats.warning:
+                self.talk.ask_again(warning)
+            return None
         if not answer.problem:
-            return self._completed(answer.output)
+            return self.talk.end(self.task, self.incidents, self.requests.usage, EndReason.COMPLETED, answer.output)
         if answer.is_cut and cut_before >= self.task.limits.max_continuations:
             words = f"{cut_before + 1} answers in a row were cut at the model's limit of output tokens"
             return self._failed(EndReason.TOKEN_LIMIT, words)
@@ -325,49 +319,29 @@ class _Loop:
     async def _run_calls(self, parts: Sequence[ToolCallPart], names: NameTable) -> list[ToolResult]:
         done = {result.tool_call_id for result in self.talk.answered}
         calls = [self._call(part, names) for part in parts if part.tool_call_id not in done]
-        # From here on things happen outside: what led to them is written before, or with the first that is written.
-        await self.talk.flush(calls, may_wait=not self.early.has_started and may_wait(calls, self.executor.resolve))
+        await self.talk.flush(calls)  # from here on things happen outside
         await self.early.keep(calls)
-        executor = StopAfterHook(self.early, self.stop)
         limit = self.task.limits.parallel_reads
-        results = await run_turn(calls, executor, note=self.log.note, parallel_limit=limit) if calls else []
+        results = await run_turn(calls, self.early, note=self.log.note, parallel_limit=limit) if calls else []
         for call, result in zip(calls, results, strict=True):
             self._account(result, call.tool)
         self.repeats.take(calls, results)
         return list(results)
-
-    def _judge_repeats(self) -> AgentEnd | None:
-        """Warn a model that repeats a failing call, and end its run if it continues. A script may wait."""
-        if self.model.model_name == SCRIPT:
-            return None
-        if reason := self.repeats.end:
-            return self._failed(EndReason.FAILED, reason, type="repeated_failure")
-        if warning := self.repeats.warning:
-            self.talk.ask_again(warning)
-        return None
 
     def _refuse_final(self, part: ToolCallPart, problem: str) -> ToolResult:
         failure = ToolFailure(ErrorType.INVALID_INPUT, problem, f"fix it and call {FINAL_TOOL} again")
         return self.talk.refuse(FINAL_TOOL, refusal(part.tool_call_id, failure))
 
     def _account(self, result: ToolResult, tool: str) -> None:
-        self.offer.take(tool, result)
+        if tool == TOOL_SEARCH:
+            self.task.deferred.take(result)  # it is offered from the next request on
         if result.error is None:
             if tool == STEP_REPORT and isinstance(result.data, Mapping):
                 self.steps_done += "status" in result.data
                 self.given_up = self.given_up or str(result.data.get(GIVEN_UP, ""))
             return
-        self.stop = self.stop or stop_of(result)
-        entry: dict[str, Json] = {
-            "tool_call_id": result.tool_call_id,
-            "tool": tool,
-            "type": str(result.error.type),
-            "message": result.error.message,
-        }
-        if result.error.type.is_denial:
-            self.incidents.denials.append(entry)
-        elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
-            self.incidents.unknown_effects.append({**entry, **result.error.details})
+        self.early.stop = self.early.stop or stop_of(result)
+        self.incidents.take(tool, result)
 
     def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
         return self.talk.call_of(part, self._tool_name(part, names))
@@ -384,68 +358,6 @@ class _Loop:
         return canonical if definition is None else definition.name
 
     # -- ends
-    def _completed(self, output: Json) -> AgentEnd:
-        outcome = Outcome.PARTIAL if self.incidents else Outcome.CLEAN
-        return self._end(EndReason.COMPLETED, output, outcome, None)
-
     def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
         error = StepError(type or str(reason), message[:2000], is_retryable)
-        return self._end(reason, None, Outcome.CLEAN, error)
-
-    def _end(self, reason: EndReason, output: Json, outcome: Outcome, error: StepError | None) -> AgentEnd:
-        payload: Mapping[str, Json] = {
-            "v": VERSION,
-            "end_reason": str(reason),
-            "output": output,
-            "outcome": str(outcome),
-            **self.incidents.lists(),
-            "tools": [tool.name for tool in self.task.tools],
-        }
-        self.talk.add_node(NewNode(NodeKind.RESULT, payload))
-        nodes, events = self.talk.take()
-        denials, unknown = tuple(self.incidents.denials), tuple(self.incidents.unknown_effects)
-        return AgentEnd(reason, output, outcome, self.requests.usage, denials, unknown, error, nodes, events)
-
-
-def _unknown(row: CallRow) -> ToolFailure:
-    """Return how a write ends that had started when its worker died: with what it was about to touch, as permitted."""
-    facts = row.facts.get("facts")
-    shown = str(facts.get("shown") or "") if isinstance(facts, Mapping) else ""
-    details: dict[str, Json] = {"effect_id": row.effect_id, "shown": shown[:MAX_SHOWN_CHARS]}
-    return ToolFailure(
-        ErrorType.UNKNOWN_AFTER_CRASH,
-        f"the worker died while {row.tool} ran: it may or may not have happened",
-        "look before you do it again",
-        details=details,
-    )
-
-
-def stop_of(result: ToolResult) -> str:
-    """Return the reason for which a hook stopped the run with this call; empty when none did."""
-    error = result.error
-    if error is None or error.type is not ErrorType.HOOK_DENIED or not error.details.get("stop_run"):
-        return ""
-    return error.message
-
-
-@dataclass(slots=True)
-class StopAfterHook:
-    """A turn's executor until a hook stops the run; calls that had begun by then run to their end (EXE-05)."""
-
-    executor: Executor
-    stop: str = ""
-
-    def resolve(self, name: str) -> ToolDefinition | None:
-        return self.executor.resolve(name)
-
-    async def execute(self, call: ToolCall) -> ToolResult:
-        if self.stop:
-            return await self.executor.refuse(call, ErrorType.NOT_RUN, f"not run: a hook stopped the run: {self.stop}")
-        result = await self.executor.execute(call)
-        stop = stop_of(result)
-        if stop:
-            self.stop = stop
-        return result
-
-    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
-        return await self.executor.refuse(call, type, message)
+        return self.talk.end(self.task, self.incidents, self.requests.usage, reason, error=error)

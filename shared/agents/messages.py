@@ -1,7 +1,7 @@
 """A run's nodes as the messages a model reads, and back.
 
-Owns the payloads of system, user, assistant and result nodes; results of calls are stored by the call log
-(:mod:`soong.shared.tools.results.codec`). What is rebuilt from nodes is what was sent: a resumed run continues where
+Owns the payloads of system, user, assistant and result nodes; results of calls are stored by the call log, see
+:mod:`soong.shared.tools.results.rendering`. Messages rebuilt from nodes equal those sent: a resumed run continues where
 it stopped.
 """
 
@@ -9,8 +9,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from datetime import UTC
-from math import isfinite
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -22,7 +21,6 @@ from pydantic_ai.messages import (
     ModelResponse,
     ModelResponsePart,
     SystemPromptPart,
-    TextPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
@@ -32,8 +30,7 @@ from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.tools.result import ContextNode, ToolResult
-from soong.shared.tools.results import codec
-from soong.shared.tools.results.rendering import for_model
+from soong.shared.tools.results import rendering
 from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 VERSION = 1
@@ -45,12 +42,6 @@ _ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][8
 """In JSON text: a pair of halves, or one alone (group 1), or any other escape."""
 _CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
-
-_ANSWER: Final = {"parts", "usage", "model_name", "timestamp", "kind", "state"}
-_CALL: Final = {"tool_name", "args", "tool_call_id", "part_kind"}
-_TEXT: Final = {"content", "part_kind"}
-_UNUSED: Final[dict[str, Any]] = {"details": {}}
-_MAX_DEPTH: Final = 20
 
 
 def opening_nodes(system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject) -> tuple[NewNode, NewNode]:
@@ -68,12 +59,9 @@ def user_node(text: str) -> NewNode:
 
 def assistant_node(response: ModelResponse) -> NewNode:
     """Return the complete node of a model's answer: provider details too, which some providers want back."""
-    try:
-        message = stored_form(response)
-    except NotPlainError:
-        message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
-        # Eleven counters, most of them zero: what is left out is read as zero again.
-        message["usage"] = {name: value for name, value in message["usage"].items() if value}
+    message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
+    # Eleven counters, most of them zero: a missing one is read as zero again.
+    message["usage"] = {name: value for name, value in message["usage"].items() if value}
     return NewNode(NodeKind.ASSISTANT, {"v": VERSION, "message": message})
 
 
@@ -93,24 +81,19 @@ def taken_in(answer: ModelResponse) -> ModelResponse:
 
 
 def _with_characters(value: _Part) -> _Part:
-    changed = {name: new for name, old in vars(value).items() if (new := _characters(old)) is not old}
+    changed: dict[str, Any] = {}
+    for name, old in vars(value).items():
+        with suppress(UnfitError):  # a value that is not JSON, or too deep, is refused at its use
+            if isinstance(old, str | dict) and (new := plain(old)) is not old:
+                changed[name] = new
     arguments = changed.get("args", value.args) if isinstance(value, ToolCallPart) else None
     if isinstance(arguments, str) and _HALF_ESCAPED.search(arguments):
         changed["args"] = _ESCAPE.sub(lambda found: r"\ufffd" if found[1] else found[0], arguments)
     return dataclasses.replace(value, **changed) if changed else value
 
 
-def _characters(value: Any) -> Any:
-    if not isinstance(value, str | dict):
-        return value
-    try:
-        return plain(value)
-    except UnfitError:
-        return value  # what is no JSON, or too deep, is refused where it is used
-
-
 def result_node(tool: str, result: ToolResult) -> NewNode:
-    return NewNode(NodeKind.TOOL_RESULT, codec.to_json(tool, result))
+    return NewNode(NodeKind.TOOL_RESULT, rendering.to_json(tool, result))
 
 
 def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
@@ -132,7 +115,11 @@ def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
         prompts.clear()
 
     for node in nodes:
-        _check_version(node.payload)
+        version = node.payload.get("v")
+        if not isinstance(version, int) or version > VERSION:
+            raise SchemaVersionError(
+                f"a node of version {version!r} cannot be read; this program reads up to {VERSION}"
+            )
         if is_of_a_call(node):
             called.append(node)
         elif node.kind is NodeKind.ASSISTANT:
@@ -141,14 +128,15 @@ def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
         elif node.kind is NodeKind.SYSTEM:
             prompts.append(SystemPromptPart(storable(str(node.payload["text"]))))
         elif node.kind is NodeKind.USER:
-            prompts.append(_prompt(cast("Sequence[str]", node.payload["texts"])))
+            told = [storable(text) for text in cast("Sequence[str]", node.payload["texts"])]
+            prompts.append(UserPromptPart(told[0] if len(told) == 1 else told))
     close()
     return messages
 
 
 def is_of_a_call(node: Node | NewNode) -> bool:
     """Say whether a node is a call's result or what the call has added to the context."""
-    return node.kind is NodeKind.TOOL_RESULT or codec.context_from_json(node.kind, node.payload) is not None
+    return node.kind is NodeKind.TOOL_RESULT or rendering.context_from_json(node.kind, node.payload) is not None
 
 
 def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
@@ -156,10 +144,10 @@ def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
     results: dict[str, ToolResult] = {}
     for node in nodes:
         if node.kind is NodeKind.TOOL_RESULT:
-            result = codec.from_json(node.payload)
+            result = rendering.from_json(node.payload)
             results.setdefault(result.tool_call_id, result)
             continue
-        added = codec.context_from_json(node.kind, node.payload)
+        added = rendering.context_from_json(node.kind, node.payload)
         owner = results.get(str(node.payload.get("tool_call_id")))
         if added is not None and owner is not None:
             results[owner.tool_call_id] = replace(owner, context_nodes=(*owner.context_nodes, added))
@@ -173,7 +161,7 @@ def results_by_turn(nodes: Iterable[Node | NewNode]) -> list[list[tuple[str, Too
         if node.kind is NodeKind.ASSISTANT:
             turns.append([])
         elif node.kind is NodeKind.TOOL_RESULT and turns:
-            turns[-1].append((str(node.payload.get("tool")), codec.from_json(node.payload)))
+            turns[-1].append((str(node.payload.get("tool")), rendering.from_json(node.payload)))
     return turns
 
 
@@ -184,9 +172,14 @@ def answer_parts(asked: ModelMessage | None, results: Iterable[ToolResult]) -> l
         by_id.setdefault(result.tool_call_id, result)
     parts = [part for part in calls_of(asked) if part.tool_call_id in by_id]
     ordered = [by_id[part.tool_call_id] for part in parts]
-    told: list[ModelRequestPart] = [
-        _result_part(part.tool_name, result) for part, result in zip(parts, ordered, strict=True)
-    ]
+    told: list[ModelRequestPart] = []
+    for part, result in zip(parts, ordered, strict=True):
+        said = rendering.for_model(result)
+        told.append(
+            ToolReturnPart(
+                part.tool_name, said.content, result.tool_call_id, metadata=said.metadata, outcome=said.outcome
+            )
+        )
     return [*told, *(_context_part(node) for result in ordered for node in result.context_nodes)]
 
 
@@ -205,11 +198,6 @@ def arguments_of(part: ToolCallPart) -> Json:
     return cast(Json, part.args) if part.args is not None else {}
 
 
-def _prompt(texts: Sequence[str]) -> UserPromptPart:
-    told = [storable(text) for text in texts]
-    return UserPromptPart(told[0] if len(told) == 1 else told)
-
-
 def own_id(raw: str, taken: Container[str]) -> str:
     """Return a call's id in its run: the provider's where it is usable and new, else one of ours (RES-02)."""
     base = raw if _CALL_ID.fullmatch(raw) else "call"
@@ -222,71 +210,3 @@ def _context_part(node: ContextNode) -> ModelRequestPart:
     """Return added context as a model reads it: instructions of the project as system text, the rest as a prompt."""
     text = f"{_CONTEXT_HEADS[node.kind]} {node.name}:\n{node.text}"
     return SystemPromptPart(text) if node.kind == "system" else UserPromptPart(text)
-
-
-def _result_part(tool_name: str, result: ToolResult) -> ToolReturnPart:
-    told = for_model(result)
-    return ToolReturnPart(tool_name, told.content, result.tool_call_id, metadata=told.metadata, outcome=told.outcome)
-
-
-def _check_version(payload: Mapping[str, Json]) -> None:
-    version = payload.get("v")
-    if not isinstance(version, int) or version > VERSION:
-        raise SchemaVersionError(f"a node of version {version!r} cannot be read; this program reads up to {VERSION}")
-
-
-class NotPlainError(ValueError):
-    """The answer has something that only the library knows how to write."""
-
-
-def stored_form(answer: ModelResponse) -> dict[str, Json]:
-    """Return the form of a plain answer. It shares nothing with the answer that could change.
-
-    Raises: NotPlainError.
-    """
-    if type(answer) is not ModelResponse or _given(answer) != _ANSWER or vars(answer.usage) != _UNUSED:
-        raise NotPlainError
-    if answer.timestamp.tzinfo is not UTC:
-        raise NotPlainError
-    return {
-        "parts": [_part(part) for part in answer.parts],
-        "usage": {},
-        "model_name": answer.model_name,
-        "timestamp": answer.timestamp.isoformat().replace("+00:00", "Z"),
-        "kind": answer.kind,
-        "state": answer.state,
-    }
-
-
-def _part(part: ModelResponsePart) -> dict[str, Json]:
-    if type(part) is ToolCallPart and _given(part) == _CALL:
-        return {
-            "tool_name": part.tool_name,
-            "args": _copied(part.args, _MAX_DEPTH),
-            "tool_call_id": part.tool_call_id,
-            "part_kind": part.part_kind,
-        }
-    if type(part) is TextPart and _given(part) == _TEXT:
-        return {"content": part.content, "part_kind": part.part_kind}
-    raise NotPlainError
-
-
-def _given(value: object) -> set[str]:
-    """Return the names of the attributes that are not None."""
-    return {name for name, given in vars(value).items() if given is not None}
-
-
-def _copied(value: object, depth: int) -> Json:
-    """Return a copy of what is JSON already."""
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return value  # type: ignore[return-value]  # just checked
-    if kind is dict and depth:
-        pairs: dict[object, object] = value  # type: ignore[assignment]  # just checked
-        if all(type(name) is str for name in pairs):
-            return {str(name): _copied(item, depth - 1) for name, item in pairs.items()}
-    elif kind is list and depth:
-        return [_copied(item, depth - 1) for item in value]  # type: ignore[attr-defined]  # just checked
-    elif kind is float and isfinite(value):  # type: ignore[arg-type]  # just checked
-        return value  # type: ignore[return-value]  # just checked
-    raise NotPlainError

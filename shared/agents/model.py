@@ -2,11 +2,9 @@
 
 import importlib
 import re
-import sys
-from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import install_line
@@ -37,12 +35,6 @@ _EXTRAS = {
 
 _WARM: set[str] = set()
 
-_Walk: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
-
-MODULE: Final = "openai.resources.chat.completions.completions"
-WALK: Final = "async_maybe_transform"
-LONG_PARTS: Final = frozenset({"messages", "tools"})
-
 
 def is_warm(name: str) -> bool:
     """Say whether a model of that name can be had without importing anything more."""
@@ -58,12 +50,6 @@ def warm_up(name: str) -> None:
     importlib.import_module(LOOP)
     resolve_model(name, "builtin.echo")
     _WARM.add(name)
-
-
-def libraries_of(name: str) -> tuple[str, ...]:
-    """Return the modules that agents on a model of that name need, as far as they are known without importing any."""
-    extra = _EXTRAS.get(name.partition(":")[0])
-    return (LOOP, f"pydantic_ai.models.{extra}") if extra else (LOOP,)
 
 
 def check_name(name: str) -> None:
@@ -92,11 +78,11 @@ def resolve_model(name: str, script: str = "") -> "Model[Any]":
         from soong.shared.agents.scripted_model import ScriptedModel  # the library costs half a second
 
         return ScriptedModel(resolve_script(script))
-    return _provider_model(name)
+    return provider_model(name)
 
 
 @lru_cache(maxsize=32)
-def _provider_model(name: str) -> "Model[Any]":
+def provider_model(name: str) -> "Model[Any]":
     """One model a name and process: its HTTP client and connection pool are shared by all runs."""
     from pydantic_ai.exceptions import UserError  # as above
     from pydantic_ai.models import infer_model
@@ -114,7 +100,6 @@ def _provider_model(name: str) -> "Model[Any]":
         raise InvalidConfigError(f"the model {name!r} cannot be used: {type(error).__name__}: {error}") from error
     if provider == "bedrock":
         _send_once(model)
-    leave_long_parts()
     return model
 
 
@@ -124,13 +109,8 @@ def _send_once(model: Any) -> None:
     model.client.meta.events.unregister(f"needs-retry.{service}", unique_id=f"retry-config-{service}")
 
 
-def forget_models() -> None:
-    """Drop the models of this process: the next one of a name is made again, from the environment of then."""
-    _provider_model.cache_clear()
-
-
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]{2,})`")
-"""How the model library names an environment variable in what it says of a missing key."""
+"""The environment variable in the model library's error for a missing key."""
 
 
 def _is_provider(name: str) -> bool:
@@ -168,29 +148,3 @@ def _suggestion(name: str) -> str:
         return f"did you mean {' or '.join(map(repr, near[:3]))}?"
     examples = [next(each for each in known if each.startswith(f"{provider}:")) for provider in ("anthropic", "openai")]
     return f"name it as provider:model, for example {' or '.join(examples)}, or 'script'"
-
-
-def leave_long_parts() -> None:
-    """Have the client, where it is loaded, send these parts as they are; said again, it changes nothing."""
-    module: Any = sys.modules.get(MODULE)
-    walk = getattr(module, WALK, None)
-    if walk is not None and not isinstance(walk, ShortWalk):
-        setattr(module, WALK, ShortWalk(walk))
-
-
-class ShortWalk:
-    """The walk of a client, without the long parts of a body that are JSON objects already."""
-
-    def __init__(self, walk: _Walk) -> None:
-        self.walk = walk
-
-    async def __call__(self, data: Any, expected_type: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return await self.walk(data, expected_type)
-        kept = {name: data[name] for name in data.keys() & LONG_PARTS if _is_of_objects(data[name])}
-        rest = {name: value for name, value in data.items() if name not in kept}
-        return {**await self.walk(rest, expected_type), **kept}
-
-
-def _is_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is dict for item in value)

@@ -17,8 +17,6 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
-from soong.shared.agents.scripted_model import ScriptedModel
-
 _STREAMED: Final = frozenset({"anthropic"})
 """Providers whose answers arrive as a stream within one request, also when they are asked for complete ones."""
 
@@ -35,9 +33,9 @@ _IS_ASKED: Final = (b'"stream":true', b'"stream": true')
 
 
 class BrokenAnswerError(AgentRunError):
-    """What arrived is not complete: the stream was cut, or the provider broke the answer off.
+    """The answer is not complete: the stream was cut, or the provider broke the answer off.
 
-    ``response`` is what arrived, where it is known: the provider may bill it.
+    ``response`` is the part that arrived, if known: the provider may bill it.
     """
 
     def __init__(self, message: str, response: ModelResponse | None = None) -> None:
@@ -104,12 +102,8 @@ class AnswerSource:
     is_streamed: bool = False
     _unmarked: int = 0
     """How many streams in a row ended without a mark."""
-    _script: ScriptedModel | None = None
-    """A model without a wire: its answers are complete, and the library has nothing to do around them."""
 
     def __post_init__(self) -> None:
-        if type(self.model) is ScriptedModel:
-            self._script, self.is_streamed = self.model, False
         self.is_streamed = self.is_streamed and _key(self.model) not in _UNMARKED and can_stream(self.model)
 
     async def next(
@@ -119,9 +113,7 @@ class AnswerSource:
         parameters: ModelRequestParameters,
         follower: AnswerFollower = NO_FOLLOWER,
     ) -> ModelResponse:
-        """Return a complete answer. Raises: AgentRunError, UserError; what was streamed has been discarded."""
-        if self._script is not None:
-            return await self._script.answer(messages, parameters)
+        """Return a complete answer. Raises: AgentRunError, UserError; the streamed part has been discarded."""
         if not self.is_streamed:
             return _checked(await self.model.request(messages, settings, parameters), is_streamed=False)
         if self._unmarked >= UNMARKED_STREAMS:
@@ -190,7 +182,7 @@ def _checked(response: ModelResponse, *, is_streamed: bool) -> ModelResponse:
 
 
 def _has_mark(response: ModelResponse) -> bool:
-    # Of an answer that the provider filtered, the library replaces the mark by its own reason.
+    # The library replaces the mark of an answer that the provider filtered by its own reason.
     return bool((response.provider_details or {}).get("finish_reason")) or response.finish_reason == "content_filter"
 
 

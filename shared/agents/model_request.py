@@ -1,7 +1,7 @@
 """One model request: sent until an answer is complete, or until it is clear that none comes (DIS-09, DIS-12).
 
-Owns the one retry policy: the providers' clients do not retry by themselves. A provider says how long to wait
-(``Retry-After``, RFC 9110 section 10.2.3), and that is how long the run waits, up to a bound: a longer pause is a final
+Owns the one retry policy: the providers' clients do not retry by themselves. A provider sends the time to wait
+(``Retry-After``, RFC 9110 section 10.2.3), and the run waits that long, up to a bound: a longer pause is a final
 failure of that model.
 """
 
@@ -151,7 +151,7 @@ def settings_of(options: ModelOptions, system: str) -> ModelSettings:
     """Return the settings of a request; the retries of the provider's client are off (Bedrock's: where it is made)."""
     settings = ModelSettings() if system == "bedrock" else ModelSettings(max_retries=0)
     if options.cache is not False:
-        settings["cache"] = True  # a run's history only grows: what was sent is the beginning of what comes next
+        settings["cache"] = True  # a run's history only grows: each request begins with the one before
     if options.temperature is not None:
         settings["temperature"] = options.temperature
     if options.max_tokens is not None:
@@ -168,7 +168,7 @@ def settings_of(options: ModelOptions, system: str) -> ModelSettings:
 def _cut_where_it_ends(answer: ModelResponse, max_tokens: int | None) -> ModelResponse:
     """Tell an answer as cut that used all the tokens it had, where its server calls that a normal end (llama.cpp).
 
-    Some providers count what their own tools wrote, too: more than the limit says nothing of the answer.
+    Some providers count what their own tools wrote, too: a count above the limit does not show a cut answer.
     """
     is_cut = max_tokens is not None and answer.usage.output_tokens == max_tokens
     return replace(answer, finish_reason="length") if is_cut and answer.finish_reason in {None, "stop"} else answer

@@ -1,8 +1,8 @@
 """Pacing: requests to one provider wait together (DIS-09, DIS-12).
 
-When a provider says how long to wait, all runs of all processes with the same model and key wait so long, unless a
+When a provider sends a time to wait, all runs of all processes with the same model and key wait so long, unless a
 person lifts the pause. A limit of requests or tokens a minute that the configuration sets holds for all models of a
-key. Each process counts for itself where it hears nothing of the others.
+key. Each process counts for itself without contact to the others.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Pacer(Protocol):
-    """What the processes of a deployment know of a provider. Never raises for a server that is away."""
+    """The shared pace of a deployment's requests to a provider. Never raises for an unreachable server."""
 
     async def pause_left_s(self, key: str) -> float:
         """Return how long requests under this key are still to wait; 0: none."""
@@ -69,7 +69,7 @@ def provider_key(model: Any) -> str:
 
 @dataclass(slots=True)
 class LocalPacer:
-    """What one process knows by itself."""
+    """The pace of one process alone."""
 
     clock: Callable[[], float] = time.monotonic
     _until: dict[str, float] = field(default_factory=dict)
@@ -144,6 +144,6 @@ class Pacing(Value):
         return 0.0 if limits.tokens is None else await self.pacer.take(f"{self.key}:tpm", tokens, limits.tokens)
 
     async def limited(self, seconds: float) -> None:
-        """Have others wait, too: the provider said how long."""
+        """Have others wait, too: the provider sent the time."""
         if seconds > 0:
             await self.pacer.pause(self.pause_key, seconds)

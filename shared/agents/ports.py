@@ -1,4 +1,4 @@
-"""What the agent loop is given, what it needs of the layer above it, and how a run ends."""
+"""The input of the agent loop, its ports to the layer above, and the end of a run."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -10,8 +10,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Outcome, StepError
 from soong.shared.tools.deferred import DeferredTools
@@ -61,18 +60,12 @@ class RunTranscript(Protocol):
         ...
 
     async def append(
-        self,
-        nodes: Sequence[NewNode],
-        events: Sequence[NewEvent],
-        calls: Sequence[ToolCall] = (),
-        *,
-        may_wait: bool = False,
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
     ) -> None:
         """Append in one transaction, after whatever the call log has kept back, without secrets.
 
         ``calls`` are about to be made; arguments that the nodes do not hold in full are kept apart until they
-        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Where it ``may_wait``, it is written in the
-        transaction of the first start of a write, question or end among them. Raises: LeaseLostError.
+        end (EVT-05), and come back as ``open_input`` of :meth:`calls`. Raises: LeaseLostError.
         """
         ...
 

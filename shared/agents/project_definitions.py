@@ -1,8 +1,8 @@
 """Agent definitions that a project brings with it (DIS-02): they describe agents and grant nothing.
 
 Read from ``.soong/agents`` and ``.claude/agents`` of the project. Their ids begin with ``project.`` or ``claude.``, so
-that none can take the place of a user's. Who wrote the project does not decide what its user pays and whom its content
-is sent to: a model is taken only where the user's configuration lists it, and limits only where they are lower.
+that none can take the place of a user's. A project's author does not decide what its user pays and whom its content is
+sent to: a model is taken only if the user's configuration lists it, and limits only if they are lower.
 """
 
 import os
@@ -23,7 +23,7 @@ PROJECT_FOLDER: Final = Path(".soong", "agents")
 CLAUDE_FOLDER: Final = Path(".claude", "agents")
 PREFIXES: Final = ("project.", "claude.")
 MAX_FILES: Final = 100
-"""Of each folder that are read, in the order of their names."""
+"""Files of each folder that are read, in the order of their names."""
 
 _LIMITING: Final = frozenset({"tokens", "cost_usd"})
 """Limits that are none unless somebody sets them: setting one only takes away."""
@@ -47,7 +47,7 @@ def project_definition_files(project: Path, config: AgentsConfig) -> list[Defini
 
 
 def with_project(known: AgentDefinitionRegistry, project: Path, config: AgentsConfig) -> AgentDefinitionRegistry:
-    """Return what may be named in a project: what is known everywhere, and the project's own definitions."""
+    """Return the definitions of a project: those known everywhere, and the project's own."""
     files = project_definition_files(project, config)
     own = [file.definition for file in files if file.definition is not None and file.definition.id not in known.ids]
     return AgentDefinitionRegistry([*known, *own]) if own else known
@@ -62,7 +62,7 @@ def _files(project: Path, folder: Path, read: Callable[[Path], DefinitionFile]) 
     try:
         names = os.listdir(f"{project}/{folder}")  # noqa: PTH208  # of every plan; most projects have none
         real = project.resolve()
-    except (OSError, ValueError):  # no such folder, or text that no path has: who needs the project says so
+    except (OSError, ValueError):  # no such folder, or not a path: the user of the project raises
         return []
     paths = sorted(project / folder / name for name in names if name.endswith(".md") and not name.startswith("."))
     return [read(path) if is_below(path.resolve(), real) else _leads_out(path) for path in paths[:MAX_FILES]]

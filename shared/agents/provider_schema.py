@@ -1,12 +1,11 @@
-"""What a provider and a model can take of a run's tools, asked before the first request (SCH-04, REG-04).
+"""The limits of a provider and a model on a run's tools, checked before the first request (SCH-04, REG-04).
 
-The table holds what providers document or answer with, each with its source; a limit that nobody states is not guessed
-and stays the provider's to refuse. Our schemas are of a subset that every provider takes (SCH-01) and are never sent as
-*strict*, so the limits of strict schemas (nesting, optional parameters, enum sizes) do not meet them.
+The table holds limits that providers document or answer with, each with its source. An unstated limit is not guessed:
+the provider enforces it. Our schemas are of a subset that every provider takes (SCH-01) and are never sent as *strict*,
+so the limits of strict schemas (nesting, optional parameters, enum sizes) do not meet them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from pydantic_ai.exceptions import AgentRunError, UserError
@@ -33,7 +32,7 @@ class SchemaUnsupportedError(SoongError):
 
 
 class ProviderLimits(Value):
-    """What one provider takes. ``max_tools`` None: it states no number. ``source`` is where it says so."""
+    """The limits of one provider. ``max_tools`` None: it states no number. ``source`` is where they are stated."""
 
     source: str
     name_pattern: str = PROVIDER_PATTERN
@@ -78,7 +77,7 @@ UNKNOWN: Final = ProviderLimits("the narrowest names of those above: Ollama and 
 
 
 def limits_of(model: Model[Any]) -> ProviderLimits:
-    """Return the limits of a model's provider; of a fallback model those that fit every member."""
+    """Return the limits of a model's provider; for a fallback model those that fit every member."""
     found = [LIMITS.get(each.canonical_system, UNKNOWN) for each in _members(model)]
     if len(found) == 1:
         return found[0]
@@ -97,19 +96,14 @@ def names_for(model: Model[Any], tools: Sequence[ToolDefinition], *, has_fallbac
     """Return the run's names in the provider's alphabet and length; with fallbacks, in those of every provider.
 
     Raises:
-        SchemaUnsupportedError: a name cannot be said in it.
+        SchemaUnsupportedError: a name cannot be written in it.
     """
     limits = UNKNOWN if has_fallbacks else limits_of(model)
     try:
-        return _names_of(tuple([tool.name for tool in tools]), limits.name_pattern, limits.name_max_chars)
+        names = tuple(tool.name for tool in tools)
+        return NameTable(names, pattern=limits.name_pattern, max_length=limits.name_max_chars)
     except InvalidToolError as error:
         raise SchemaUnsupportedError(model.model_name, error.problem, tool=error.tool) from error
-
-
-@lru_cache(maxsize=256)
-def _names_of(tools: tuple[str, ...], pattern: str, max_length: int) -> NameTable:
-    """Return a table that no run changes: those of one plan have the same tools. Raises: InvalidToolError."""
-    return NameTable(tools, pattern=pattern, max_length=max_length)
 
 
 def check_offer(model: Model[Any], parameters: ModelRequestParameters, names: NameTable) -> None:
@@ -121,7 +115,11 @@ def check_offer(model: Model[Any], parameters: ModelRequestParameters, names: Na
     if model.system == SCRIPTED:
         return
     for member in _members(model):
-        _check_count(member, parameters)
+        most = LIMITS.get(member.canonical_system, UNKNOWN).max_tools
+        count = len(parameters.function_tools) + len(parameters.output_tools)
+        if most is not None and count > most:
+            problem = f"there are {count}, the final result's among them, and {member.system} takes at most {most}"
+            raise SchemaUnsupportedError(member.model_name, f"{problem}; allow fewer tools")
         _check_profile(member, parameters)
         _check_prepared(member, parameters, names)
 
@@ -136,14 +134,6 @@ def _members(model: Model[Any]) -> Iterator[Model[Any]]:
         return
     for each in inner.models:
         yield from _members(each)
-
-
-def _check_count(model: Model[Any], parameters: ModelRequestParameters) -> None:
-    most = LIMITS.get(model.canonical_system, UNKNOWN).max_tools
-    count = len(parameters.function_tools) + len(parameters.output_tools)
-    if most is not None and count > most:
-        problem = f"there are {count}, the final result's among them, and {model.system} takes at most {most}"
-        raise SchemaUnsupportedError(model.model_name, f"{problem}; allow fewer tools")
 
 
 def _check_profile(model: Model[Any], parameters: ModelRequestParameters) -> None:

@@ -17,7 +17,7 @@ from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, ans
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource
 from soong.shared.agents.model_request import ProviderFailedError, request
-from soong.shared.agents.pacing import Pacing, Sleep
+from soong.shared.agents.pacing import Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
 from soong.shared.agents.turn import add, usage_of
@@ -48,7 +48,7 @@ class ModelRequests:
     note: str = ""
     """About what the run may still use, which its agent has not got yet."""
     last: Usage = NOTHING_USED
-    """What the last request used."""
+    """The usage of the last request."""
     is_warned: bool = False
     """The agent knows that a budget is nearly used up."""
     _own: RunModel = field(init=False)
@@ -121,11 +121,6 @@ class ModelRequests:
                 return model
         return None
 
-    def take_note(self) -> str:
-        """Return what the agent is to know of its limits and forget it."""
-        note, self.note = self.note, ""
-        return note
-
     async def send(
         self,
         messages: list[ModelMessage],
@@ -141,7 +136,9 @@ class ModelRequests:
             ProviderFailedError: no answer came.
             LeaseLostError: the run is no longer ours.
         """
-        reserved, pacing = await self._reserve(messages, turns), self._pace()
+        reserved, pacing = await self._reserve(messages, turns), None
+        if self.model.pacing is not None and self.model.model.model_name != SCRIPT:
+            pacing = replace(self.model.pacing, sleep=self._wait)
         lost: list[Charge] = []
 
         def refused(answer: ModelResponse) -> None:
@@ -178,7 +175,7 @@ class ModelRequests:
         return answer if self.model is self._own else marked(answer, self.model.name)
 
     def last_facts(self) -> dict[str, Json]:
-        """Return what the log says of the last request: who answered, and what it used."""
+        """Return the log's facts of the last request: its model and its usage."""
         used = self.last
         return {
             "model": self.model.name,
@@ -202,11 +199,6 @@ class ModelRequests:
 
     def _estimate(self, messages: Sequence[ModelMessage]) -> Charge:
         return estimate(messages, self.model.model, self.task.options.max_tokens, self.model.price)
-
-    def _pace(self) -> Pacing | None:
-        if self.model.pacing is None or self.model.model.model_name == SCRIPT:
-            return None
-        return replace(self.model.pacing, sleep=self._wait)
 
     async def _wait(self, seconds: float) -> None:
         """Wait; one that a person may wonder about is recorded as it begins."""

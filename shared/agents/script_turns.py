@@ -28,7 +28,7 @@ class WantedCall(Value):
     tool: str
     arguments: JsonObject
     future: "asyncio.Future[Any] | None" = None
-    """Where a function that runs on a loop of its own waits for it."""
+    """The future that a function awaits on a loop of its own."""
 
 
 class CallOutcome(Value):
@@ -61,7 +61,7 @@ class _TurnLoop(asyncio.BaseEventLoop):
 
 
 class _Handle:
-    """What a function is given of its run, and how its failures are worded."""
+    """A function's view of its run, and the wording of its failures."""
 
     def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:
         self.output: Json = None
@@ -129,11 +129,8 @@ class ScriptTurns(_Handle):
     def _started(self) -> tuple[_TurnLoop, "asyncio.Task[Any]"]:
         if self._loop is None or self._main is None:
             self._loop = _TurnLoop()
-            self._main = self._loop.create_task(self._run())
+            self._main = self._loop.create_task(await_foreign(lambda: self._script.body(self._inputs, self)))
         return self._loop, self._main
-
-    def _run(self) -> Coroutine[Any, Any, Any]:
-        return await_foreign(lambda: self._script.body(self._inputs, self))
 
     def _turn(self, loop: _TurnLoop) -> None:
         try:
@@ -155,7 +152,7 @@ class ScriptTurns(_Handle):
             return
         for task in asyncio.all_tasks(loop):
             task.cancel()
-        with suppress(Exception):  # what a cancelled function raises is nobody's business
+        with suppress(Exception):  # errors of a cancelled function are ignored
             call_foreign(loop.run_forever)
         loop.close()
 
@@ -163,9 +160,7 @@ class ScriptTurns(_Handle):
 class CheapTurns(_Handle):
     """One run of one cheap function, on the event loop of its caller: it is stepped from call to call by hand."""
 
-    def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:
-        super().__init__(script, inputs, run_dirs)
-        self._body: Coroutine[Any, Any, Any] | None = None
+    _body: Coroutine[Any, Any, Any] | None = None
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:
         """Wait for a call (:class:`soong.shared.engine.tasks.functions.AgentHandle`)."""
@@ -188,7 +183,7 @@ class CheapTurns(_Handle):
         """End the function where it waits."""
         body, self._body = self._body, None
         if body is not None:
-            with suppress(Exception):  # what a function raises when it is ended is nobody's business
+            with suppress(Exception):  # errors of a function that is ended are ignored
                 call_foreign(body.close)
 
     def _step(self, outcomes: Sequence[CallOutcome]) -> object:

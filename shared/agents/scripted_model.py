@@ -1,9 +1,9 @@
 """The ``script`` model: runs a step's scripted agent instead of asking a provider (DIS-08, DIS-13).
 
-A real implementation of the model seam. It sees what any model sees (the prompt with the step's inputs, and the results
-of its calls) and answers with tool calls and a final output; where a model reads a result's text, the function gets the
-result's structured data. What it keeps can be lost: given a longer history than it knows, it runs the function again
-from its start, and gives it the recorded results as long as it makes the recorded calls.
+A real implementation of the model seam. It gets the messages of any model (the prompt with the step's inputs, and the
+results of its calls) and answers with tool calls and a final output; the function gets a result's structured data
+instead of its text. Its state can be lost: given a longer history than it has, it runs the function again from its
+start, and gives it the recorded results as long as it makes the recorded calls.
 """
 
 import json
@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
+    ModelResponsePart,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -33,7 +34,7 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.step_work import begin_thread, call_in_thread
 from soong.shared.engine.tasks.functions import ScriptedAgent
 from soong.shared.sandbox.redact import MARK
-from soong.shared.tools.arguments import shown_arguments
+from soong.shared.tools.execution import shown_arguments
 from soong.shared.tools.naming import NameTable, unmangle
 
 MODEL_NAME: Final = "script"
@@ -49,8 +50,6 @@ class ScriptedModel(Model[None]):
         self._turns: ScriptTurns | CheapTurns | None = None
         self._wanted: Sequence[WantedCall] | None = ()
         self._is_cheap = self._script.is_cheap is True
-        self._facts: tuple[dict[str, Any], JsonObject] | None = None
-        """What a function is begun with that has been read already. It is given to one only, which may change it."""
         self._answers = 0
         """How many answers the function has given."""
 
@@ -84,18 +83,24 @@ class ScriptedModel(Model[None]):
             ScriptFailedError: the function raised, or does not make the recorded calls.
         """
         if self._turns is None and callable(self._script.is_cheap):
-            self._facts = _facts(messages)
-            self._is_cheap = self._script.is_cheap(self._facts[0])
+            self._is_cheap = self._script.is_cheap(_facts(messages)[0])
         if self._is_cheap:
             self._advance(messages)
         else:
             await call_in_thread(self._script.name, partial(self._advance, messages))
-        if self._wanted is None:
-            return self._final(parameters)
-        parts = [
-            ToolCallPart(_provider_name(call.tool), dict(call.arguments), f"t{self._answers}c{index}")
-            for index, call in enumerate(self._wanted, 1)
-        ]
+        parts: list[ModelResponsePart]
+        if self._wanted is not None:
+            parts = [
+                ToolCallPart(_provider_name(call.tool), dict(call.arguments), f"t{self._answers}c{index}")
+                for index, call in enumerate(self._wanted, 1)
+            ]
+        else:
+            output = None if self._turns is None else self._turns.output
+            if parameters.output_tools:
+                final = cast("dict[str, object]", output)
+                parts = [ToolCallPart(parameters.output_tools[0].name, final, f"t{self._answers}c1")]
+            else:
+                parts = [TextPart(output if isinstance(output, str) else dump(output))]
         return ModelResponse(parts=parts, model_name=MODEL_NAME)
 
     async def confirm(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> None:
@@ -121,7 +126,10 @@ class ScriptedModel(Model[None]):
         """Run the function up to the turn after the history; ``_wanted`` is then None when it has ended."""
         answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
         if self._turns is None or self._answers != len(answers):
-            self._begin(messages)
+            if self._turns is not None:
+                self._turns.close()
+            turns = CheapTurns if self._is_cheap else ScriptTurns
+            self._turns, self._wanted, self._answers = turns(self._script, *_facts(messages)), (), 0
         for turn in range(self._answers, len(answers) + 1):
             if turn:
                 _check_recorded(turn, calls_of(messages[answers[turn - 1]]), self._wanted or ())
@@ -130,23 +138,6 @@ class ScriptedModel(Model[None]):
                 assert self._turns is not None
                 self._wanted = self._turns.advance(outcomes)
             self._answers += 1
-
-    def _begin(self, messages: Sequence[ModelMessage]) -> None:
-        if self._turns is not None:
-            self._turns.close()
-        turns = CheapTurns if self._is_cheap else ScriptTurns
-        facts, self._facts = self._facts or _facts(messages), None
-        self._turns, self._wanted, self._answers = turns(self._script, *facts), (), 0
-
-    def _final(self, parameters: ModelRequestParameters) -> ModelResponse:
-        output = None if self._turns is None else self._turns.output
-        if parameters.output_tools:
-            tool = parameters.output_tools[0].name
-            call = ToolCallPart(tool, cast("dict[str, object]", output), f"t{self._answers}c1")
-            return ModelResponse(parts=[call], model_name=MODEL_NAME)
-        return ModelResponse(
-            parts=[TextPart(output if isinstance(output, str) else dump(output))], model_name=MODEL_NAME
-        )
 
 
 def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequence[WantedCall]) -> None:
@@ -165,7 +156,7 @@ def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequenc
 
 
 def _is_same(recorded: object, came: object) -> bool:
-    """Say whether arguments are the recorded ones; where the record is without its secrets, any text is."""
+    """Say whether arguments are the recorded ones; any text matches a secret that the record lacks."""
     if isinstance(recorded, str) and MARK in recorded:
         pattern = ".*".join(map(re.escape, recorded.split(MARK)))
         return isinstance(came, str) and re.fullmatch(pattern, came, re.DOTALL) is not None

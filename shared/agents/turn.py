@@ -1,9 +1,11 @@
-"""One turn: what a request tells of tools, and what its answer means.
+"""One turn: the tools of a request, and the meaning of its answer.
 
-Owns the judgement of a final answer against the step's schema. What follows from an answer is the loop's business.
+Owns the judgement of a final answer against the step's schema, and of calls that fail again and again. The loop acts on
+an answer.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,9 +25,9 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
+from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.schema import repaired, validate
-from soong.shared.tools.surface import TOOL_SEARCH
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""
@@ -36,11 +38,16 @@ CUT_RESULT: Final = "your answer was cut at the limit of output tokens; give the
 
 CHECKED_AT_ONCE: Final = 32
 
+TOLD_AFTER: Final = 3
+MAX_SHOWN_CHARS: Final = 300
+
+_Key = tuple[str, str, str, str]
+
 
 def parameters_of(
     tools: Sequence[ToolDefinition], names: NameTable, output: JsonObject | None
 ) -> ModelRequestParameters:
-    """Return what a request tells of tools: the surface only, in its order, under the provider's names (ETS-01)."""
+    """Return the tools of a request: the surface only, in its order, under the provider's names (ETS-01)."""
     offered = [
         ToolForModel(
             name=names.to_provider(tool.name),
@@ -65,10 +72,10 @@ def parameters_of(
 
 
 class ModelAnswer(Value):
-    """What an answer means. With ``calls`` the turn continues; else it ends with ``output`` or ``problem``.
+    """The meaning of an answer. With ``calls`` the turn continues; else it ends with ``output`` or ``problem``.
 
-    ``finals`` are the calls of FINAL_TOOL among the answer's. One that ``is_cut`` reached the model's limit of output
-    tokens: what it says is not all, and ``problem`` asks for the rest.
+    ``finals`` are the calls of FINAL_TOOL among the answer's. An answer that ``is_cut`` reached the model's limit of
+    output tokens: it is incomplete, and ``problem`` asks for the rest.
     """
 
     calls: tuple[ToolCallPart, ...]
@@ -82,7 +89,7 @@ def judge(response: ModelResponse, schema: JsonObject | None, cut: Sequence[Mode
     """Say what a model's answer means; ``cut`` are the answers that it continues."""
     answer = _judged_answer(response, schema, "".join(map(text_of, cut)) if schema is None else "")
     if answer.calls or response.finish_reason != "length":
-        return answer  # of cut calls the pipeline refuses those whose arguments are not whole
+        return answer  # the pipeline refuses cut calls with incomplete arguments
     ask = CONTINUE if schema is None else CUT_RESULT
     return replace(answer, output=None, problem=ask, is_cut=True)
 
@@ -99,7 +106,7 @@ def _judged_answer(response: ModelResponse, schema: JsonObject | None, before: s
         return _judged(finals, arguments_of(finals[0]), schema)
     text = (before + text_of(response)).strip()
     if schema is None:
-        return ModelAnswer((), (), _output_of(text)) if text else ModelAnswer((), (), problem="your answer was empty")
+        return ModelAnswer((), (), output_of(text)) if text else ModelAnswer((), (), problem="your answer was empty")
     try:
         value = parse_strict(text)
     except InvalidJsonError:
@@ -120,7 +127,7 @@ def _judged(finals: tuple[ToolCallPart, ...], value: Json, schema: JsonObject) -
     return ModelAnswer((), finals, value)
 
 
-def _output_of(text: str) -> Json:
+def output_of(text: str) -> Json:
     """Return the object or array that a text is, or the text."""
     if text[0] in "{[":
         try:
@@ -155,16 +162,11 @@ class ToolOffer:
 
     task: AgentTask
     names: NameTable
-    parameters: ModelRequestParameters = field(init=False)
-    """Of the next request."""
 
-    def __post_init__(self) -> None:
-        self._renew()
-
-    def take(self, tool: str, result: ToolResult) -> None:
-        """Offer what a search found, from the next request on; called with the results of former lives, too."""
-        if tool == TOOL_SEARCH and self.task.deferred.take(result):
-            self._renew()
+    @property
+    def parameters(self) -> ModelRequestParameters:
+        """Return those of the next request, with what a search has found."""
+        return parameters_of(self.task.deferred.offered(self.task.tools), self.names, self.task.output_schema)
 
     def check(self, model: Model[Any]) -> None:
         """Find out whether a model can take all that the run may offer it. Raises: SchemaUnsupportedError."""
@@ -174,6 +176,85 @@ class ToolOffer:
             part = parameters_of(hidden[start : start + CHECKED_AT_ONCE], self.names, None)
             check_offer(model, part, self.names)
 
-    def _renew(self) -> None:
-        offered = self.task.deferred.offered(self.task.tools)
-        self.parameters = parameters_of(offered, self.names, self.task.output_schema)
+
+@dataclass(slots=True)
+class RepeatedFailures:
+    """Warns a model that makes the same failing call again and again, and then ends its run (DIS-07).
+
+    The same call is the same tool with the same arguments that ends in the same error; or any call of a tool whose
+    calls were denied, since each may bother a person. Turns in a row are counted; a turn without it, or a call that
+    succeeds, resets the count. ``limit`` is how many turns end the run; 0: none does.
+    """
+
+    limit: int
+    _turns: dict[_Key, int] = field(default_factory=dict)
+    _shown: dict[_Key, str] = field(default_factory=dict)
+    _denied: dict[str, int] = field(default_factory=dict)
+    """In how many turns calls of a tool were denied and none was permitted."""
+    _denied_now: frozenset[str] = frozenset()
+
+    def take(self, calls: Iterable[ToolCall], results: Iterable[ToolResult]) -> None:
+        """Take the calls of one turn with their results, in the same order."""
+        failed: dict[_Key, str] = {}
+        made = list(zip(calls, results, strict=True))
+        self._take_denials([(call.tool, result) for call, result in made])
+        for call, result in made:
+            if result.error is not None:
+                key = (call.tool, _text(call.arguments), str(result.error.type), result.error.message)
+                failed[key] = f"{call.tool} failed with {result.error.type}: {result.error.message[:MAX_SHOWN_CHARS]}"
+        self._turns = {key: self._turns.get(key, 0) + 1 for key in failed}
+        self._shown = failed
+
+    def restore(self, turns: Iterable[Sequence[tuple[str, ToolResult]]]) -> None:
+        """Count the denials of turns that the run had before this process took it up: tools with their results."""
+        for turn in turns:
+            self._take_denials(turn)
+
+    def _take_denials(self, made: Sequence[tuple[str, ToolResult]]) -> None:
+        denied = {tool for tool, result in made if result.error is not None and result.error.type.is_denial}
+        permitted = {tool for tool, result in made if result.error is None}
+        for tool in permitted:
+            self._denied.pop(tool, None)
+        self._denied_now = frozenset(denied - permitted)
+        for tool in self._denied_now:
+            self._denied[tool] = self._denied.get(tool, 0) + 1
+
+    @property
+    def warning(self) -> str:
+        """The warning for the model's next request; empty without one."""
+        return "\n".join(filter(None, (self._failure_warning(), self._denial_warning())))
+
+    def _denial_warning(self) -> str:
+        told = [tool for tool in sorted(self._denied_now) if self._denied[tool] >= TOLD_AFTER]
+        if not told:
+            return ""
+        return (
+            f"Calls of {', '.join(told)} were denied again and again. Do not ask for more of them, not with other "
+            "arguments either: finish with what you have, and say what was denied."
+        )
+
+    def _failure_warning(self) -> str:
+        told = [f"{self._shown[key]} ({turns} times)" for key, turns in self._turns.items() if turns >= TOLD_AFTER]
+        if not told:
+            return ""
+        return (
+            "You repeat a call that fails in the same way each time, with the same arguments: "
+            + "; ".join(told)
+            + ". It will not succeed. Change the arguments, use another tool, or finish with what you have."
+        )
+
+    @property
+    def end(self) -> str:
+        """Why the run ends now; empty while it continues."""
+        for key, turns in self._turns.items():
+            if self.limit and turns >= self.limit:
+                return f"the same call failed {turns} turns in a row: {self._shown[key]}"
+        over = next((tool for tool in sorted(self._denied_now) if 0 < self.limit <= self._denied[tool]), "")
+        return over and f"calls of {over} were denied in {self._denied[over]} turns, and the agent asked for more"
+
+
+def _text(arguments: object) -> str:
+    try:
+        return json.dumps(arguments, sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(arguments)[:MAX_SHOWN_CHARS]

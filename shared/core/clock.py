@@ -2,7 +2,6 @@
 
 import time
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Protocol
 
 
@@ -45,10 +44,5 @@ def rfc3339(us: int) -> str:
         ValueError, OverflowError: before the year 1 or after 9999.
     """
     second, rest_us = divmod(us, 1_000_000)
-    return f"{_rfc3339_second(second)}.{rest_us:06d}Z" if rest_us else f"{_rfc3339_second(second)}Z"
-
-
-@lru_cache(maxsize=256)
-def _rfc3339_second(second: int) -> str:
-    """Return a full second without its zone: times that are shown together lie close together."""
-    return datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
+    full = datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
+    return f"{full}.{rest_us:06d}Z" if rest_us else f"{full}Z"

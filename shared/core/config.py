@@ -1,9 +1,9 @@
 """The user's configuration: ``config.toml`` in the home, what a person or a team has decided for their runs.
 
-Settings (:mod:`soong.shared.core.settings`) say how processes run, the configuration says what runs may do: rules,
-hooks, paths, commands, hosts. It is read from the user's home only, never from the project that is worked on
-(EXE-13). Values are plain; the layer that knows their meaning makes rules, hooks and policies of them. Missing file,
-missing section: the safe defaults below.
+Settings (:mod:`soong.shared.core.settings`) control processes, the configuration limits runs: rules, hooks, paths,
+commands, hosts. It is read from the user's home only, never from the project that is worked on (EXE-13). Values are
+plain; the layer that owns their meaning makes rules, hooks and policies of them. Missing file, missing section: the
+safe defaults below.
 """
 
 import os
@@ -11,25 +11,22 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from soong.shared.core import timing
 from soong.shared.core.acp_config import AcpConfig
-from soong.shared.core.config_section import ConfigSection, Seconds, Text
+from soong.shared.core.config_section import ConfigSection, Seconds, Text, wrong_places
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
 from soong.shared.core.notification_config import NotificationsConfig
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 
 ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
-Globs = Annotated[tuple[Text, ...], Field(strict=False)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Milliseconds = Annotated[int, Field(ge=1, le=timing.LONGEST_S * 1000)]
 
 
@@ -38,7 +35,7 @@ class RuleConfig(ConfigSection):
 
     effect: Literal["deny", "ask", "allow"] = Field(description="What the rule does.")
     tools: Text = Field(default="*", description="Glob over the full canonical name.")
-    tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
+    tags: Texts = Field(default=(), description="Tags that a tool must all carry.")
     scope: str = Field(
         default="", description="`/folder`, `host:NAME` or `exact:TEXT`; empty: wherever. An allow rule needs one."
     )
@@ -66,18 +63,16 @@ class ToolsConfig(ConfigSection):
 
     dangerous: bool = Field(default=False, description="Let tools tagged dangerous be used; each call still asks.")
     shell: bool = Field(default=False, description="Accept declarative tools with `command_type = shell`.")
-    hidden: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that no run gets.")
-    defer: tuple[Text, ...] = Field(
+    hidden: Texts = Field(default=(), description="Globs of tools that no run gets.")
+    defer: Texts = Field(
         default=(),
-        strict=False,
         description="Globs of tools that models first see by name and hint, and find with `internal.tool_search`; "
         "tools that declare `defer` are among them as soon as there is one.",
     )
     defer_above: int = Field(default=0, ge=0, description="Defer only where a run has more tools than this.")
-    always_load: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that never wait.")
-    for_workers: tuple[Text, ...] = Field(
+    always_load: Texts = Field(default=(), description="Globs of tools that never wait.")
+    for_workers: Texts = Field(
         default=(),
-        strict=False,
         description="Globs of tools that a worker asks for in addition to those of its definition, where its step "
         "names no `allowed_tools`.",
     )
@@ -90,32 +85,26 @@ class ToolsConfig(ConfigSection):
 
 
 class PathsConfig(ConfigSection):
-    """``[paths]``: where file tools may read and write and what counts as sensitive."""
+    """``[paths]``: the folders that file tools may read and write, and the sensitive files."""
 
-    allowed_write_roots: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Absolute folders that may be written in addition to the project."
+    allowed_write_roots: Texts = Field(
+        default=(), description="Absolute folders that may be written in addition to the project."
     )
-    read_roots: tuple[Text, ...] | None = Field(
+    read_roots: Texts | None = Field(
         default=None,
-        strict=False,
         description="Absolute folders that are read without a question, besides the project and the write roots. "
         "`/` is every folder.",
     )
     temp_writes: bool = Field(default=False, description="Count /tmp and TMPDIR among the write roots.")
-    sensitive: tuple[Text, ...] = Field(
-        default=(), strict=False, description="More sensitive patterns; the built-in ones always apply."
-    )
+    sensitive: Texts = Field(default=(), description="More sensitive patterns; the built-in ones always apply.")
 
 
 class CommandsConfig(ConfigSection):
-    """``[commands]``: what programs started by tools get."""
+    """``[commands]``: the environment and the limits of programs started by tools."""
 
-    env: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Variables passed on besides PATH, HOME and TMPDIR."
-    )
-    secret_env: tuple[Text, ...] = Field(
+    env: Texts = Field(default=(), description="Variables passed on besides PATH, HOME and TMPDIR.")
+    secret_env: Texts = Field(
         default=(),
-        strict=False,
         description="Variables that are redacted everywhere and passed only when declared.",
     )
     max_output_bytes: int = Field(
@@ -132,33 +121,28 @@ class CommandsConfig(ConfigSection):
         description="Run commands, declared tools and hooks in a Bubblewrap sandbox: `auto` where it works, `required` "
         "always, refusing to run them where it does not.",
     )
-    sandbox_network: tuple[Text, ...] = Field(
+    sandbox_network: Texts = Field(
         default=(),
-        strict=False,
         description="Programs of `code.run_command` that have the network in the sandbox, by name or path; `*`: all.",
     )
-    sandbox_read: tuple[Text, ...] = Field(
-        default=(), strict=False, description="More absolute folders and files that every sandbox shows, read-only."
+    sandbox_read: Texts = Field(
+        default=(), description="More absolute folders and files that every sandbox shows, read-only."
     )
-    sandbox_write: tuple[Text, ...] = Field(
-        default=(), strict=False, description="More absolute folders and files that every sandbox can write."
+    sandbox_write: Texts = Field(
+        default=(), description="More absolute folders and files that every sandbox can write."
     )
 
 
 class NetworkConfig(ConfigSection):
-    """``[network]``: what calls that reach a host may do (PER-09)."""
+    """``[network]``: the policy for calls that reach a host (PER-09)."""
 
     mode: Literal["ask", "always_ask", "allowlist", "off"] = Field(
         default="ask",
         description="`ask` asks, and a grant holds for its host; `always_ask` asks each time, whatever was granted; "
         "`allowlist` refuses every host that is not listed; `off` refuses all.",
     )
-    hosts: tuple[Text, ...] = Field(
-        default=(), strict=False, description="The list: host names; `*.example.org` means below. They still ask."
-    )
-    allowed: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Hosts that are not asked for; they are listed, too."
-    )
+    hosts: Texts = Field(default=(), description="The list: host names; `*.example.org` means below. They still ask.")
+    allowed: Texts = Field(default=(), description="Hosts that are not asked for; they are listed, too.")
     robots: bool = Field(default=True, description="Let `web.fetch` heed what robots.txt of a site refuses.")
 
 
@@ -166,13 +150,13 @@ class HookConfig(ConfigSection):
     """One hook: a program that gets JSON on stdin and answers JSON on stdout (EXE-13)."""
 
     name: Text = Field(description="Name for events.")
-    command: tuple[Text, ...] = Field(min_length=1, strict=False, description="Program and arguments; no shell.")
+    command: Texts = Field(min_length=1, description="Program and arguments; no shell.")
     tools: Text = Field(default="*", description="Glob over the canonical name.")
-    tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
+    tags: Texts = Field(default=(), description="Tags that a tool must all carry.")
     timeout_s: Seconds = Field(
         default=60.0, strict=False, description="Longest run; slower ones deny or decline, except Post hooks."
     )
-    env: tuple[Text, ...] = Field(default=(), strict=False, description="Variables passed on besides the default ones.")
+    env: Texts = Field(default=(), description="Variables passed on besides the default ones.")
     network: bool = Field(default=False, description="Let it reach the network where hooks run in a sandbox.")
 
 
@@ -199,24 +183,20 @@ class HooksConfig(ConfigSection):
 
 
 class SkillsConfig(ConfigSection):
-    """``[skills]``: where SKILL.md folders are."""
+    """``[skills]``: the places of SKILL.md folders."""
 
-    folders: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Absolute folders of skills in addition to `skills/` of the home."
-    )
+    folders: Texts = Field(default=(), description="Absolute folders of skills in addition to `skills/` of the home.")
     project: bool = Field(default=True, description="Offer the skills in `.soong/skills` of the project, too.")
 
 
 class InstructionsConfig(ConfigSection):
     """``[instructions]``: files of a project that speak to agents (FS-08)."""
 
-    files: tuple[Text, ...] = Field(
-        default=("AGENTS.md", "CLAUDE.md"), strict=False, description="Names of instruction files."
-    )
+    files: Texts = Field(default=("AGENTS.md", "CLAUDE.md"), description="Names of instruction files.")
 
 
 class ContextConfig(ConfigSection):
-    """``[context]``: what happens when a run's history becomes too long for its model (DIS-12)."""
+    """``[context]``: the treatment of a run's history that is too long for its model (DIS-12)."""
 
     compaction: Literal["summarise", "drop_results", "off"] = Field(
         default="summarise",
@@ -239,22 +219,21 @@ class AgentsConfig(ConfigSection):
     project: bool = Field(
         default=True, description="Offer the definitions in `.soong/agents` and `.claude/agents` of the project, too."
     )
-    project_models: tuple[Text, ...] = Field(
+    project_models: Texts = Field(
         default=(),
-        strict=False,
         description="Globs of models that such a definition and agents may choose; else the task's holds.",
     )
 
 
 class PriceConfig(ConfigSection):
-    """``[prices]``: what a model costs, by its name or a glob, where the model library's data is not right."""
+    """``[prices]``: the price of a model, by its name or a glob, in place of wrong data of the model library."""
 
     input: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it reads.")
     output: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it writes.")
 
 
 class ModelConfig(ConfigSection):
-    """``[models]``: what holds for a model, by its name or a glob. All processes keep the limits together."""
+    """``[models]``: the settings of a model, by its name or a glob. All processes keep the limits together."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Most requests a minute, for all agents together."
@@ -272,7 +251,7 @@ class ModelConfig(ConfigSection):
 
 
 class MemoryConfig(ConfigSection):
-    """``[memory]``: what sessions leave for later ones (MEM-01, MEM-02)."""
+    """``[memory]``: the memories of sessions for later ones (MEM-01, MEM-02)."""
 
     enabled: bool = Field(default=True, description="Offer `internal.recall_memory`, and run the memory job.")
     provider: Text = Field(
@@ -299,7 +278,7 @@ class MemoryConfig(ConfigSection):
 
 
 class BudgetsConfig(ConfigSection):
-    """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
+    """``[budgets]``: the money and tokens that agents may use, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
 
     day: str = Field(default="", description="All sessions together in a day of UTC; empty: no limit.")
     session: str = Field(default="", description="Each new session that names no budget itself; empty: no limit.")
@@ -326,7 +305,7 @@ class Config(ConfigSection):
     budgets: BudgetsConfig = BudgetsConfig.model_construct()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
     models: dict[str, ModelConfig] = Field(default_factory=dict)
-    toolsets: dict[Text, bool | Globs] = Field(
+    toolsets: dict[Text, bool | Texts] = Field(
         default_factory=dict,
         description="Toolsets switched off (`false`), or reduced to the tools that a list of globs covers.",
     )
@@ -406,38 +385,4 @@ def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfigError(f"{place} is not TOML: {error}") from error
     except ValidationError as error:
-        wrong = "; ".join(f"{_dotted(item['loc'])}: {_said(item)}" for item in error.errors())
-        raise InvalidConfigError(f"{place}: {wrong}") from error
-
-
-_WORDS: Final = {
-    "tuple_type": "takes a list, such as ['a', 'b']",
-    "model_type": "takes a table of fields",
-    "string_type": "takes text in quotes",
-    "bool_type": "takes true or false",
-    "int_type": "takes an integer",
-    "float_type": "takes a number",
-    "missing": "is missing",
-}
-
-
-def _said(item: "ErrorDetails") -> str:
-    """Return what is wrong at one place in words of a configuration, not of a program."""
-    if item["type"] == "extra_forbidden":
-        known = ", ".join(_fields_at(item["loc"][:-1]))
-        return f"there is no such field; known here: {known}"
-    return _WORDS.get(item["type"], item["msg"])
-
-
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    """Return the fields that the section at a place has."""
-    section: type[BaseModel] = Config
-    for name in place:
-        if isinstance(name, str) and name in section.model_fields:  # others are keys of a table of sections
-            kinds = (section.model_fields[name].annotation, *get_args(section.model_fields[name].annotation))
-            section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(section.model_fields)
-
-
-def _dotted(place: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+        raise InvalidConfigError(f"{place}: {wrong_places(error, Config)}") from error

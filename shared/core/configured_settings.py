@@ -1,7 +1,7 @@
 """Settings that ``config.toml`` can give as well: limits of tools, and times of questions (EXE-08, PER-13).
 
-What the environment or a command's option gives wins over the file. Each process completes its settings by the file of
-its own home when it starts.
+A value of the environment or of a command's option wins over the file. Each process completes its settings by the file
+of its own home when it starts.
 """
 
 from collections.abc import Mapping

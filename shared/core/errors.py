@@ -20,7 +20,6 @@
     │   ├── AlreadyDecidedError     a second answer to one permission request
     │   ├── InvalidTransitionError  a status change outside the table
     │   ├── AlreadyConsumedError    a second use of one decision
-    │   ├── UnconfirmedDecisionError  a notified decision that its row does not confirm
     │   └── StartedByRunError       a program that a run started acts in a person's name
     ├── ForgedError                 a signature, digest or proof does not hold: a security event
     ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
@@ -35,7 +34,7 @@ A tool's failure is a value and never ends a run; cancellation is a signal and i
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from soong.shared.core.value import Value
 
@@ -81,7 +80,7 @@ class InvalidPlanError(UsageError):
 
     @property
     def rest(self) -> str:
-        """The line that tells of the problems that are not listed; empty when all are."""
+        """The line about the problems that are not listed; empty when all are."""
         more = self.total - len(self.problems)
         return f"and {more:,} more problem{'s' if more > 1 else ''}" if more else ""
 
@@ -130,7 +129,7 @@ class TemplateError(UsageError):
 
 
 class BudgetExceededError(TemplateError):
-    """What a plan's references would make is larger, or more work, than it may be."""
+    """The result of a plan's references would exceed the limit of size or work."""
 
     code = "limit_exceeded"
 
@@ -174,6 +173,10 @@ class NotOwnerError(ConflictError):
         super().__init__(f"session {session_id} is no longer owned with epoch {epoch}")
 
 
+ANSWERED: Final = "answered"
+"""The state of a request that has an answer and no decision yet."""
+
+
 class AlreadyDecidedError(ConflictError):
     """The request has been answered, withdrawn or has expired; ``state`` says which."""
 
@@ -184,19 +187,11 @@ class AlreadyDecidedError(ConflictError):
 
 
 class AlreadyConsumedError(ConflictError):
-    """The decision has been used; a decision runs one call, once."""
+    """The decision has been used, or has expired; a decision runs one call, once."""
 
     def __init__(self, decision_id: str) -> None:
         self.decision_id = decision_id
         super().__init__(f"decision {decision_id} has been used")
-
-
-class UnconfirmedDecisionError(ConflictError):
-    """The decision of a notification is not, or no longer, what its row states; the row is to be read."""
-
-    def __init__(self, decision_id: str) -> None:
-        self.decision_id = decision_id
-        super().__init__(f"decision {decision_id} was notified, and its row does not confirm it")
 
 
 class StartedByRunError(ConflictError):

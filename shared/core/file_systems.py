@@ -1,4 +1,4 @@
-"""What file system a path lies on, by the kernel's list of mounts; flushing it, and files that are replaced."""
+"""The file system of a path, by the kernel's list of mounts; flushing it, and files that are replaced."""
 
 import ctypes
 import os
@@ -11,11 +11,11 @@ MOUNTS: Final = Path("/proc/self/mounts")
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs"}
 )
-"""Where locks and shared memory do not work between hosts: SQLite loses data there."""
+"""Locks and shared memory do not work between hosts on these: SQLite loses data there."""
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
-    """Return the type of the file system that a path lies on; empty where the system does not say."""
+    """Return the type of the file system that a path lies on; empty when it is unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
 def flush_file_system(descriptor: int) -> None:
     """Bring all that was written to the file system of an open file to the disk (syncfs(2)).
 
-    Where the system has no such call, all file systems are flushed. Raises: OSError.
+    A system without that call flushes all file systems. Raises: OSError.
     """
     flush = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if flush is None:

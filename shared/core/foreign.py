@@ -1,4 +1,4 @@
-"""Calls of foreign code: step functions, tools, hooks, callbacks. Whatever they raise is their own failure.
+"""Calls of foreign code: step functions, tools, hooks, callbacks. Any exception from them is their own failure.
 
 Not all exceptions are an ``Exception``: an exception group, ``SystemExit``, a panic of a Rust extension. One that
 leaves a call unnoticed takes the slot, the event loop or the process with it. Some lose their way: ``StopIteration``
@@ -80,7 +80,7 @@ def is_interrupted() -> bool:
 
 
 def words_of(error: BaseException) -> str:
-    """Return type and message of an exception, also of one whose own text cannot be had; of a group, its first ones."""
+    """Return type and message of an exception, also of one without a readable text, and of a group's first ones."""
     error = _original(error)
     members = "; ".join(map(_line_of, _members(error)))
     return ": ".join(part for part in (_line_of(error), members) if part)[:MAX_WORDS]
@@ -89,6 +89,11 @@ def words_of(error: BaseException) -> str:
 def name_of(error: BaseException) -> str:
     """Return the type's name of an exception of foreign code."""
     return type(_original(error)).__name__
+
+
+def origin_of(function: object) -> str:
+    """Return where a function is defined: a module imported under two names registers the same function again."""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def place_of(error: BaseException, own_file: str = "") -> str:

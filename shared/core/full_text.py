@@ -28,12 +28,9 @@ def words_of(text: str) -> list[str]:
         if len(parts) > 1 and word.isascii():
             words.append(word.lower())
         for part in parts:
-            words += _pairs(part) if _WITHOUT_SPACES.fullmatch(part) else [part.lower()]
+            is_cut = len(part) > 1 and _WITHOUT_SPACES.fullmatch(part)
+            words += [part[at : at + 2] for at in range(len(part) - 1)] if is_cut else [part.lower()]
     return words
-
-
-def _pairs(text: str) -> list[str]:
-    return [text[at : at + 2] for at in range(len(text) - 1)] or [text]
 
 
 @dataclass(slots=True)

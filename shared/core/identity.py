@@ -1,4 +1,4 @@
-"""Who acts: the lineage that every call, request and event of a run carries (CARD-3)."""
+"""The identity of a run: the lineage that its calls, requests and events carry (CARD-3)."""
 
 from enum import StrEnum
 from typing import Final
@@ -8,7 +8,7 @@ from soong.shared.core.value import Value
 
 
 class Role(StrEnum):
-    """What an agent is in its session (DIS-06). Hard rules of the surface hang on it (ETS-06)."""
+    """The role of an agent in its session (DIS-06). Hard rules of the surface depend on it (ETS-06)."""
 
     MAIN = "main"
     ORCHESTRATOR = "orchestrator"
@@ -23,10 +23,10 @@ class Role(StrEnum):
 
 
 class Origin(Value):
-    """Who had a run made: the principal whose submission, retry or dispatch it comes from.
+    """The origin of a run: the principal whose submission, retry or dispatch made it.
 
-    ``is_foreign`` says that this was another side than the session's: neither its principal nor one who may approve
-    there. The session's grants and allow rules are that side's consent, so they answer for no foreign run.
+    ``is_foreign``: this principal is not on the session's side: neither the session's own nor an approver there. The
+    session's grants and allow rules are that side's consent, so they answer for no foreign run.
     """
 
     principal: str = ""
@@ -34,7 +34,7 @@ class Origin(Value):
 
 
 OWN: Final = Origin()
-"""Of the session's own side, by nobody in particular."""
+"""The session's own side, without a principal."""
 
 
 class RunIdentity(Value):

@@ -1,8 +1,8 @@
-"""Text of others as a terminal, a page or a drawing may show it: what a reader sees is what the text holds.
+"""Text of others as a terminal, a page or a drawing may show it: a reader sees all that the text holds.
 
-The one place that knows which characters show nothing, and the one function that takes them out (RES-06, PER-04).
-A terminal obeys control characters: they move the cursor, retitle the window, fill the clipboard (OSC 52). Other
-characters hide words (zero width, fillers, tags) or turn the reading direction around.
+The one list of characters that show nothing, and the one function that takes them out (RES-06, PER-04). A terminal
+obeys control characters: they move the cursor, retitle the window, fill the clipboard (OSC 52). Other characters hide
+words (zero width, fillers, tags) or turn the reading direction around.
 """
 
 import re
@@ -33,8 +33,8 @@ _PRINTABLE_AND_UNSEEN: Final = frozenset(
         ),
     )
 )
-"""What Python calls printable and no font draws. Python knows the rest: controls, formats, separators, surrogates,
-private use and what is not assigned; every other default ignorable character is one of these."""
+"""Characters that Python calls printable and no font draws. Python covers the rest: controls, formats, separators,
+surrogates, private use and what is not assigned; every other default ignorable character is one of these."""
 
 _NON_JOINER, _JOINER = "\u200c", "\u200d"
 _STYLES: Final = "\ufe0e\ufe0f"
@@ -61,9 +61,9 @@ def is_ignorable(char: str) -> bool:
 def inert(text: str, *, keeps_blanks: bool = False) -> str:
     r"""Return text in which every character only stands for itself.
 
-    What is not seen is spelled (``\x1b``, ``\u202e``), as are marks piled on one character; line breaks and tabs stay.
-    So do joiners and emoji styles where they change the look of their neighbours. ``keeps_blanks`` leaves the wide
-    and narrow spaces of scripts as they are, for a reader who compares nothing. Linear in the text.
+    Invisible characters are spelled (``\x1b``, ``\u202e``), as are marks piled on one character. Line breaks and tabs
+    stay, as do joiners and emoji styles where they change the look of their neighbours. ``keeps_blanks`` leaves the
+    wide and narrow spaces of scripts as they are, for a reader who compares nothing. Linear in the text.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -71,7 +71,7 @@ def inert(text: str, *, keeps_blanks: bool = False) -> str:
 
 
 def inert_json(document: str) -> str:
-    r"""Return JSON text with the same value in which what is not seen is an escape of JSON (``\u202e``)."""
+    r"""Return JSON text with the same value in which invisible characters are escapes of JSON (``\u202e``)."""
     return document if document.isascii() and document.isprintable() else _respelled(document, _json_escape)
 
 

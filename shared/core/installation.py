@@ -1,4 +1,4 @@
-"""Where this program is installed: the folder that holds the package, and the folders that its modules lie in."""
+"""The place of the installation: the folder that holds the package, and the folders of its modules."""
 
 import sysconfig
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ INSTALL_ROOT: Final = PACKAGE.parent
 """The folder on the import path: ``site-packages``, or the top of a checkout."""
 
 IMPORT_FOLDERS: Final = tuple(dict.fromkeys((str(INSTALL_ROOT), *map(sysconfig.get_path, ("purelib", "platlib")))))
-"""Where this program and the libraries that it uses are found. In a wheel's environment that is one folder."""
+"""The folders of this program and of its libraries. In a wheel's environment that is one folder."""
 
 MODULE_FOLDERS: Final = tuple(
     dict.fromkeys((PACKAGE, *((PACKAGE / part).resolve() for part in ("orchestrator", "shared", "worker"))))
@@ -26,7 +26,7 @@ MODULE_FOLDERS: Final = tuple(
 
 
 def install_line(extra: str) -> str:
-    """Return the command that adds an extra to this installation: of a checkout, or of the installed package."""
+    """Return the command that adds an extra to this installation: to a checkout, or to the installed package."""
     is_checkout = (INSTALL_ROOT / "pyproject.toml").is_file()
     what = f"-e '{INSTALL_ROOT}[{extra}]'" if is_checkout else f"'{DISTRIBUTION}[{extra}]'"
     return f"{'pip' if find_spec('pip') else 'uv pip'} install {what}"

@@ -126,7 +126,7 @@ def _cleaner(clean: Clean) -> "Callable[[WrappedLogger, str, EventDict], EventDi
 
 
 def _cleaned(value: object, clean: Clean) -> object:
-    """Return a field without secrets; what is neither text nor a plain collection is written as its text."""
+    """Return a field without secrets; a value that is neither text nor a plain collection is written as its text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):

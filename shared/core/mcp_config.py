@@ -1,6 +1,6 @@
 """``[mcp]`` of ``config.toml``: the MCP servers of a user, whose tools agents may be given (MCP-01).
 
-It holds secrets by reference only. What a reference means is :mod:`soong.shared.core.references`.
+It holds secrets by reference only. :mod:`soong.shared.core.references` defines references.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""``[notifications]`` of ``config.toml``: who is notified of what, and when (OPS-11).
+"""``[notifications]`` of ``config.toml``: receivers, their events, and times (OPS-11).
 
 A channel is a receiver; a rule sends events to a channel. Secrets are references (``env:NAME``, ``file:PATH``), which
 an orchestrator resolves when it sends. Delivery is :mod:`soong.orchestrator.notifications`.
@@ -129,7 +129,7 @@ class QuietHours(ConfigSection):
 
 
 class ChannelConfig(ConfigSection):
-    """What all channels have."""
+    """The fields of all channels."""
 
     quiet_hours: QuietHours | None = Field(default=None, description="When this receiver is left alone.")
     group_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
@@ -205,7 +205,7 @@ class DesktopConfig(ChannelConfig):
 
 
 class NotificationRule(ConfigSection):
-    """``[[notifications.rules]]``: what a channel gets, once however many rules send it there."""
+    """``[[notifications.rules]]``: the events of a channel; each is sent once, however many rules match."""
 
     channel: Text = Field(description="The name of a channel.")
     events: tuple[EventName, ...] = Field(min_length=1, strict=False, description="What is sent.")

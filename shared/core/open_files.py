@@ -7,7 +7,7 @@ from soong.shared.core.errors import UsageError
 
 WANTED: Final = 8_192
 NEEDED: Final = 256
-"""Of one process: its connections, the log files, the pipes and sockets of its tools."""
+"""The open files of one process: connections, log files, pipes and sockets of its tools."""
 PER_WORKER: Final = 16
 """Connections of one worker to the Redis that a service starts, which inherits the limit."""
 

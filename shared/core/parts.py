@@ -1,4 +1,4 @@
-"""Optional parts: packages that an installation may leave out. What opens a part imports it in such a block."""
+"""Optional parts: packages that an installation may leave out. Code that opens a part imports it in such a block."""
 
 from types import TracebackType
 

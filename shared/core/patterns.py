@@ -13,7 +13,7 @@ from soong.shared.core.value import Value
 
 MAX_PATTERN_CHARS: Final = 1_000
 _MAX_PROGRAM_BYTES: Final = 1024 * 1024
-"""Of a compiled pattern with its caches; RE2's own limit is 8 MiB."""
+"""The size of a compiled pattern with its caches; RE2's own limit is 8 MiB."""
 
 
 def search(pattern: str, text: str) -> bool:
@@ -23,7 +23,7 @@ def search(pattern: str, text: str) -> bool:
 
 
 class PatternMatch(NamedTuple):
-    """Where a pattern matched, in characters."""
+    """The place of a match, in characters."""
 
     start: int
     end: int

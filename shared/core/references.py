@@ -37,7 +37,7 @@ def _secret(kind: str, name: str, place: str) -> str:
         if found is None:
             raise InvalidConfigError(f"{place}: the variable {name!r} is not set in this process")
         return found
-    path = _path(name)
+    path = Path(name).expanduser()
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_SECRET_BYTES + 1)
@@ -47,7 +47,3 @@ def _secret(kind: str, name: str, place: str) -> str:
     if len(content) > _MAX_SECRET_BYTES:
         raise InvalidConfigError(f"{place}: the file {str(path)!r} has more than {_MAX_SECRET_BYTES} bytes")
     return text
-
-
-def _path(name: str) -> Path:
-    return Path(name).expanduser()

@@ -12,18 +12,14 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.secret_names import SECRET_ENDINGS
 from soong.shared.core.texts import EXPECTED, fault
 from soong.shared.core.worker_range import WorkerRange
-
-MIN_SECRET_CHARS = 8
-"""Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
 
 RUNS: Final = "runs"
 ARTIFACTS: Final = "artifacts"
@@ -241,7 +237,7 @@ class Settings(BaseModel):
 
     @property
     def key_file(self) -> Path:
-        """The deployment's private key: where it is said to be, or in the home."""
+        """The deployment's private key: the configured file, or the one in the home."""
         return self.signing_key_file or self.home / "signing.key"
 
     @property
@@ -253,6 +249,11 @@ class Settings(BaseModel):
         except FileNotFoundError:
             return tuple(folder for folder in named if os.path.isabs(folder))  # noqa: PTH117
         return tuple(os.path.join(here, folder) for folder in named) or (here,)  # noqa: PTH118
+
+    @property
+    def of_user(self) -> Self:
+        """The settings for the user of this machine, whom the projects of the HTTP API do not bound."""
+        return self.model_copy(update={"http_projects": ()})
 
     @property
     def is_embedded(self) -> bool:
@@ -275,7 +276,7 @@ class Settings(BaseModel):
 
 OTHER_NAMES: Final = (
     *("SOONG_SIGNING_KEY_FILE", "SOONG_DATABASE_URL_FILE", "SOONG_REDIS_URL_FILE"),
-    *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_HANDOVER_FD", "SOONG_EFFECT_ID"),
+    *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_HANDOVER_FD", "SOONG_EFFECT_ID", "SOONG_STARTER"),
     *("SOONG_CONFIG_DIR", "SOONG_POSTGRES", "SOONG_REDIS", "SOONG_RECORDINGS"),
 )
 """Names besides those of settings: files of secrets, what a process gives its children, and what our scripts read."""
@@ -283,7 +284,7 @@ OTHER_NAMES: Final = (
 _SERVICE_LINK: Final = re.compile(
     r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$"
 )
-"""What Kubernetes and Docker add for a service named ``soong`` (``SOONG_PORT=tcp://…`` likewise)."""
+"""The variables that Kubernetes and Docker add for a service named ``soong`` (also ``SOONG_PORT=tcp://…``)."""
 
 _LISTS = ("pools", "labels", "projects", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
 """Settings that the environment gives comma separated."""
@@ -359,43 +360,13 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
-def secret_values(settings: Settings, marked: Collection[str] = (), files: Collection[Path] = ()) -> tuple[str, ...]:
-    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
-
-    ``marked`` are more variables that the configuration calls secret, ``files`` those that hold a secret each.
-    """
-    passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
-    keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(SECRET_ENDINGS))
-    contents = map(_secret_in, files)
-    return tuple({value for value in (*passwords, *keys, *contents) if len(value) >= MIN_SECRET_CHARS})
-
-
-def _secret_in(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""  # who needs it says what is wrong with it
-
-
-def secret_files(settings: Settings) -> tuple[Path, ...]:
-    """Return the files that hold a key or a password of the deployment: the signing key and every SOONG_*_FILE."""
-    named = (
-        value
-        for name, value in sorted(os.environ.items())
-        if name.startswith("SOONG_") and name.endswith("_FILE") and value
-    )
-    return tuple(
-        dict.fromkeys((settings.key_file.absolute(), *(Path(value).expanduser().absolute() for value in named)))
-    )
-
-
 def _environment() -> dict[str, str | tuple[str, ...]]:
     """Return the settings that the environment names, lists split at their commas."""
     found: dict[str, str | tuple[str, ...]] = {}
     for name in Settings.model_fields:
         value = os.environ.get(f"SOONG_{name.upper()}")
         if value is not None:
-            found[name] = _split(value) if name in _LISTS else value
+            found[name] = tuple(part.strip() for part in value.split(",") if part.strip()) if name in _LISTS else value
     return found
 
 
@@ -415,10 +386,6 @@ def _secret_files() -> dict[str, str]:
                     f"SOONG_{name.upper()}_FILE={path!r} is not UTF-8 text (byte {error.start}); write the URL as UTF-8"
                 ) from error
     return found
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @lru_cache(maxsize=1)

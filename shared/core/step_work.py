@@ -1,7 +1,7 @@
-"""What a run has started and what has not ended: calls of users' code on threads, and coroutines in tasks of their own.
+"""The unfinished work of a run: calls of users' code on threads, and coroutines in tasks of their own.
 
-Nobody can end a thread, and a coroutine can ignore its cancellation. Such work outlives the call that awaited it.
-Owns the register of this work; the holder of the run (a worker's slot) waits for all of it before the run ends.
+A thread cannot be ended, and a coroutine can ignore its cancellation. Such work outlives the call that awaited it. Owns
+the register of this work; the holder of the run (a worker's slot) waits for all of it before the run ends.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ STEP_THREADS: Final = "soong-step"
 MAX_STACK_CHARS: Final = 4000
 
 _ASYNCIO: Final = f"{Path(asyncio.__file__).parent}{os.sep}"
-"""Where a coroutine waits in there is of no use to a reader."""
+"""Frames of this folder are not shown: they do not help a reader."""
 _THREADS: Final = CallThreads(STEP_THREADS, float("inf"))
 """Slots bound the number of calls, so no call waits for a thread."""
 
@@ -60,8 +60,8 @@ class StepWork:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The functions that have not ended."""
-        return tuple(call.name for call in self._calls.values())
+        """The functions that have not ended. Safe from any thread."""
+        return tuple(call.name for call in tuple(self._calls.values()))
 
     def place(self) -> str:
         """Return the innermost line of the oldest call, as ``file:line in function``; empty when it is unknown."""
@@ -108,7 +108,7 @@ _WORK: "ContextVar[StepWork | None]" = ContextVar("soong_step_work", default=Non
 
 
 async def holding(work: StepWork, run: Callable[[], Awaitable[T]]) -> T:
-    """Await a run in this task, which begins here; what it starts is added to ``work``."""
+    """Await a run in this task, which begins here; its calls are added to ``work``."""
     _WORK.set(work)
     return await run()
 

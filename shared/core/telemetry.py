@@ -27,7 +27,7 @@ _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 
 
 class OtlpTarget(Value):
-    """Where spans go: OTLP over HTTP. The certificates are files in PEM; empty for those of the system, and for none.
+    """The destination of spans: OTLP over HTTP. Certificates are PEM files; empty: those of the system, and none.
 
     Source: OpenTelemetry Protocol Exporter specification.
     """
@@ -45,7 +45,7 @@ class OtlpTarget(Value):
 
 
 class TelemetrySettings(Value):
-    """What is sent, and to which ``endpoint``. ``problem`` says why nothing is although something should be."""
+    """The exported signals and their ``endpoint``. ``problem`` is why nothing is sent although telemetry is on."""
 
     traces: bool = False
     endpoint: str = ""
@@ -72,7 +72,7 @@ def load_telemetry() -> TelemetrySettings:
 
 
 def trace_parent() -> str:
-    """Return the span that started this program, as a build server or a traced parent says it; empty without one."""
+    """Return the span that started this program, from a build server or a traced parent; empty without one."""
     return well_formed(_value("TRACEPARENT"))
 
 

@@ -1,7 +1,7 @@
 """The standard streams of a process: nothing that is written to a terminal is obeyed by it.
 
-What we show is made inert where it is put together. This is the border behind it: what libraries, warnings and
-tracebacks write passes through the same function.
+Our output is made inert where it is composed. This is the border behind it: the output of libraries, warnings and
+tracebacks passes through the same function.
 """
 
 import io
@@ -32,8 +32,8 @@ class InertStream(io.TextIOWrapper):
 def guard_streams() -> None:
     """Make standard error, and standard output when it is a terminal, inert.
 
-    Standard output that is a pipe or a file is exact: programs read it. What a stream's encoding has no character for
-    is spelled, so that a result is not lost in its last letter.
+    Standard output that is a pipe or a file is exact: programs read it. Characters that a stream's encoding lacks are
+    spelled, so that a result is not lost in its last letter.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""What ``config.toml`` means: the policy, the limits of the tool set and the write roots that its plain values say.
+"""The meaning of ``config.toml``: the policy, the limits of the tool set and the write roots from its plain values.
 
 Checked completely when a process starts, with the place of each problem, so that no rule fails when it is needed.
 The same file is read twice in a deployment: by the client, whose policy becomes the session's, and by each worker,
@@ -26,7 +26,7 @@ WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
 
 
 def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> Policy:
-    """Return the policy that a configuration says; ``source`` is the stated origin of its rules.
+    """Return the policy of a configuration; ``source`` is the stated origin of its rules.
 
     Raises:
         InvalidConfigError: names the rule or host and what to write.
@@ -125,7 +125,7 @@ def _network(network: NetworkConfig, source: str) -> NetworkPolicy:
             "take one of them away"
         )
     hosts, allowed = _hosts("hosts", network.hosts), _hosts("allowed", network.allowed)
-    # What nobody has configured is the runtime's default, and explain says so.
+    # An unconfigured policy is the runtime's default, and explain shows that.
     is_default = mode is NetworkMode.ASK and not allowed
     return NetworkPolicy(mode, hosts, allowed, source="runtime" if is_default else source)
 
@@ -139,7 +139,7 @@ def _hosts(field: str, names: Iterable[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _as_config() -> Iterator[None]:
-    """What is wrong here is wrong in the configuration and not on a command line."""
+    """An error here is one of the configuration, not of a command line."""
     try:
         yield
     except UsageError as error:
@@ -149,18 +149,12 @@ def _as_config() -> Iterator[None]:
 def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[Path, ...]:
     """Return the files and folders that an allow rule opens to a tool that writes, whichever run has that tool.
 
-    What one run of a session writes another one finds, so a rule for one step counts for all of them.
+    One run of a session finds the files of another, so a rule for one step counts for all of them.
     """
-    rules = [rule for rule in policy.rules if rule.effect is Effect.ALLOW and _is_of_a_path(rule)]
-    if not rules:
-        return ()
+    allowed = [(rule, rule.scope) for rule in policy.rules if rule.effect is Effect.ALLOW and rule.scope is not None]
     writing = [tool for tool in tools if tool.permission is Permission.WRITE]
-    paths = (rule.scope.value for rule in rules if rule.scope is not None and _speaks_of(rule, writing))
+    paths = (scope.value for rule, scope in allowed if scope.kind is ScopeKind.PATH and _speaks_of(rule, writing))
     return tuple(map(Path, dict.fromkeys(paths)))
-
-
-def _is_of_a_path(rule: Rule) -> bool:
-    return rule.scope is not None and rule.scope.kind is ScopeKind.PATH
 
 
 def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:

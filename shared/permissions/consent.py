@@ -1,9 +1,10 @@
-"""Step-wise consent: what a preview shows of a plan, and a person's one answer per step as rules of policy (PER-17).
+"""Step-wise consent: the preview of a plan, and a person's one answer per step as rules of policy (PER-17).
 
 Values only. How scopes are resolved and judged is :mod:`soong.shared.permissions.preview`. A consent is policy and
 no grant: its rules are in the session's row, bound to the step, and survive whatever process there is.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import step_key
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.rules import Effect, Rule
@@ -21,7 +22,7 @@ PREVIEW_VERSION: Final = 1
 
 
 class PermissionKind(StrEnum):
-    """What a step may say that it will ask for; the words are those of plans."""
+    """A kind of permission that a step may declare; the words are those of plans."""
 
     WRITE = "write"
     HOSTS = "hosts"
@@ -32,7 +33,7 @@ class CheckedPermission(Value):
     """One scope that a step names, as it is now.
 
     ``given`` is the plan's word for it, ``shown`` the exact thing: a resolved path, a host, a program with its argv;
-    empty while it is not known. ``effect`` is what the policy says today, for ``rule`` and ``reason``. ``tools`` are
+    empty while it is not known. ``effect`` is the policy's current verdict, with ``rule`` and ``reason``. ``tools`` are
     those of the step that would use it. ``scope`` is what a yes beforehand would cover, for ``grantable`` of the tools;
     None when none can be given: it is refused, allowed already, or asked each time.
     """
@@ -59,6 +60,12 @@ class StepGrant(Value):
     step_id: str
     scopes: tuple[tuple[str, Scope], ...]
 
+    @property
+    def digest(self) -> str:
+        """Return what names exactly this yes."""
+        words = [self.step_id, *([tool, str(scope)] for tool, scope in self.scopes)]
+        return digest(json.dumps(words))  # as escapes: a name on a disk may hold half a character
+
     def rules(self, task_id: str, *, principal: str, now_us: int, home: str) -> tuple[Rule, ...]:
         """Return the rules that this is in the policy of the task's session.
 
@@ -74,7 +81,7 @@ class StepGrant(Value):
 
 
 class StepPreview(Value):
-    """What one step will ask for. ``may_ask`` are its tools that can ask at run time and were not spoken of."""
+    """The permissions that one step declares. ``may_ask`` are its undeclared tools that can ask at run time."""
 
     step_id: str
     title: str
@@ -104,7 +111,7 @@ class StepPreview(Value):
 
 
 class Preview(Value):
-    """What a plan will ask for, before anything starts."""
+    """The permissions that a plan's steps declare, before anything starts."""
 
     title: str
     steps: tuple[StepPreview, ...]

@@ -1,4 +1,4 @@
-"""What a permitted call may connect to, as its session's policy says it (PER-09).
+"""The hosts that a permitted call may connect to, by its session's policy (PER-09).
 
 The same judgement at each redirect as before the call: another host is followed to exactly where a call for it would
 have been allowed without asking.
@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import ScopeKind
-from soong.shared.sandbox.egress import EgressPolicy
-from soong.shared.sandbox.hosts import is_host_within
+from soong.shared.sandbox.hosts import EgressPolicy, is_host_within
 from soong.shared.tools.ports import Verdict
 
 
@@ -41,5 +40,5 @@ def with_egress(verdict: Verdict, policy: Policy, facts: CallFacts) -> Verdict:
 
 
 def _speaks(rule: Rule, facts: CallFacts) -> bool:
-    """Say whether a rule is about the call's step: what was allowed for one step opens nothing to another (PER-17)."""
+    """Say whether a rule is about the call's step: a rule for one step opens nothing to another (PER-17)."""
     return not rule.step or (is_of_step(facts.step, rule.step) and not facts.is_tainted)

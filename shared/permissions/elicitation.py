@@ -1,7 +1,7 @@
-"""What an MCP server asks a person, for the session's elicitation callback (MCP-01.l).
+"""A question of an MCP server to a person, for the session's elicitation callback (MCP-01.l).
 
-It is a permission request read as what it is about; the answer goes back as a permission decision, whose reason are
-the words for the form.
+It is the content of a permission request; the answer goes back as a permission decision, whose reason holds the words
+for the form.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +11,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.permissions.request import PermissionRequest
-from soong.shared.tools.elicitation import ElicitationAnswer
+from soong.shared.tools.definition import ElicitationAnswer
 from soong.shared.tools.ports import ASK_MARK
 
 
@@ -20,8 +20,8 @@ class ElicitationRequest(Value):
 
     ``identity`` is the run whose call it is, ``tool_call_id`` that call. ``schema`` is the JSON Schema of the form;
     None where the server wants a page to be opened: then ``url`` is the page and ``host`` its host, and Soong opens
-    nothing. ``repeats_call`` says that the call is made again after a yes: finish at the page first. ``problem`` says
-    what was wrong with the answer before, when a form is asked again.
+    nothing. ``repeats_call``: the call is made again after a yes: finish at the page first. ``problem`` is the error of
+    the answer before, when a form is asked again.
     """
 
     id: str

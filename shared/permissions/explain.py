@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import ValidationError, convert
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.jsontext import Json, dump, parse_strict
+from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 from soong.shared.permissions.gate import scope_of
 from soong.shared.permissions.policy import (
@@ -67,7 +67,7 @@ class EffectivePolicy(Value):
     project: Path
     write_roots: Sequence[Path]
     tools: Sequence[ToolDefinition] = ()
-    """What rules may speak of; a rule that covers none of these is said to be idle."""
+    """The tools that rules may cover; a rule that covers none of these is reported as idle."""
     skills: Sequence[SkillDeclaration] = ()
 
     def lines(self) -> tuple[Line, ...]:
@@ -157,7 +157,7 @@ def _may_have(tool: ToolDefinition, rule: Rule) -> bool:
 
 
 class CallExplanation(Value):
-    """What would happen to one call, and what decides it. Nothing is run."""
+    """The decision on one call, and the rule behind it. Nothing is run."""
 
     tool: str
     effect: Effect
@@ -167,7 +167,7 @@ class CallExplanation(Value):
     reason: str
     error: str = ""
     grant_scope: str = ""
-    """What allow_for_session would cover; empty: it is not offered."""
+    """The scope of allow_for_session; empty: it is not offered."""
     facts: dict[str, Json] | None = None
 
     def as_json(self) -> dict[str, Json]:
@@ -203,11 +203,6 @@ def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = F
     )
 
 
-def text_of(decision: Decision) -> str:
-    """Return a decision as text."""
-    return dump(decision.as_json())
-
-
 def decision_from(kept: Any) -> Decision:
     """Return the decision of stored fields.
 
@@ -218,16 +213,3 @@ def decision_from(kept: Any) -> Decision:
         return convert(kept, Decision)
     except ValidationError as error:
         raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error
-
-
-def notified_decision(text: str) -> Decision:
-    """Return the decision of a notification, which anybody may have written.
-
-    Raises:
-        ForgedError: the text is not a decision.
-    """
-    try:
-        kept = parse_strict(text)
-    except (ValueError, RecursionError) as error:
-        raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error
-    return decision_from(kept)

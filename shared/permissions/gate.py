@@ -22,7 +22,7 @@ from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 
 MAX_SHOWN_CHARS = 4_000
-"""Longer texts of an argument summary, target or place are cut, with a mark that says how much is missing."""
+"""Longer texts of an argument summary, target or place are cut, with a mark for the length of the rest."""
 MAX_PREVIEW_CHARS = 32_000
 MAX_UNKNOWN_EFFECTS = 20
 MAX_ITEMS = 100
@@ -43,12 +43,13 @@ def request_of(
 ) -> PermissionRequest:
     """Make the question of a call that the policy wants asked, redacted for people, bound to the real input.
 
-    ``env`` names the variables that programs of the run get; only a command is asked for with them. Of more
-    ``unknown_effects`` of the run than are shown the last ones are.
+    ``env`` names the variables that programs of the run get; only a command is asked for with them. Only the last
+    ``unknown_effects`` of the run are shown.
     """
     facts = CallFacts.of(call)
     target = call.target
     summary = _summary(redactor.mapping(call.permission_input), MAX_DEPTH)
+    scope = scope_of(call, policy, home)  # no grant is offered for one with a secret
     request = PermissionRequest(
         id=new_id("req"),
         identity=call.identity,
@@ -59,7 +60,7 @@ def request_of(
         arguments=summary if isinstance(summary, Mapping) else {},
         input_digest=call.input_digest,
         target_kind=target.kind,
-        scope=_without_secret(scope_of(call, policy, home), redactor),
+        scope=scope if redactor.text(scope) == scope else "",
         shown=_shown(redactor.text(target.shown)),
         precondition=target.precondition,
         cwd=_shown(redactor.text(call.cwd)),
@@ -88,11 +89,6 @@ def scope_of(call: GateCall, policy: Policy, home: str) -> str:
         # A yes to one key is no yes to the other keys of its folder.
         target = replace(target, scope=target.shown)
     return offered_scope(target, home)
-
-
-def _without_secret(scope: str, redactor: Redactor) -> str:
-    """Return a scope that may be stored and shown; no grant is offered for one with a mark in the secret's place."""
-    return scope if redactor.text(scope) == scope else ""
 
 
 def facts_of(request: PermissionRequest) -> CallFacts:
@@ -228,10 +224,10 @@ def _shown(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
 
 
 def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, redactor: Redactor) -> NewEvent:
-    """Return the event of a question: what is asked, by which rule, on which facts.
+    """Return the event of a question, with its rule and its facts.
 
-    What hooks made of the call is in no node of the run: where the question has only a summary of it, the event has
-    all of it, without secrets.
+    A call changed by hooks is in no node of the run: the question may have only a summary of it, the event has all of
+    it, without secrets.
     """
     data: dict[str, Json] = {
         "request_id": request.id,
@@ -250,7 +246,7 @@ def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, re
 
 
 def settled(call: GateCall, verdict: PolicyVerdict, redactor: Redactor) -> dict[str, Json]:
-    """Return what ``permission_decided`` says of a call that the policy allowed or denied by itself."""
+    """Return the data of ``permission_decided`` for a call that the policy allowed or denied by itself."""
     return {
         "tool_call_id": call.tool_call_id,
         "tool": call.definition.name,

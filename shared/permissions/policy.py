@@ -1,10 +1,10 @@
 """Which calls run, which are asked, which are refused, before any person is bothered (PER-02, PER-08, PER-10).
 
 Deny beats ask beats allow whatever the order of the rules. Under the rules lie the runtime's safe defaults, which no
-configuration lifts: what only reads is allowed, everything else asks, what is dangerous is refused until it is enabled.
-An allow rule answers the ask of a default for exactly its scope, and never that of a dangerous call. Evaluation is
-pure; the session's policy is stored as JSON in its row, so that ``--allow`` and configuration survive where grants do
-not. A worker's own configuration narrows it and never widens it.
+configuration lifts: reads are allowed, everything else asks, dangerous tools are refused until they are enabled. An
+allow rule answers the ask of a default for exactly its scope, and never that of a dangerous call. Evaluation is pure;
+the session's policy is stored as JSON in its row, so that ``--allow`` and configuration survive where grants do not. A
+worker's own configuration narrows it and never widens it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +30,8 @@ from soong.shared.tools.result import ErrorType
 POLICY_VERSION = 4
 """Version 1 knew neither the network nor whether dangerous tools are enabled: it gets the safe values.
 
-Version 2 knew no rule of a step, version 3 no read roots. Each policy is written in the oldest version that says it, so
-that workers of an earlier version read it, or refuse what they would read too widely.
+Version 2 knew no rule of a step, version 3 no read roots. Each policy is written in the oldest version that can express
+it, so that workers of an earlier version read it, or refuse what they would read too widely.
 """
 
 TAINTED_ASK: Final = "it reaches out of a run that read untrusted content, whatever was granted"
@@ -92,7 +92,7 @@ class NetworkPolicy(Value):
         return any(is_host_within(host, wanted) for wanted in (*self.hosts, *self.allowed))
 
     def rules(self) -> tuple[Rule, ...]:
-        """Return what ``allowed`` says, as rules."""
+        """Return ``allowed`` as rules."""
         if self.asks_each_time:
             return ()
         return tuple(
@@ -100,7 +100,7 @@ class NetworkPolicy(Value):
         )
 
     def narrowed_by(self, other: "NetworkPolicy") -> "NetworkPolicy":
-        """Return the policy under which a call has to pass both. What the other allows unasked counts for nothing."""
+        """Return the policy under which a call has to pass both. The other's ``allowed`` hosts grant nothing."""
         is_each_time = self.asks_each_time or other.asks_each_time
         tighter = max(self.mode, other.mode, key=_MODES.index)
         if tighter is not NetworkMode.ALLOWLIST:
@@ -170,7 +170,7 @@ class Policy(Value):
 
 
 def _in_both(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders that lie in both, each as the narrower of the two says it."""
+    """Return the folders that lie in both, each in the narrower form."""
     inner = [folder for folder in ours if any(is_within(folder, root) for root in theirs)]
     inner += [folder for folder in theirs if any(is_within(folder, root) for root in ours)]
     return tuple(dict.fromkeys(inner))
@@ -191,7 +191,7 @@ def foreign(policy: Policy) -> Policy:
 
 
 class PolicyVerdict(Value):
-    """What a policy says of one call. ``rule`` and ``source`` name what decided; ``reason`` is a sentence about it.
+    """A policy's verdict on one call. ``rule`` and ``source`` name the deciding rule; ``reason`` explains it.
 
     ``error`` is set exactly when the effect is deny.
     """
@@ -216,8 +216,13 @@ def judge(policy: Policy, facts: CallFacts) -> PolicyVerdict:
     asked = _first(policy.rules, Effect.ASK, facts)
     if asked is not None:
         return _by_rule(asked, f"the rule {str(asked)!r} of {asked.source} wants it to be asked")
-    default = _default(policy.mode, facts)
-    if default.effect is Effect.ALLOW or not _may_be_allowed(policy.mode, facts):
+    why = next((why for why, applies in PERMISSIONS if applies(facts)), "")
+    if not why and policy.mode is Mode.STRICT and facts.risk > Risk.READ:
+        why = STRICT_ASK
+    if not why:
+        return PolicyVerdict(Effect.ALLOW, "default", "runtime", "it only reads")
+    default = PolicyVerdict(Effect.ASK, "default", "runtime", f"{why}, which asks by default")
+    if not _may_be_allowed(policy.mode, facts):
         return default
     for rule in _matching((*policy.rules, *policy.network.rules()), Effect.ALLOW, facts):
         if _answers(rule, facts) and not (facts.is_outward and policy.network.asks_each_time):
@@ -249,17 +254,8 @@ PERMISSIONS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
     ("its target is sensitive", lambda facts: facts.target.is_sensitive),
     ("its target lies outside the roots", lambda facts: not facts.target.is_inside_roots),
 )
-"""What asks by default, and its words; the first that applies is reported (PER-02)."""
+"""The facts that ask by default, and their words; the first that applies is reported (PER-02)."""
 STRICT_ASK: Final = "strict mode asks for everything above reading"
-
-
-def _default(mode: Mode, facts: CallFacts) -> PolicyVerdict:
-    why = next((why for why, applies in PERMISSIONS if applies(facts)), "")
-    if not why and mode is Mode.STRICT and facts.risk > Risk.READ:
-        why = STRICT_ASK
-    if why:
-        return PolicyVerdict(Effect.ASK, "default", "runtime", f"{why}, which asks by default")
-    return PolicyVerdict(Effect.ALLOW, "default", "runtime", "it only reads")
 
 
 def _may_be_allowed(mode: Mode, facts: CallFacts) -> bool:
@@ -275,7 +271,7 @@ def _answers(rule: Rule, facts: CallFacts) -> bool:
         # A rule for a folder was not written with the keys in it in mind: it has to name them.
         return rule.scope is not None and rule.scope.names(facts.target)
     if facts.is_outward and facts.is_tainted:
-        # What the run has read may have chosen the host: only one that was written out beforehand is safe (PER-21).
+        # Untrusted content may have chosen the host: only one that was written out beforehand is safe (PER-21).
         return rule.scope is not None and rule.scope.kind is ScopeKind.HOST and not rule.scope.value.startswith("*.")
     return rule.scope is not None or facts.is_read
 
@@ -300,7 +296,7 @@ _MODES = tuple(NetworkMode)
 
 
 def _hosts_in_both(hosts: Sequence[str], other: NetworkPolicy) -> tuple[str, ...]:
-    """Return the hosts that lie on both lists, each as the narrower of the two says it."""
+    """Return the hosts that lie on both lists, each in the narrower form."""
     both: dict[str, None] = {}
     for ours in hosts:
         for theirs in (*other.hosts, *other.allowed):

@@ -1,9 +1,9 @@
 """Looks at a plan before it starts: each scope that its steps name, resolved and judged as a call on it (PER-17).
 
-The same parts decide as when the step runs: where a path leads is the sandbox's word, what a program is the tool's own,
-what becomes of it the policy's. A scope can be granted beforehand exactly where a rule of the step would change that
-policy's answer from ask to allow, so nothing is offered here that the gate would not honour. Looks at the disk, changes
-nothing; what a run really does is judged again, call by call.
+The same parts decide as when the step runs: the sandbox resolves paths, the tool its program, the policy decides. A
+scope can be granted beforehand exactly where a rule of the step would change that policy's answer from ask to allow, so
+nothing is offered here that the gate would not honour. Looks at the disk, changes nothing; the real calls of a run are
+judged again, one by one.
 """
 
 import shlex
@@ -47,10 +47,10 @@ from soong.shared.tools.risk import risk_of
 
 COMMAND_TOOL: Final = "code.run_command"
 MAX_ITEMS: Final = 1000
-"""Of a map; what the others ask for is asked when they start."""
+"""Previewed items of a map; the others ask when they start."""
 MAX_SCOPES: Final = 20_000
 MAX_SHOWN_BYTES: Final = 16 * MIB
-"""Of references that are looked up for one preview, and of the texts that they make."""
+"""The size of references that are looked up for one preview, and of their texts."""
 _STEP: Final = "preview/step"
 """Stands for the step's key, which there is none of yet."""
 _NOBODY: Final = RunIdentity("sess_preview", "run_preview", "agent_preview", Role.WORKER, "", step_key=_STEP)
@@ -59,7 +59,7 @@ _TAINT: Final = "; asked all the same once the run has read untrusted content"
 
 
 class Previewer(Value):
-    """What judges: the policy that the session would have, and the folders and tools of its runs.
+    """The judge of declared permissions: the session's future policy, and the folders and tools of its runs.
 
     ``tools_of`` returns the tool set of a step's run (:mod:`soong.shared.tools.surface`).
     """
@@ -88,7 +88,8 @@ class Previewer(Value):
                 break  # its other items are like the ones that are not known yet
         asks = distinct(found)
         spoken_of = {tool for one in asks for tool in one.tools}
-        may_ask = (tool.name for tool in tools if tool.name not in spoken_of and self._may_ask(tool))
+        others = (tool for tool in tools if tool.name not in spoken_of)
+        may_ask = (tool.name for tool in others if judge(self.policy, _facts(tool, Target())).effect is Effect.ASK)
         return StepPreview(step.id, step.title, str(step.kind), asks, tuple(may_ask))
 
     def _asks(
@@ -220,9 +221,6 @@ class Previewer(Value):
         return f"; refused within it: {', '.join(sorted(inside))}" if inside else ""
 
     # -- tools
-    def _may_ask(self, tool: ToolDefinition) -> bool:
-        return judge(self.policy, _facts(tool, Target())).effect is Effect.ASK
-
     def _own_ask(self, tool: ToolDefinition) -> bool:
         try:
             own = tool.check_permissions
@@ -293,7 +291,7 @@ def _users(kind: PermissionKind, tools: Sequence[ToolDefinition]) -> list[ToolDe
 
 
 def _is_plain_program(tool: ToolDefinition) -> bool:
-    """Say whether a declared tool's program is the same for every input, as far as can be said without one."""
+    """Say whether a declared tool's program is the same for every input, as far as can be judged without one."""
     return "declarative" in tool.tags and not tool.input_schema.get("required")
 
 

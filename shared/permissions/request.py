@@ -1,7 +1,7 @@
 """One permission question and its answer, as values (PER-03, PER-06).
 
-A **request** is raised by a run for the session's one callback; an **answer** is what a responder said; a
-**decision** is what the session's owner made of it, signed, to be consumed by exactly that call.
+A **request** is raised by a run for the session's one callback; an **answer** is a responder's choice; a **decision**
+is what the session's owner made of it, signed, to be consumed by exactly that call.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,14 +15,14 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.family import MOST_ANCESTORS, ProcessFacts
-from soong.shared.tools.elicitation import asks_for_words
+from soong.shared.tools.definition import asks_for_words
 from soong.shared.tools.result import ErrorType
 
 _Name: TypeAlias = Annotated[str, Meta(max_length=300)]
 
 
 class ChoiceTraits(Value):
-    """What an answer does, how it is offered, and how it is described afterwards (``past``).
+    """The effect of an answer, its label, and its description afterwards (``past``).
 
     ``words`` are what a person may type for it; the first is its key.
     """
@@ -76,7 +76,7 @@ class RequestState(StrEnum):
     EXPIRED = "expired"
 
 
-class PermissionRequest(Value):
+class PermissionRequest(Value, forbid_unknown_fields=True):
     """All that a person needs to decide, and all that a decision is bound to.
 
     ``identity`` is filled from rows by the owner. ``arguments`` is the redacted summary of the input, ``input_digest``
@@ -128,7 +128,7 @@ class PermissionRequest(Value):
 
 
 class PermissionDecision(Value):
-    """What a callback returns. It can neither change the arguments nor run the tool."""
+    """The result of a callback. It can neither change the arguments nor run the tool."""
 
     choice: Choice
     reason: str = ""
@@ -168,8 +168,8 @@ class Provenance(Value, omit_defaults=True):
 class Answer(Value):
     """A responder's words as a row: the first for a request wins.
 
-    ``choice`` is None when the responder failed instead of answering; ``reason`` then says how. ``provenance`` is the
-    process that gave it, with its ancestors.
+    ``choice`` is None when the responder failed instead of answering; ``reason`` then holds the error. ``provenance``
+    is the process that gave it, with its ancestors.
     """
 
     request_id: str
@@ -186,8 +186,8 @@ class Answer(Value):
 class Decision(Value, forbid_unknown_fields=True):
     """The signed outcome of a request. ``signature`` is Ed25519 over the canonical JSON of every other field but it.
 
-    ``error`` is set exactly when the verdict is a refusal and tells the ways of not getting a yes apart (PER-14).
-    Not bound to worker or fence: a run resumed elsewhere can use it.
+    ``error`` is set exactly when the verdict is a refusal, and distinguishes the kinds of refusal (PER-14). Not bound
+    to worker or fence: a run resumed elsewhere can use it.
     """
 
     id: str
@@ -211,19 +211,14 @@ class Decision(Value, forbid_unknown_fields=True):
 
     def signed_fields(self) -> dict[str, Json]:
         """Return what the signature covers."""
-        return {
-            name: (None if value is None else value if isinstance(value, int) else str(value))
-            for name in self.__struct_fields__
-            if name != "signature"
-            for value in (getattr(self, name),)
-        }
+        return {name: value for name, value in self.as_json().items() if name != "signature"}
 
 
 class Question(Value):
     """A request and its state: the entry of lists of questions.
 
-    ``answer`` is what a responder said, ``decision`` what the owner made of it; a question that was withdrawn, or that
-    waits, has no decision. ``is_proven`` says that the request carries its run's proof; one without is shown to nobody.
+    ``answer`` is a responder's, ``decision`` the owner's on it; a question that was withdrawn, or that waits, has no
+    decision. ``is_proven``: the request carries its run's proof; one without is shown to nobody.
     """
 
     request: PermissionRequest
@@ -238,7 +233,7 @@ class Question(Value):
 
 
 def provenance_from(value: Mapping[str, Any]) -> Provenance:
-    """Read a provenance from a row; what is none of our making is an empty one, which answers nothing."""
+    """Read a provenance from a row; a malformed one becomes an empty one, which answers nothing."""
     try:
         return convert(value, Provenance)
     except ValidationError:

@@ -1,7 +1,6 @@
-"""One sentence of a policy: what it says, of which calls, who wrote it; and how it is read (PER-08, REG-08).
+"""A rule of a policy: its effect, its calls and its author; and its text forms (PER-08, REG-08).
 
-Owns the facts that rules speak of and the text forms of a rule. Which rule decides is
-:mod:`soong.shared.permissions.policy`.
+Owns the facts that rules match. :mod:`soong.shared.permissions.policy` picks the deciding rule.
 """
 
 import os
@@ -33,7 +32,7 @@ class Effect(StrEnum):
 
 
 class CallFacts(Value):
-    """What a policy may know of a call, from the call itself or from the request that was made of it.
+    """The facts of a call for a policy, from the call itself or from its permission request.
 
     Two are of the run rather than of the call: ``is_tainted``, it has read what strangers wrote (PER-21), and ``step``,
     the key of the step that it works on, from its row; empty for a run without one.
@@ -73,9 +72,9 @@ class CallFacts(Value):
 
 
 class Rule(Value, forbid_unknown_fields=True):
-    """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
-    and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it. With a ``step`` (its key)
-    it speaks of that step's own calls and, for a map step, of its children's; of no other run (PER-17).
+    """A rule of a policy. It matches a call whose canonical name matches ``pattern``, that has all ``tags``, and whose
+    target lies in ``scope``; no scope means anywhere. ``source`` names its author. With a ``step`` (its key) it matches
+    only that step's own calls and, for a map step, its children's (PER-17).
     """
 
     effect: Effect
@@ -142,6 +141,13 @@ def parse_allow(
         raise UsageError(f"{source} {text!r}: say for what, for example {pattern}:/absolute/folder")
     scope = read_scope(wanted, f"{source} {text!r}", home=home, is_grant=True)
     return Rule(Effect.ALLOW, pattern, scope=scope, source=source)
+
+
+def allow_rules(allow: Iterable[str], tools: Sequence[ToolDefinition], others: Collection[str] = ()) -> list[Rule]:
+    """Read allow rules on these tools, and on ``others`` that are known by name alone. Raises: UsageError."""
+    readonly = [tool.name for tool in tools if tool.permission is Permission.READONLY]
+    names = [*(tool.name for tool in tools), *others]
+    return [parse_allow(text, readonly_tools=readonly, tools=names) for text in written_out(allow, tools)]
 
 
 def written_out(allow: Iterable[str], tools: Sequence[ToolDefinition]) -> Iterator[str]:

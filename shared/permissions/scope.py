@@ -1,8 +1,8 @@
-"""What a permission reaches: rules name a scope, calls have a target (PER-04, PER-08).
+"""The reach of a permission: rules name a scope, calls have a target (PER-04, PER-08).
 
-Owns containment and the question when a session grant may be offered. Everything is compared as it is written in
-resolved form; no file system is touched here: tools resolve their targets, :mod:`soong.shared.permissions.policy`
-resolves the rules of a command line.
+Owns containment and the question when a session grant may be offered. Everything is compared in resolved form; no file
+system is touched here: tools resolve their targets, :mod:`soong.shared.permissions.policy` resolves the rules of a
+command line.
 """
 
 import os
@@ -33,7 +33,7 @@ class ScopeKind(StrEnum):
 
 
 class Scope(Value):
-    """What a rule is limited to. Paths are absolute and resolved; ``*.example.org`` is any host below example.org."""
+    """The limit of a rule. Paths are absolute and resolved; ``*.example.org`` is any host below example.org."""
 
     kind: ScopeKind
     value: str

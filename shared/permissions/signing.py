@@ -49,7 +49,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the key file; make it, readable by us alone, when there is none. Of two makers at once one wins.
+        """Read the key file; make it, readable by us alone, when there is none. One of two concurrent makers wins.
 
         Raises:
             InvalidConfigError: not an Ed25519 key, not readable, another user's, or open to others.
@@ -84,7 +84,7 @@ class Signer:
 
 
 class KeySource(Protocol):
-    """Where an owner has its key from."""
+    """The source of an owner's key."""
 
     def current(self) -> Signer:
         """Return the signer of the moment. Raises: InvalidConfigError when it cannot be used (any more)."""
@@ -183,23 +183,13 @@ def check_proof(token: str, request: PermissionRequest) -> bool:
 def proven_fields(request: PermissionRequest) -> Mapping[str, Json]:
     """Return all that is shown or decided on, but for the lineage: that the owner reads from rows."""
     own = {
-        name: _plain(getattr(request, name))
-        for name in request.__struct_fields__
+        name: value
+        for name, value in request.as_json().items()
         if name not in {"identity", "proof", "created_us", "fence"}
     }
     if not request.unknown_effects:  # so that what a worker of the version before has proven is proven still
         del own["unknown_effects"]
     return {**own, "session_id": request.identity.session_id, "run_id": request.identity.run_id}
-
-
-def _plain(value: object) -> Json:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return str(value)
 
 
 def _pem_of(key: "Ed25519PrivateKey") -> bytes:

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import SigningKey
 
 
 class OpenQuestions(Value):
-    """What waits in a session and who could answer, as of one moment.
+    """The open questions of a session and its possible responders, at one moment.
 
-    ``answers`` are by request; ``tokens`` by run: the secret that proves its requests, for owners only. ``has_orphans``
-    says that there are questions of runs that have ended, which are not among the ``pending``.
+    ``answers`` are by request; ``tokens`` by run: the secret that proves its requests, for owners only.
+    ``has_orphans``: there are questions of ended runs, which are not among the ``pending``.
     """
 
     UNSHOWN = frozenset({"tokens"})
@@ -28,33 +28,24 @@ class OpenQuestions(Value):
 
 
 class ClosedQuestion(Value):
-    """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known.
-
-    ``notified`` is the text of a decision that came in a notification and whose row has not been read: its signature
-    was checked, and the transaction that uses it compares the two.
-    """
+    """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known."""
 
     decision: Decision | None = None
     key: SigningKey | None = None
-    notified: str = ""
 
 
 class DecisionReceipt(Value):
-    """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not.
-
-    ``text`` is the decision as it was written, for the notification; empty where the worker has to read the row.
-    """
+    """The state that a decision found: whether the run was parked (there is work to dispatch now), else its worker."""
 
     was_parked: bool
     worker_id: str
-    text: str = ""
 
 
 class ConsentStore(Protocol):
     """Questions, answers and decisions.
 
-    What a run asked that has ended counts as withdrawn, for every reader, answer and decision, from that moment on,
-    though its row shows it only once the session's owner has come by (``withdraw_orphans``).
+    A question of an ended run counts as withdrawn from that moment on, for every reader, answer and decision. Its row
+    shows it only after the session's owner has called ``withdraw_orphans``.
     """
 
     async def raise_request(
@@ -63,13 +54,11 @@ class ConsentStore(Protocol):
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        before: Sequence[NewEvent] = (),
     ) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is
-        returned, and none of ``events`` is written. ``nodes`` and the events ``before`` are written in any case.
+        returned, and none of ``events`` is written.
 
         Raises: LeaseLostError.
         """
@@ -117,9 +106,9 @@ class ConsentStore(Protocol):
     ) -> Sequence[Question]:
         """Return the questions of one session, or of all, oldest first, identity from rows.
 
-        Of those that are pending the oldest ``limit``; with the closed ones the newest ``limit`` of all. ``beyond`` is
-        the id of the last one seen, and the result continues from there: with later ones, with the closed ones
-        with earlier ones.
+        The oldest ``limit`` of the pending ones; with the closed ones the newest ``limit`` of all. ``beyond`` is the id
+        of the last one seen, and the result continues from there: with later ones, with the closed ones with earlier
+        ones.
         """
         ...
 
@@ -139,7 +128,14 @@ class ConsentStore(Protocol):
     async def answer_of(self, request_id: str) -> Answer | None: ...
 
     async def decide(
-        self, ownership: Ownership, decision: Decision, *, state: RequestState, events: Sequence[NewEvent], now_us: int
+        self,
+        ownership: Ownership,
+        decision: Decision,
+        *,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+        if_unanswered: bool = False,
     ) -> DecisionReceipt:
         """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
 
@@ -147,7 +143,7 @@ class ConsentStore(Protocol):
 
         Raises:
             NotOwnerError.
-            AlreadyDecidedError: the request is not pending.
+            AlreadyDecidedError: the request is not pending; or, with ``if_unanswered``, it has an answer.
             ConflictError: the key that it is signed with has ended.
         """
         ...

@@ -1,7 +1,7 @@
-"""What brings in what strangers wrote (PER-21). Once a run has used or been given it, it is tainted, and stays so.
+"""The sources of strangers' words (PER-21). A run that has used or been given one is tainted, and stays so.
 
-Text from files, pages, servers and programs may speak to the model. No filter tells it from data, so what such a run
-does outwards is asked for again: what was granted before was granted to a run that had not read it.
+Text from files, pages, servers and programs may speak to the model. No filter separates it from data, so outward calls
+of such a run are asked for again: earlier grants were for a run that had not read it.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ DESCRIPTION_KEY: Final = "is_described_by_stranger"
 def reads_untrusted(definition: ToolDefinition) -> bool:
     """Say whether the output of a tool may hold what strangers wrote.
 
-    Tools over our own state do not (tag ``internal``, or ``agent``: what a child has read taints its parent by the
-    store), nor do the code tools that write, which report their own effect. Whatever else there is does, and a program
-    or a server always.
+    Tools over our own state do not (tag ``internal``, or ``agent``: the store taints the parent of a tainted child),
+    nor do the code tools that write, which report their own effect. All other tools do, and a program or a server
+    always.
     """
     if definition.metadata.get(METADATA_KEY) is True or definition.tags & _ALWAYS:
         return True

@@ -1,7 +1,7 @@
-"""What the rules of a session keep from its reads: a search from above a folder shows nothing that a rule withholds.
+"""The paths that a session's rules withhold from its reads: a search from above a folder shows none of them.
 
-Pure. A rule decides on calls by the path that a call names; a search and a recursive listing come to paths that nobody
-named, so their tools get the list of what to leave out.
+Pure. A rule decides on calls by the path that a call names; a search and a recursive listing reach unnamed paths, so
+their tools get the list of what to leave out.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _EVERYTHING = Path("/")
 
 
 def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
-    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key; empty: of none)."""
+    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key, or empty)."""
     rules = [rule for rule in policy.rules if not rule.step or is_of_step(step, rule.step)]
     if not rules:
         return ()

@@ -1,4 +1,4 @@
-"""What a child process is asked to be and how it ended: the port between tools and whatever runs programs for them.
+"""The command of a child process and its end: the port between tools and the runner of their programs.
 
 Owns the values and the :class:`CommandRunner` protocol, the seam for an operating system sandbox. The runner without
 one is :mod:`soong.shared.sandbox.process`, the one with Bubblewrap :mod:`soong.shared.sandbox.bubblewrap.runner`.
@@ -13,13 +13,14 @@ import msgspec
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.value import Value
+from soong.shared.sandbox.duplex import DuplexProcess
 
 CommandEnd: TypeAlias = Literal["exited", "timeout", "output_limit"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class SandboxUnavailableError(SoongError):
-    """A command has to run in a sandbox and there is none here; ``hint`` says what to do."""
+    """A command has to run in a sandbox and there is none here; ``hint`` is the next step."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -27,7 +28,7 @@ class SandboxUnavailableError(SoongError):
 
 
 class CommandAccess(Value):
-    """What a command can reach in a sandbox, beyond the read-only system; without a sandbox it means nothing.
+    """The reach of a command in a sandbox, beyond the read-only system; it has no effect without a sandbox.
 
     Files and folders, absolute and resolved. The deepest entry above a path decides about it, so a folder can be
     readable inside a writable one, or ``hidden``: it is there, and empty.
@@ -40,15 +41,15 @@ class CommandAccess(Value):
 
 
 class ChildCommand(Value):
-    """What to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
+    """The command to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
 
-    ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
-    start a child in a descriptor, ``cwd_path`` is used. ``env`` is the child's full environment. ``stdin`` is a
-    descriptor, the bytes to be read from it, or None for the null device.
+    ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; ``cwd_path`` is used if the
+    system cannot start a child in a descriptor. ``env`` is the child's full environment. ``stdin`` is a descriptor, the
+    bytes to be read from it, or None for the null device.
 
-    Of each stream the first ``max_…_bytes`` are kept. What comes beyond ends the child (``stop``) or is counted and
-    thrown away (``discard``); memory is bounded either way. ``heard`` gets every piece as it comes, on the loop.
-    ``access`` is what a sandbox lets it reach; ``inherited`` are more descriptors that it gets, by their own numbers.
+    The first ``max_…_bytes`` of each stream are kept. Later output ends the child (``stop``) or is counted and
+    discarded (``discard``); memory is bounded either way. ``heard`` gets every piece as it comes, on the loop.
+    ``access`` is its reach in a sandbox; ``inherited`` are more descriptors that it gets, by their own numbers.
     """
 
     argv: Sequence[str]
@@ -68,9 +69,9 @@ class ChildCommand(Value):
 class Finished(Value):
     """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``.
 
-    ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not. ``left_running`` counts descendants that
-    could not be ended: another user's, or stuck in the kernel. ``sandbox`` names what confined it; empty: nothing did.
-    ``denial`` says what of its failure the sandbox caused, as far as its own words tell.
+    ``stdout_bytes`` and ``stderr_bytes`` count all output, kept or not. ``left_running`` counts descendants that could
+    not be ended: another user's, or stuck in the kernel. ``sandbox`` names what confined it; empty: nothing did.
+    ``denial`` is the part of its failure that the sandbox caused, as far as its own words show it.
     """
 
     code: int
@@ -85,7 +86,7 @@ class Finished(Value):
 
 
 class CommandRunner(Protocol):
-    """Runs one child to its end or to one of its bounds; then nothing that it started lives on.
+    """Runs one child to its end or to one of its bounds, or starts one that is talked to; nothing it started lives on.
 
     Cancelling the caller ends the child and all its descendants, also those that left its process group or session,
     before the cancellation continues.
@@ -93,6 +94,18 @@ class CommandRunner(Protocol):
 
     async def run(self, command: ChildCommand) -> Finished:
         """Run it.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: an argument holds NUL.
+            SandboxUnavailableError: it has to run in a sandbox, and there is none.
+        """
+        ...
+
+    async def start(
+        self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
+    ) -> DuplexProcess:
+        """Start a program in a folder that exists; ``env`` is its full environment.
 
         Raises:
             OSError: it cannot be started.

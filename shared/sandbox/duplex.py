@@ -1,9 +1,7 @@
-"""A child process that is talked to while it runs: its input and output are streams, and its family ends with it.
+"""Programs under a subreaper (:mod:`soong.shared.sandbox.subreaper`): our end of its pipes, and a program to talk to.
 
-The port is :class:`ProcessLauncher`; a launcher that puts the program into an operating system sandbox is another
-adapter of it. The one here puts a subreaper between us and the program, as
-:class:`soong.shared.sandbox.process.ProcessRunner` does for commands, so that all its descendants end with it, when it
-is stopped and when we are killed.
+A subreaper is between us and a program, so that all its descendants end with it, when it is stopped and when we are
+killed. It needs Linux. Elsewhere the process group alone is ended.
 """
 
 import asyncio
@@ -11,176 +9,200 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
-
-import msgspec
+from typing import Final
 
 from soong.shared.core import timing
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.command import CommandAccess
-from soong.shared.sandbox.process import HAS_SUBREAPER
-from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
+HAS_SUBREAPER: Final = sys.platform.startswith("linux")
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
-"""A longer line of its output is not read; who reads it ends the process."""
+"""A longer line of a program's output is not read; the reader ends the process."""
 MAX_ERROR_BYTES: Final = 16 * 1024
+_MAX_REPORT_BYTES: Final = 4096
 
 
-class DuplexCommand(Value):
-    """What to run. ``argv[0]`` is an absolute path, ``env`` the full environment, ``cwd`` a folder that exists.
+class Report(Value):
+    """The report of a subreaper. A report without an end: it was killed, and the kernel killed its program with it.
 
-    ``access`` is what a sandbox lets it reach; ``inherited`` are descriptors that it gets, by their own numbers.
+    ``problem`` is the errno of a program that could not be started, ``program`` its process id, ``left`` how many
+    descendants could not be killed.
     """
 
-    argv: Sequence[str]
-    cwd: Path
-    env: Mapping[str, str]
-    access: CommandAccess = msgspec.field(default_factory=CommandAccess)
-    inherited: tuple[int, ...] = ()
+    program: int = 0
+    problem: int = 0
+    code: int = -signal.SIGKILL
+    left: int = 0
+    is_complete: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> "Report":
+        words = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in text.splitlines() if line}
+        program, problem = words.get("started", [0])[0], words.get("failed", [0])[0]
+        code, left = words.get("ended", [-signal.SIGKILL, 0])
+        return cls(program, problem, code, left, is_complete="ended" in words or "failed" in words)
 
 
-class DuplexProcess(Protocol):
-    """A running program. The caller that started it calls :meth:`end`, whatever happens."""
+class SubreaperPipes:
+    """Two pipes, open for one run. When our end of the first is closed, by us or by our death, all of it ends."""
 
-    @property
-    def output(self) -> asyncio.StreamReader: ...
+    def __init__(self) -> None:
+        control, self._control = os.pipe()
+        self._status, status = os.pipe()
+        self.far_ends: Final = (control, status)
+        """The subreaper's ends: to receive, and to report."""
+        self._open = {control, status, self._control, self._status}
 
-    @property
-    def input(self) -> asyncio.StreamWriter: ...
+    def __enter__(self) -> "SubreaperPipes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def argv(self, limit_s: float, program: Sequence[str]) -> tuple[str, ...]:
+        """Return what is started in place of a program. It inherits the far ends."""
+        # By path and isolated: neither the current folder nor the environment decides what it imports.
+        own = (sys.executable, "-I", "-S", subreaper.__file__)
+        return (*own, *map(str, self.far_ends), str(limit_s), *program)
+
+    def start(self) -> None:
+        """Have the subreaper start its program."""
+        self._close(*self.far_ends)
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it; then there is no report
+            os.write(self._control, b"1")
+
+    def let_go(self) -> None:
+        """Have the subreaper end whatever lives."""
+        self._close(self._control)
+
+    async def ended(self, exited: Callable[[], Awaitable[object]], send: Callable[[int], object]) -> Report:
+        """End whatever lives, and do what can be done where the subreaper was killed or stopped by its program."""
+        self.let_go()
+        send(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
+                await exited()
+        except TimeoutError:
+            send(signal.SIGKILL)
+            await exited()
+        report = self._report()
+        if report.program and not report.is_complete:
+            kill_group(report.program)
+        return report
+
+    def _report(self) -> Report:
+        """Read the report. Not before the subreaper has ended: then all of it is in the pipe."""
+        os.set_blocking(self._status, False)
+        with contextlib.suppress(BlockingIOError):
+            return Report.read(os.read(self._status, _MAX_REPORT_BYTES).decode("ascii"))
+        return Report()
+
+    def close(self) -> None:
+        """Close what is open of both; whatever lives ends."""
+        self._close(*tuple(self._open))
+
+    def _close(self, *descriptors: int) -> None:
+        for descriptor in self._open.intersection(descriptors):
+            self._open.remove(descriptor)
+            os.close(descriptor)
+
+
+class DuplexProcess:
+    """A running program. The caller that started it calls :meth:`end` or :meth:`stop`, whatever happens.
+
+    ``input`` and ``output`` are its pipes; the end of its error stream is kept.
+    """
+
+    def __init__(self, process: Process, pipes: SubreaperPipes) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.input = process.stdin
+        self.output = process.stdout
+        self.pid = process.pid
+        """The process that we started: the subreaper, where there is one."""
+        self._process = process
+        self._pipes = pipes
+        self._report: Report | None = None
+        self._errors = bytearray()
+        self._reading = asyncio.ensure_future(self._read_errors())
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        inherited: tuple[int, ...] = (),
+        max_line_bytes: int = 64 * 1024,
+    ) -> "DuplexProcess":
+        """Start a program; ``argv[0]`` is an absolute path, ``inherited`` are descriptors that it gets.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: an argument holds NUL.
+        """
+        if not os.access(argv[0], os.X_OK):
+            raise FileNotFoundError(2, "is not a program", argv[0])
+        pipes = SubreaperPipes()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(pipes.argv(timing.LONGEST_S, argv) if HAS_SUBREAPER else argv),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                cwd=cwd,
+                env=dict(env),
+                pass_fds=(*(pipes.far_ends if HAS_SUBREAPER else ()), *inherited),
+                start_new_session=True,
+                limit=max_line_bytes,
+            )
+        except BaseException:
+            pipes.close()
+            raise
+        pipes.start()
+        return cls(process, pipes)
 
     @property
     def last_errors(self) -> str:
-        """Return the end of what it wrote to its error stream."""
-        ...
+        """The end of what it wrote to its error stream."""
+        return bytes(self._errors).decode("utf-8", "replace").strip()
 
     def kill(self) -> None:
         """Begin to end it and all its descendants, at once."""
-        ...
-
-    async def end(self) -> None:
-        """Kill what lives of it and wait until nothing does. May be called again."""
-        ...
-
-
-class ProcessLauncher(Protocol):
-    """Starts programs that are talked to."""
-
-    async def start(self, command: DuplexCommand) -> DuplexProcess:
-        """Start it.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: it has to run in a sandbox, and there is none.
-        """
-        ...
-
-    def confinement(self, access: CommandAccess) -> str:
-        """Return in one line for people how a program with this access is confined; empty: by nothing.
-
-        Raises:
-            SandboxUnavailableError: it would not be started.
-        """
-        ...
-
-
-class FamilyLauncher:
-    """The :class:`ProcessLauncher` without an operating system sandbox."""
-
-    async def start(self, command: DuplexCommand) -> DuplexProcess:
-        """Start it, under a subreaper where there can be one.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-        """
-        if not os.access(command.argv[0], os.X_OK):
-            raise FileNotFoundError(2, "is not a program", command.argv[0])
-        pipes = SubreaperPipes()
-        argv: Sequence[str] = command.argv
-        if HAS_SUBREAPER:
-            own = (sys.executable, "-I", "-S", subreaper.__file__)
-            argv = (*own, *map(str, pipes.far_ends), str(timing.LONGEST_STEP_S), *command.argv)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=command.cwd,
-                env=dict(command.env),
-                pass_fds=(*(pipes.far_ends if HAS_SUBREAPER else ()), *command.inherited),
-                start_new_session=True,
-                limit=MAX_LINE_BYTES,
-            )
-        except BaseException:
-            pipes.__exit__()
-            raise
-        pipes.start()
-        return _FamilyProcess(process, pipes)
-
-    def confinement(self, access: CommandAccess) -> str:
-        """Return nothing: the program has the rights of its user."""
-        del access
-        return ""
-
-
-@dataclass(slots=True)
-class _FamilyProcess:
-    """A program under a subreaper: it ends with all its descendants."""
-
-    _process: asyncio.subprocess.Process
-    _pipes: SubreaperPipes
-    _errors: bytearray = field(default_factory=bytearray)
-    _reading: "asyncio.Task[None]" = field(init=False)
-    _is_over: bool = False
-
-    def __post_init__(self) -> None:
-        self._reading = asyncio.get_running_loop().create_task(self._read_errors())
-
-    @property
-    def output(self) -> asyncio.StreamReader:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def input(self) -> asyncio.StreamWriter:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def last_errors(self) -> str:
-        return bytes(self._errors).decode("utf-8", "replace")
-
-    def kill(self) -> None:
         self._pipes.let_go()
         self._send(signal.SIGCONT)
         if not HAS_SUBREAPER:
-            self._kill_group(self._process.pid)
+            kill_group(self.pid)
 
-    async def end(self) -> None:
-        if self._is_over:
-            return
-        self.kill()
-        try:
-            async with asyncio.timeout(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
+    async def stop(self) -> int:
+        """Close its input, and end it if that does not end it in a while. Return and raise as :meth:`end`."""
+        with contextlib.suppress(OSError):
+            self.input.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timing.CLOSE_LIMIT_S):
                 await self._process.wait()
-        except TimeoutError:
-            self._send(signal.SIGKILL)
-            await self._process.wait()
-        if HAS_SUBREAPER:
-            self._pipes.listen()
-            report = self._pipes.report
-            if report.program and not report.is_complete:
-                self._kill_group(report.program)  # the subreaper was killed, perhaps by its program
-        self._is_over = True
-        self._pipes.__exit__()
-        self.input.close()
-        self._reading.cancel()
+        return await self.end()
+
+    async def end(self) -> int:
+        """Kill what lives of it and wait until nothing does; return its exit code, negative for a signal.
+
+        Raises:
+            OSError: it could not be started at all, which only its subreaper knew.
+        """
+        if self._report is None:
+            self.kill()
+            report = await self._pipes.ended(self._process.wait, self._send)
+            self._report = report
+            self._pipes.close()
+            self.input.close()
+            self._reading.cancel()
+        if self._report.problem:
+            raise OSError(self._report.problem, os.strerror(self._report.problem))
+        return self._report.code if HAS_SUBREAPER else self._process.returncode or 0
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -192,7 +214,8 @@ class _FamilyProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    @staticmethod
-    def _kill_group(pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+
+def kill_group(pid: int) -> None:
+    """Kill a process group, if there is one of ours."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

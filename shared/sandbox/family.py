@@ -1,4 +1,4 @@
-"""The process family of a run: what the kernel says of a process and of those that it comes from (PER-13).
+"""The process family of a run: the kernel's facts about a process and its ancestors (PER-13).
 
 A worker, and each program that Soong runs for a tool or a hook, carries a **mark**: a finite hard limit on file locks
 (``RLIMIT_LOCKS``). Linux has not applied that limit since 2.4.25, so the mark changes nothing for the program. A child
@@ -8,10 +8,11 @@ terminal, process group, namespace, environment or parent leaves it in place.
 Elsewhere than on Linux there is no mark; a process of a run is then known only while a worker is among its ancestors.
 """
 
+import ctypes
 import os
 import resource
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -28,6 +29,7 @@ HAS_MARK: Final = sys.platform.startswith("linux")
 MOST_ANCESTORS: Final = 64
 MOST_PROGRAM_CHARS: Final = 300
 _LIMIT_LINE: Final = "Max file locks"
+_PR_SET_DUMPABLE: Final = 4
 
 
 class ProcessFacts(Value, forbid_unknown_fields=True):
@@ -51,6 +53,16 @@ class RegisteredWorker(Value):
         return pid == self.pid and started_us <= self.registered_us + timing.CLOCK_DOUBT_S * 1_000_000
 
 
+def forbid_inspection() -> None:
+    """Have the kernel refuse ``/proc/<us>/environ``, ``mem`` and tracing to others of our user; no core is dumped.
+
+    An allowlist for the environment of children is worth little without it: a child could read its parent's. It holds
+    until the next exec, on Linux, and not against root, so a worker should not run as root.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def mark_family() -> bool:
     """Mark this process and all that it starts from now on; say whether it carries the mark."""
     if HAS_MARK:
@@ -71,7 +83,7 @@ def is_marked() -> bool:
 def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
     """Return this process and its ancestors, itself first.
 
-    The kernel tells whether it carries the mark itself: what ``/proc`` shows here may be of other processes.
+    The kernel reports whether it carries the mark itself: ``/proc`` here may show other processes.
     """
     chain = chain_of(os.getpid(), workers)
     own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable, is_run=False)
@@ -83,23 +95,15 @@ def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[Proc
 
     The chain ends at process 1, at the edge of this PID namespace, or where another user's processes are hidden.
     """
-    return tuple(_chain(pid, workers))
-
-
-def _chain(pid: int, workers: Collection[RegisteredWorker]) -> Iterator[ProcessFacts]:
+    found: list[ProcessFacts] = []
     with suppress(psutil.Error):
         process: psutil.Process | None = psutil.Process(pid)
-        for _ in range(MOST_ANCESTORS):
-            if process is None:
-                return
-            yield _facts(process, workers)
+        while process is not None and len(found) < MOST_ANCESTORS:
+            started_us = round(process.create_time() * 1_000_000)
+            is_run = any(one.is_that(process.pid, started_us) for one in workers) or _carries_mark(process.pid)
+            found.append(ProcessFacts(process.pid, started_us, _program(process), is_run))
             process = process.parent()
-
-
-def _facts(process: psutil.Process, workers: Collection[RegisteredWorker]) -> ProcessFacts:
-    started_us = round(process.create_time() * 1_000_000)
-    is_worker = any(worker.is_that(process.pid, started_us) for worker in workers)
-    return ProcessFacts(process.pid, started_us, _program(process), is_worker or _carries_mark(process.pid))
+    return tuple(found)
 
 
 def _program(process: psutil.Process) -> str:

@@ -1,12 +1,14 @@
-"""What a host is called and where an address leads: the one spelling that is compared, the ranges that are refused.
+"""The normal name of a host, the class of an address, and the hosts of one permitted call (PER-09).
 
-Pure. A resolver takes many spellings for one host (``127.1``, ``0x7f000001``, full-width digits, ``EXAMPLE.org.``);
-everything here is compared in one of them. ``ipaddress.is_global`` calls NAT64 and 6to4 forms of the loopback global,
-so the ranges are written out below and addresses in addresses are looked into (RFC 6890, RFC 6052, RFC 3056).
+The judgement; :mod:`soong.shared.sandbox.network` makes connections by it. A resolver takes many spellings for one host
+(``127.1``, ``0x7f000001``, full-width digits, ``EXAMPLE.org.``); everything here is compared in one of them.
+``ipaddress.is_global`` calls NAT64 and 6to4 forms of the loopback global, so the ranges are written out below and
+addresses in addresses are looked into (RFC 6890, RFC 6052, RFC 3056).
 """
 
 import re
 import unicodedata
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -14,6 +16,7 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from soong.shared.core.errors import SoongError
+from soong.shared.core.value import Value
 
 MAX_HOST_CHARS: Final = 253
 MAX_LABEL_CHARS: Final = 63
@@ -25,13 +28,20 @@ _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?", re.ASCII)
 _NUMBER: Final = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
 _FULL_STOPS: Final = str.maketrans({"\u3002": ".", "\uff0e": ".", "\uff61": "."})
 
+MAX_ADDRESSES: Final = 8
+"""Addresses of one name that are tried, one after another."""
+MAX_REDIRECTS: Final = 5
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a normal host, in the order in which to try them."""
+
 
 class HostRefusedError(SoongError):
-    """A host or URL that nothing is asked for and nothing connects to; the message says why."""
+    """A host or URL that nothing is asked for and nothing connects to; the message has the reason."""
 
 
 class AddressClass(StrEnum):
-    """Where an address leads. A policy that names a host opens NEAR ones; SPECIAL ones only by the address itself."""
+    """The class of an address. A policy that names a host opens NEAR ones; SPECIAL ones only by the address itself."""
 
     PUBLIC = "public"
     NEAR = "near"
@@ -105,17 +115,18 @@ def normal_host(host: str) -> str:
 
 
 def is_host_within(host: str, wanted: str) -> bool:
-    """Say whether a host is the wanted one, or lies below ``*.domain``; what is not a host lies nowhere."""
+    """Say whether a host is the wanted one, or lies below ``*.domain``; False for text that is not a host."""
     below = wanted.startswith("*.")
     try:
         host, wanted = normal_host(host), normal_host(wanted.removeprefix("*."))
     except HostRefusedError:
         return False
-    return host.endswith(f".{wanted}") and not _is_address(host) if below else host == wanted
+    is_address = ":" in host or host.rpartition(".")[2].isdigit()
+    return host.endswith(f".{wanted}") and not is_address if below else host == wanted
 
 
 def host_of_url(url: str) -> str:
-    """Return the normal host of an http or https URL: what a tool's target names and a policy judges.
+    """Return the normal host of an http or https URL, for a tool's target and the policy.
 
     Raises:
         HostRefusedError: another scheme, a user in it, or a spelling that parsers read differently.
@@ -212,5 +223,65 @@ def _ascii(label: str, host: str) -> str:
     return plain
 
 
-def _is_address(host: str) -> bool:
-    return ":" in host or host.rpartition(".")[2].isdigit()
+def _nobody(_host: str) -> bool:
+    return False
+
+
+class EgressPolicy(Value):
+    """The hosts that one call may connect to. ``host`` is the one it was permitted for.
+
+    ``may_follow`` returns whether a redirect may lead to another host without a question. ``is_named`` returns whether
+    the policy writes a host out: only such a one may be on this machine or its private network.
+    """
+
+    host: str
+    may_follow: Callable[[str], bool] = _nobody
+    is_named: Callable[[str], bool] = _nobody
+
+    def check_url(self, url: str) -> str:
+        """Return the normal host of a URL that may be fetched.
+
+        Raises:
+            HostRefusedError: it leads elsewhere, or is not a plain http or https URL.
+        """
+        host = host_of_url(url)
+        if host != normal_host(self.host) and not self.may_follow(host):
+            raise HostRefusedError(
+                f"{host!r} is not the host that was permitted, {self.host!r}, and the policy does not allow it unasked"
+            )
+        return host
+
+    def check_address(self, host: str, address: str) -> None:
+        """Judge what a host resolves to.
+
+        Raises:
+            HostRefusedError: it leads where this host may not.
+        """
+        reach = reach_of(address)
+        if reach is AddressClass.PUBLIC:
+            return
+        if reach is AddressClass.NEAR and self.is_named(host):
+            return
+        if normal_host(address) == host and self.is_named(host):
+            return
+        where = "a private" if reach is AddressClass.NEAR else "a special"
+        raise HostRefusedError(
+            f"{host!r} leads to {where} address, {address}; only a host that the policy names may lead there"
+        )
+
+
+async def checked_addresses(reachable: EgressPolicy, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
+    """Resolve a host and judge every address: one that may not be reached condemns the name.
+
+    Raises:
+        HostRefusedError: one of them may not be reached, or there is none.
+    """
+    try:
+        addresses = await resolver(host, port)
+    except OSError as error:
+        raise HostRefusedError(f"{host!r} cannot be resolved: {error}") from error
+    if not addresses:
+        raise HostRefusedError(f"{host!r} has no address")
+    for address in addresses:
+        reachable.check_address(host, address)
+    return tuple(addresses[:MAX_ADDRESSES])

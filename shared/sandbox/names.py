@@ -1,6 +1,6 @@
 """Names that mean something whatever their spelling: sensitive patterns, protected controls (FS-06, FS-09).
 
-Pure: no file system is asked here. Where a path leads is :mod:`soong.shared.sandbox.paths`.
+Pure: no file system is asked here. :mod:`soong.shared.sandbox.paths` resolves paths.
 """
 
 import json
@@ -80,8 +80,8 @@ def plain(name: str) -> str:
 def components(pattern: str) -> tuple[str, ...]:
     """Return the globs of a sensitive pattern, one for each component it speaks of.
 
-    A pattern holds wherever its components are together, so a leading ``~/``, ``./`` or ``/`` says nothing, nor does
-    a trailing ``/`` or ``/**``.
+    A pattern holds wherever its components are together, so a leading ``~/``, ``./`` or ``/`` has no effect, nor does a
+    trailing ``/`` or ``/**``.
 
     Raises:
         InvalidConfigError: nothing is left of it.
@@ -104,7 +104,18 @@ def is_sensitive(path: str, patterns: tuple[str, ...]) -> bool:
 
 def is_control(parts: tuple[str, ...]) -> bool:
     """Say whether the plain parts of a path name a control of a repository, of ours or of an agent (FS-09)."""
-    return not CONTROL_FILES.isdisjoint(parts) or _is_git_control(parts) or _is_in_control_folder(parts)
+    if not CONTROL_FILES.isdisjoint(parts):
+        return True
+    # A control of git runs code or redirects a repository, a nested or linked one too; ``.git`` itself is one.
+    for at, name in enumerate(parts):
+        if name in _GIT_FOLDERS and (at + 1 == len(parts) or not GIT_CONTROLS.isdisjoint(parts[at + 1 :])):
+            return True
+    # Such a folder or what lies in one, existing or not, but for what runs write there.
+    return any(
+        parts[at + 1 : at + 2] == () or parts[at + 1] not in CONTROL_FOLDERS[name]
+        for at, name in enumerate(parts)
+        if name in CONTROL_FOLDERS
+    )
 
 
 def readable(name: str) -> str:
@@ -130,20 +141,3 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def _expression(glob: str) -> str:
     return "".join("[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char) for char in glob)
-
-
-def _is_git_control(parts: tuple[str, ...]) -> bool:
-    """Say whether a path runs code or redirects a repository, a nested or linked one too: or is ``.git`` itself."""
-    for at, name in enumerate(parts):
-        if name in _GIT_FOLDERS and (at + 1 == len(parts) or not GIT_CONTROLS.isdisjoint(parts[at + 1 :])):
-            return True
-    return False
-
-
-def _is_in_control_folder(parts: tuple[str, ...]) -> bool:
-    """Say whether a path is such a folder or lies in one, existing or not, but for what runs write there."""
-    return any(
-        parts[at + 1 : at + 2] == () or parts[at + 1] not in CONTROL_FOLDERS[name]
-        for at, name in enumerate(parts)
-        if name in CONTROL_FOLDERS
-    )

@@ -1,8 +1,8 @@
-"""Where a path leads and what it is: inside the project, inside the write roots, sensitive, protected (FS-06..09).
+"""The target and the class of a path: inside the project, inside the write roots, sensitive, protected (FS-06..09).
 
 Resolution of links, and classification by the names of :mod:`soong.shared.sandbox.names`. Nothing is opened here;
 :mod:`soong.shared.sandbox.descriptors` opens exactly the resolved path that was classified, without following a
-link, so the two cannot be raced apart. What no path can tell, a hard link, is :mod:`soong.shared.sandbox.paths`.
+link, so the two cannot be raced apart.
 """
 
 import errno
@@ -26,9 +26,9 @@ from soong.shared.sandbox.names import GIT_CONTROLS, SENSITIVE, STEERING, compon
 MAX_PATH_BYTES = 4095
 
 _WRITTEN = frozenset({"runs"})
-"""What runs may write of our own folders."""
+"""Our own folders that runs may write."""
 READ = _WRITTEN | {"skills"}
-"""What agents read of our own folders without being asked."""
+"""Our own folders that agents read without a question."""
 
 KERNEL_ROOTS = (Path("/proc"), Path("/sys"), Path("/dev"))
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # an ordinary file system that happens to be mounted there
@@ -73,7 +73,7 @@ class Located(Value):
     is_sensitive: bool
     is_protected: bool
     is_steering: bool
-    """It tells other programs or later agents what to do: a write asks whatever allows its folder."""
+    """It controls other programs or later agents: a write asks whatever allows its folder."""
 
 
 class ImportGuard(Value):
@@ -97,7 +97,7 @@ class ImportGuard(Value):
 
 
 class PathPolicy(Value):
-    """What counts as sensitive and as protected.
+    """The sensitive and the protected paths.
 
     ``agent_home`` is Soong's own folder; None when there is none. ``data`` is that of runs and artifacts; None: the
     home. ``controls`` are files and folders that steer us wherever they are: the programs of configured hooks, the
@@ -133,14 +133,15 @@ class PathPolicy(Value):
             raise PathRefusedError(PathRefusal.NOT_REGULAR, path, "lies in a file system of the kernel; it is not read")
         resolved = _resolve(as_listed(roots.cwd / path), path)
         ways = {lexical, str(resolved)}  # one, where there is no link on the way
+        # A run reads unasked what it works on and writes, the user's skills, and what is configured.
+        skills = () if self.agent_home is None else (self.agent_home / "skills",)
+        read_roots = (roots.project, roots.run_dir, *write_roots(roots), *roots.read_roots, *skills)
         return Located(
             given=path,
             resolved=resolved,
             is_inside_project=is_below(resolved, roots.project),
-            # Most lie in the project, which is the first of them: the run's own folders are not made paths for that.
-            is_inside_write_roots=_is_below_any(resolved, roots.write_roots)
-            or _is_below_any(resolved, write_roots(roots)),
-            is_inside_read_roots=_is_below_any(resolved, self._read_roots(roots)),
+            is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
+            is_inside_read_roots=_is_below_any(resolved, read_roots),
             is_sensitive=any(self.is_sensitive(name) for name in {path, *ways}),
             is_protected=any(self.is_protected(Path(way)) for way in ways),
             is_steering=any(is_sensitive(way, self.steering) for way in ways),
@@ -158,13 +159,9 @@ class PathPolicy(Value):
         """Say whether a path is one of our controls or a repository's, existing or not (FS-09)."""
         parts = tuple(map(plain, path.parts))
         is_ours = self._is_in_own_folder(parts, _WRITTEN) or _is_listed(parts, (*self.controls, *self.secrets))
-        return is_control(parts) or is_ours or self._is_imported(parts) or steers_repository(path)
-
-    def _read_roots(self, roots: Roots) -> Iterator[Path]:
-        """Yield where a run reads unasked: what it works on and writes, the user's skills, and what is configured."""
-        yield from (roots.project, roots.run_dir, *write_roots(roots), *roots.read_roots)
-        if self.agent_home is not None:
-            yield self.agent_home / "skills"
+        places = (place for folder in self.imports.folders for place in _spellings(folder))
+        is_imported = any(parts[: len(place)] == place and self.imports.covers(parts[len(place) :]) for place in places)
+        return is_control(parts) or is_ours or is_imported or steers_repository(path)
 
     @property
     def own_folders(self) -> tuple[Path, ...]:
@@ -185,10 +182,6 @@ class PathPolicy(Value):
             return False  # a search asks this for every file
         parts = ("/", *map(plain, filter(None, path.split("/"))))
         return self._is_in_own_folder(parts, READ) or _is_listed(parts, self.secrets)
-
-    def _is_imported(self, parts: tuple[str, ...]) -> bool:
-        places = (place for folder in self.imports.folders for place in _spellings(folder))
-        return any(parts[: len(place)] == place and self.imports.covers(parts[len(place) :]) for place in places)
 
     def _is_in_own_folder(self, parts: tuple[str, ...], but: frozenset[str]) -> bool:
         """Say whether a path is one of our folders or lies in it, but for the named entries of the folder."""
@@ -280,7 +273,12 @@ def _twin(folder: Path, name: str) -> str:
 
 def _resolve(path: Path, given: str) -> Path:
     try:
-        resolved = _real(path)
+        try:
+            resolved = Path(os.path.realpath(path, strict=True))
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise
+            resolved = Path(os.path.realpath(path))  # it need not exist
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             raise PathRefusedError(
@@ -292,27 +290,6 @@ def _resolve(path: Path, given: str) -> Path:
     if _is_kernel_path(resolved):
         raise PathRefusedError(PathRefusal.NOT_REGULAR, given, "leads into a file system of the kernel; it is not read")
     return resolved
-
-
-def _real(path: Path) -> Path:
-    try:
-        return Path(os.path.realpath(path, strict=True))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise
-        if error.errno == errno.ENOENT and _is_without_links(str(path), error.filename):
-            return path
-    return Path(os.path.realpath(path))  # it need not exist
-
-
-def _is_without_links(written: str, missing: object) -> bool:
-    """Say whether a path that does not exist has no link in it.
-
-    ``missing`` is its first folder or file that does not exist, with links resolved. Where it is a part of the path as
-    written, there is no link before it, and there can be none after it. A path with ``..`` counts as one with links.
-    """
-    is_before = isinstance(missing, str) and is_below(Path(written), Path(missing))
-    return is_before and os.path.normpath(written) == written
 
 
 def _is_kernel_path(path: Path) -> bool:

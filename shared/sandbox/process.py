@@ -12,11 +12,8 @@ descendant that makes a session of its own outlives its command.
 import asyncio
 import contextlib
 import os
-import signal
-import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
@@ -24,20 +21,29 @@ from typing import Final, cast
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandEnd, Finished, Stream
-from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
-
-HAS_SUBREAPER: Final = sys.platform.startswith("linux")
-
+from soong.shared.sandbox.duplex import (
+    HAS_SUBREAPER,
+    MAX_LINE_BYTES,
+    DuplexProcess,
+    Report,
+    SubreaperPipes,
+    kill_group,
+)
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.terminal_text import decoded, inert_text
+from soong.shared.sandbox.threads import unbroken
 
 _STREAMS: Final[dict[int, Stream]] = {1: "stdout", 2: "stderr"}
 
 _FULL_SPEED_BYTES: Final = 8 * 1024 * 1024
 _PIPE_BYTES: Final = 64 * 1024
 
-_TAIL_BYTES: Final = 4_096
-_CHUNK_BYTES: Final = 64 * 1024
+STREAMS: Final[tuple[Stream, Stream]] = ("stdout", "stderr")
+TAIL_BYTES: Final = 64 * 1024
+
+_MARGIN_CHARS: Final = 16 * 1024
+"""No token or key is longer. A secret that begins before a border ends within as much behind it."""
 
 
 async def run(command: ChildCommand) -> Finished:
@@ -51,7 +57,7 @@ async def run(command: ChildCommand) -> Finished:
     try:
         ended = await child.end()
     finally:
-        await _unbroken(_leave(child))
+        await unbroken(_leave(child))
     return child.finished(ended, child.code)
 
 
@@ -75,29 +81,33 @@ class ProcessRunner:
         del access
         return ""
 
-    @contextmanager
-    def wrapped(
-        self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, environment: Mapping[str, str]
-    ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Give the argv to start and the descriptors that it inherits: the same argv and none, as nothing confines it.
+    async def start(
+        self,
+        argv: Sequence[str],
+        access: CommandAccess,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        inherited: tuple[int, ...] = (),
+    ) -> DuplexProcess:
+        """Start a program that is talked to, under a subreaper where there can be one.
 
-        :meth:`soong.shared.sandbox.bubblewrap.runner.BubblewrapRunner.wrapped` has the other form.
+        Raises:
+            OSError: it cannot be started.
+            ValueError: an argument holds NUL.
         """
-        del access, cwd, environment
-        yield tuple(argv), ()
+        del access
+        return await DuplexProcess.start(argv, cwd=cwd, env=env, inherited=inherited, max_line_bytes=MAX_LINE_BYTES)
 
 
 async def _run_kept(command: ChildCommand, pipes: SubreaperPipes) -> Finished:
-    limit_s = command.timeout.total_seconds() + timing.GRACE_S
-    # By path and isolated: neither the current folder nor the environment decides what it imports.
-    argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, pipes.far_ends), str(limit_s), *command.argv)
+    argv = pipes.argv(command.timeout.total_seconds() + timing.GRACE_S, command.argv)
     child = await _started(command, argv, (*pipes.far_ends, *command.inherited))
     try:
         pipes.start()  # until here there is only an idle subreaper, which a cancelled start kills
         ended = await child.end()
     finally:
-        await _unbroken(_leave_kept(child, pipes))
-    report = pipes.report
+        report = await unbroken(_leave_kept(child, pipes))
     if report.problem:
         raise OSError(report.problem, os.strerror(report.problem), command.argv[0])
     return replace(child.finished(ended, report.code), left_running=report.left)
@@ -113,7 +123,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._said = {1: 0, 2: 0}
         self._open = {1, 2}
         self._silent = asyncio.Event()
-        self._full = asyncio.Event()
+        self._is_full = False
+        self._over = asyncio.Event()
         self.exited = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,11 +136,16 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._kept[fd] += data[:room]
         self._said[fd] += len(data)
         if fd == 1 and len(data) > room and self._command.overflow == "stop":
-            self._full.set()
+            self._is_full = True
+            self._over.set()
         if self._command.heard is not None:
             self._command.heard(_STREAMS[fd], data)
         if len(data) >= _PIPE_BYTES and self._said[fd] > _FULL_SPEED_BYTES:
-            self._slow_down(fd)
+            pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(fd))
+            if pipe is not None and pipe.is_reading():
+                pipe.pause_reading()
+                # 64 KiB per tick: 64 MB/s, and the loop stays free.
+                asyncio.get_running_loop().call_later(timing.TICK_S, _resume, pipe)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002  # the protocol's signature
         self._open.discard(fd)
@@ -138,17 +154,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self.exited.set()
+        self._over.set()
 
     async def end(self) -> CommandEnd:
         """Wait for the exit, the time or the amount, whichever comes first."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.exited, self._full)]
-        try:
-            seconds = self._command.timeout.total_seconds()
-            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
-        if self._full.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._command.timeout.total_seconds()):
+                await self._over.wait()
+        if self._is_full:
             return "output_limit"
         return "exited" if self.exited.is_set() else "timeout"
 
@@ -170,17 +183,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return self._transport.get_returncode() or 0
 
     def finished(self, ended: CommandEnd, code: int) -> Finished:
-        """Return how it ended, with what it said."""
-        if ended == "exited" and self._full.is_set():
+        """Return its end, with its output."""
+        if ended == "exited" and self._is_full:
             ended = "output_limit"  # the rest came between the exit and the end of the pipe
         return Finished(code, bytes(self._kept[1]), bytes(self._kept[2]), ended, self._said[1], self._said[2])
-
-    def _slow_down(self, fd: int) -> None:
-        pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(fd))
-        if pipe is not None and pipe.is_reading():
-            pipe.pause_reading()
-            # 64 KiB per tick: 64 MB/s, and the loop stays free.
-            asyncio.get_running_loop().call_later(timing.TICK_S, _resume, pipe)
 
 
 async def _started(command: ChildCommand, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> ChildProcess:
@@ -214,44 +220,15 @@ def _input(stdin: int | bytes | None) -> Iterator[int]:
 
 
 async def _leave(child: ChildProcess) -> None:
-    _kill_group(child.pid)
+    kill_group(child.pid)
     await child.exited.wait()
     await child.close()
 
 
-async def _leave_kept(child: ChildProcess, pipes: SubreaperPipes) -> None:
-    """Have the subreaper end its family, and do what can be done where it was killed or stopped by it."""
-    pipes.let_go()
-    child.send(signal.SIGCONT)
-    try:
-        async with asyncio.timeout(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
-            await child.exited.wait()
-    except TimeoutError:
-        child.send(signal.SIGKILL)
-        await child.exited.wait()
-    pipes.listen()
-    if pipes.report.program and not pipes.report.is_complete:
-        _kill_group(pipes.report.program)
+async def _leave_kept(child: ChildProcess, pipes: SubreaperPipes) -> Report:
+    report = await pipes.ended(child.exited.wait, child.send)
     await child.close()
-
-
-async def _unbroken(work: Coroutine[object, object, None]) -> None:
-    """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
-    task = asyncio.ensure_future(work)
-    signal_: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            signal_ = error
-    task.result()
-    if signal_ is not None:
-        raise signal_
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    return report
 
 
 def _resume(pipe: asyncio.ReadTransport) -> None:
@@ -259,101 +236,76 @@ def _resume(pipe: asyncio.ReadTransport) -> None:
         pipe.resume_reading()
 
 
-class KeptProcess:
-    """One such program. ``stdin`` and ``stdout`` are its pipes; of what it says on stderr the end is kept."""
+class OutputTranscript:
+    """Collects both streams of one command. ``hear`` takes the pieces as they come; all else may be asked any time.
 
-    def __init__(self, process: Process, pipes: SubreaperPipes) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.stdin = process.stdin
-        self.stdout = process.stdout
-        self._process = process
-        self._pipes = pipes
-        self._tail = bytearray()
-        self._listening = asyncio.ensure_future(self._listen())
+    ``max_bytes`` bounds the beginnings of both streams together.
+    """
 
-    @classmethod
-    async def start(cls, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> "KeptProcess":
-        """Start a program; ``argv[0]`` is an absolute path.
+    def __init__(self, max_bytes: int, redactor: Redactor) -> None:
+        self._room = max_bytes
+        self._redactor = redactor
+        self._margin = max([_MARGIN_CHARS, *map(len, redactor.values)])
+        self._ring = TAIL_BYTES + 4 * self._margin  # a character has up to four bytes
+        self._heads: dict[Stream, bytearray] = {stream: bytearray() for stream in STREAMS}
+        self._tails: dict[Stream, bytearray] = {stream: bytearray() for stream in STREAMS}
+        self.said: dict[Stream, int] = dict.fromkeys(STREAMS, 0)
+        """Bytes of each stream, kept or not."""
 
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-        """
-        pipes = SubreaperPipes()
-        keeper: tuple[str, ...] = ()
-        if HAS_SUBREAPER:
-            ends = map(str, pipes.far_ends)
-            keeper = (sys.executable, "-I", "-S", subreaper.__file__, *ends, str(timing.LONGEST_S))
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *keeper,
-                *argv,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                cwd=cwd,
-                env=dict(env),
-                pass_fds=pipes.far_ends if HAS_SUBREAPER else (),
-                start_new_session=True,
-            )
-        except BaseException:
-            pipes.close()
-            raise
-        pipes.start()
-        return cls(process, pipes)
+    def hear(self, stream: Stream, piece: bytes) -> None:
+        self.said[stream] += len(piece)
+        kept = piece[: self._room]
+        self._room -= len(kept)
+        self._heads[stream] += kept
+        tail = self._tails[stream]
+        tail += piece[len(kept) :][-self._ring :]
+        if len(tail) > 2 * self._ring:
+            del tail[: -self._ring]
 
-    @property
-    def pid(self) -> int:
-        """The process that we started: the subreaper, where there is one."""
-        return self._process.pid
+    def left_out(self, stream: Stream) -> int:
+        """Return how many bytes were not kept."""
+        return self.said[stream] - len(self._heads[stream]) - len(self._tails[stream])
 
-    @property
-    def last_words(self) -> str:
-        """The end of what it said on stderr."""
-        return bytes(self._tail).decode("utf-8", "replace").strip()
+    def is_cut(self) -> bool:
+        return any(self.left_out(stream) for stream in STREAMS)
 
-    async def stop(self) -> int:
-        """End it: by closing its input, and after a while by force. Return its exit code, negative for a signal.
+    def raw(self, stream: Stream) -> str:
+        """Return the output without secrets, otherwise unchanged; bytes that are not text are lone surrogates."""
+        head, tail = self._heads[stream], self._tails[stream]
+        if not self.left_out(stream):
+            return self._redactor.text(decoded(bytes(head + tail)))
+        # A stream that is never closed keeps back what could be the beginning of a secret.
+        beginning = self._redactor.stream().feed(decoded(bytes(head)))
+        end = self._without_broken_start(decoded(bytes(tail)))
+        left_out = self.said[stream] - len(head) - len(tail)
+        return f"{beginning}\n[… some {left_out} bytes left out …]\n{end}"
 
-        Raises:
-            OSError: it could not be started at all, which only its subreaper knew.
-        """
-        with contextlib.suppress(OSError):
-            self.stdin.close()
-        if not await self._ends_within(timing.CLOSE_LIMIT_S):
-            self._pipes.let_go()
-            if not HAS_SUBREAPER:
-                _kill_group(self.pid)
-            if not await self._ends_within(subreaper.SWEEP_LIMIT_S + timing.CLOSE_LIMIT_S):
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
-        return self._ended()
+    def shown(self, stream: Stream) -> str:
+        """Return the output as text for a reader."""
+        return inert_text(self.raw(stream))
 
-    async def _ends_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._process.wait()
-        except TimeoutError:
-            return False
-        return True
+    def last_lines(self, stream: Stream, count: int, max_chars: int) -> list[str]:
+        """Return the last complete lines, for progress; an unfinished one could be half a secret."""
+        head, tail = self._heads[stream], self._tails[stream]
+        recent = bytes(tail) if len(tail) >= self._ring else bytes(head[-self._ring :] + tail)
+        text = decoded(recent)
+        text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
+        text = text[: len(text) - self._unfinished(text)]
+        is_whole = len(recent) == self.said[stream]
+        clean = self._redactor.text(text) if is_whole else self._without_broken_start(text)
+        lines = [line.rstrip() for line in inert_text(clean).split("\n")]
+        return [line[:max_chars] for line in lines if line][-count:]
 
-    def _ended(self) -> int:
-        self._listening.cancel()
-        self._pipes.listen()
-        self._pipes.close()
-        report = self._pipes.report
-        if not HAS_SUBREAPER:
-            return self._process.returncode or 0
-        if report.program and not report.is_complete:
-            _kill_group(report.program)
-        if report.problem:
-            raise OSError(report.problem, os.strerror(report.problem))
-        return report.code
+    def _without_broken_start(self, text: str) -> str:
+        """Return a text whose beginning is missing, from where no secret that began before it can reach."""
+        cut = self._margin
+        for start, end in sorted(self._redactor.spans(text)):
+            if start < cut < end:
+                cut = end
+        return self._redactor.text(text[cut:])
 
-    async def _listen(self) -> None:
-        assert self._process.stderr is not None
-        while piece := await self._process.stderr.read(_CHUNK_BYTES):
-            self._tail += piece
-            del self._tail[:-_TAIL_BYTES]
+    def _unfinished(self, text: str) -> int:
+        """Return how many characters at the end are the first lines of a secret of several lines."""
+        values = self._redactor.values
+        ends = ((value, place + 1) for value in values for place, char in enumerate(value[:-1]) if char == "\n")
+        return max((end for value, end in ends if text.endswith(value[:end])), default=0)

@@ -1,4 +1,4 @@
-"""What a child process is given and which program it is: its environment and the absolute path behind ``argv[0]``.
+"""The environment of a child process and its program: the absolute path behind ``argv[0]``.
 
 A name is looked up once per call. The path found is what a person is shown, what is remembered and what is executed; no
 part looks it up again later (CMD-01, CMD-05). A folder that the run can write gives no program by name, neither to us
@@ -25,12 +25,12 @@ SYSTEM_FOLDERS: Final = frozenset(
     for root in ("/", "/usr/", "/usr/local/", "/opt/homebrew/", "/opt/local/", "/home/linuxbrew/.linuxbrew/")
     for name in ("bin", "sbin")
 ) | {"/snap/bin", "/run/current-system/sw/bin"}
-"""Where an operating system and its package managers put programs."""
+"""The program folders of an operating system and its package managers."""
 _NIX_STORE: Final = Path("/nix/store")
 
 
 def untrusted_folders(place: Roots) -> tuple[Path, ...]:
-    """Return where a run can write, and what it works on: no program is taken from there by its name."""
+    """Return the folders that a run can write or works on: no program is taken from there by its name."""
     return (place.project, *write_roots(place), *place.writable_by_rule)
 
 
@@ -69,7 +69,7 @@ def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrus
     is kept because programs look at the name they are called by.
 
     Raises:
-        PathRefusedError: it cannot be a program, is not there, or is not executable; ``hint`` says what to do.
+        PathRefusedError: it cannot be a program, is not there, or is not executable; ``hint`` is the next step.
     """
     _refuse_unusable(name)
     if "/" not in name:

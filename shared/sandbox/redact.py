@@ -6,9 +6,10 @@ URLs, hexadecimal and base64), and the shapes of well-known tokens. Digests are 
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Final
 from urllib.parse import quote, quote_plus
 
 from soong.shared.core.jsontext import Json
@@ -19,12 +20,12 @@ MARK = "[redacted]"
 MIN_SECRET_CHARS = 6
 """Shorter values are not taken out: they would match everywhere and hide nothing worth hiding."""
 
-_KEY = "[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?"
+_KEY_NAME = "[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?"
 _TOKENS: tuple[tuple[str, str], ...] = (
     # A marker that is cheap to look for, and the whole shape. A text without a marker is never scanned by its pattern.
     (
         "-----BEGIN ",
-        rf"-----BEGIN {_KEY}-----[\s\S]*?(?:-----END {_KEY}-----|\Z)",
+        rf"-----BEGIN {_KEY_NAME}-----[\s\S]*?(?:-----END {_KEY_NAME}-----|\Z)",
     ),
     ("---- BEGIN SSH2", r"---- BEGIN SSH2 [A-Z ]*PRIVATE KEY ----[\s\S]*?(?:---- END SSH2 [A-Z ]*PRIVATE KEY ----|\Z)"),
     ("Private-Lines: ", r"(?<=Private-Lines: )\d+\r?\n(?: *(?:\d+\t)?[A-Za-z0-9+/]{20,}={0,2}(?:\r?\n|\Z))+"),
@@ -51,12 +52,51 @@ _COMPILED: tuple[tuple[str, re.Pattern[str] | LinearPattern], ...] = tuple(
     (marker, LinearPattern(pattern) if marker == "eyJ" else re.compile(pattern))
     for marker, pattern in _TOKENS
 )
-_MARKERS = tuple(marker for marker, _ in _TOKENS)
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _LONGEST_TOKEN = 4096
 _LONGEST_HELD = 64
 _CONTEXT = 16
 """Characters before a token that its pattern may look back at."""
+
+HEAD_BYTES: Final = 8192
+MAX_BLOCK_BYTES: Final = 64 * 1024
+"""A block without an end is taken to end here: the longest keys have a quarter of it."""
+LOGIN_BYTES: Final = 4096
+_LOGIN_NAMES: Final = (
+    "(?:refresh|access|id|oauth|auth|session)_?token|client_?secret|private_?key|api_?key"
+    "|secret_?access_?key|client-key-data|master_?key"
+)
+MARKERS: Final = (
+    f"-----BEGIN [A-Z0-9 ]{{0,40}}PRIVATE KEY|---- BEGIN SSH2|PuTTY-User-Key-File-|AGE-SECRET-KEY-|(?i:{_LOGIN_NAMES})"
+)
+"""The marks of files that may hold a key, as an expression for ripgrep; files without a key may match."""
+
+_KEY: Final = re.compile(
+    # A line of its own begins a block; so does a marker that the key's own letters follow, as inside JSON.
+    rb"^[ \t]*-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[ \t]*\r?$"
+    rb"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:\\+[rn]|\s)+[A-Za-z0-9+/=]{16}"
+    rb"|^---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
+    rb"|^PuTTY-User-Key-File-[0-9]"
+    rb"|^AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{20}",
+    re.MULTILINE,
+)
+_LOGIN: Final = re.compile(
+    # A member of JSON, wherever it is; a line of YAML, INI or an environment file. The value is one opaque word with a
+    # digit, which no name, call or sentence of a program is.
+    rb"""["'](?:[A-Za-z0-9]{0,40}[_.-])?(?:%(names)s)["'][ \t]{0,40}:\s{0,40}["'](?=[^"'\s]{0,200}[0-9])%(value)s["']"""
+    rb"""|^[ \t-]{0,40}(?:[A-Za-z0-9]{1,40}[_.-]){0,3}(?:%(names)s)[ \t]{0,40}[:=][ \t]{0,40}"""
+    rb"""(?=["']?[^"'\s]{0,200}[0-9])["']?%(value)s["']?[ \t]{0,40}\r?$"""
+    % {b"names": _LOGIN_NAMES.encode(), b"value": rb"[A-Za-z0-9+/=_.~|:-]{16,4096}"},
+    re.MULTILINE | re.IGNORECASE,
+)
+_EDGE: Final = re.compile(
+    rb"(?P<begin>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 [A-Z ]{0,40}PRIVATE KEY ----)"
+    rb"|-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- END SSH2 [A-Z ]{0,40}PRIVATE KEY ----"
+)
+_BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_WORDS: Final = b"PRIVATE KEY"
+_LONGEST_EDGE: Final = 80
+_CHUNK_BYTES: Final = 256 * 1024
 
 
 class Redactor(Value):
@@ -80,32 +120,18 @@ class Redactor(Value):
 
     def value(self, value: Json) -> Json:
         """Return a JSON value with every string and key redacted; the same object when nothing was."""
-        return self._redacted(value) if self.may_hold_secrets(value) else value
-
-    def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
-        """Like :meth:`value`, for an object."""
-        return self._redacted_mapping(value) if self.may_hold_secrets(value) else value
-
-    def may_hold_secrets(self, value: Json) -> bool:
-        """Say whether anything of a value needs a closer look: most hold nothing, and one search for each secret and
-        marker in all strings at once costs a tenth of one in each.
-        """
-        text = "\n".join(_texts_of(value))
-        is_in_text = text.__contains__  # mapped: a generator takes longer than the searches
-        return any(map(is_in_text, _MARKERS)) or any(map(is_in_text, self.values))
-
-    def _redacted(self, value: Json) -> Json:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return self._redacted_mapping(value)
+            return self.mapping(value)
         if isinstance(value, Sequence):
-            items = [self._redacted(item) for item in value]
+            items = [self.value(item) for item in value]
             return value if all(new is old for new, old in zip(items, value, strict=True)) else items
         return value
 
-    def _redacted_mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
-        pairs = {self.text(key): self._redacted(item) for key, item in value.items()}
+    def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Like :meth:`value`, for an object."""
+        pairs = {self.text(key): self.value(item) for key, item in value.items()}
         is_same = all(pairs.get(key, _MISSING) is item for key, item in value.items())
         return value if is_same else pairs
 
@@ -121,32 +147,6 @@ class Redactor(Value):
 
 
 _MISSING = object()
-_WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
-
-
-def _texts_of(value: Json) -> list[str]:
-    """Return every string and key of a JSON value, in no order."""
-    texts: list[str] = []
-    rest: list[Any] = [value]
-    for item in rest:  # which grows meanwhile; the usual types first, as looking for an abstract one takes longer
-        kind = type(item)
-        if kind is str:
-            texts.append(item)
-        elif kind in _WITHOUT_TEXT:
-            continue
-        elif kind is dict:
-            texts += item
-            rest += item.values()
-        elif kind is list or kind is tuple:
-            rest += item
-        elif isinstance(item, str):
-            texts.append(item)
-        elif isinstance(item, Mapping):
-            texts += item
-            rest += item.values()
-        elif isinstance(item, Sequence):
-            rest += item
-    return texts
 
 
 class StreamRedactor:
@@ -165,7 +165,7 @@ class StreamRedactor:
 
     @property
     def pending(self) -> str:
-        """What is held back, with its secrets."""
+        """The text that is held back, with its secrets."""
         return self._pending
 
     def feed(self, piece: str) -> str:
@@ -214,3 +214,64 @@ def _forms(secret: str) -> Iterator[str]:
         # first and last are shared with what stands around, and left alone.
         letters = base64.b64encode(bytes(lead) + raw).decode()[-(-lead * 8 // 6) : (lead + len(raw)) * 8 // 6]
         yield from (letters, letters.replace("+", "-").replace("/", "_"))
+
+
+def is_key(head: bytes) -> bool:
+    """Say whether the head of a file holds a key or a login; also in UTF-16, whose letters are between zeros."""
+    for mark in _BYTE_ORDER_MARKS:
+        head = head.removeprefix(mark)
+    head = head.replace(b"\0", b"")
+    return _KEY.search(head) is not None or _LOGIN.search(head[:LOGIN_BYTES]) is not None
+
+
+def holds_key(descriptor: int) -> bool:
+    """Say whether the head of an open file holds a private key or a login."""
+    return is_key(os.pread(descriptor, HEAD_BYTES, 0))
+
+
+class KeyBlocks:
+    """Follows a file from its start, in pieces cut anywhere, and keeps whether it is inside a key's block."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._tail = b""
+        self._begun: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._begun is not None and self._at - self._begun <= MAX_BLOCK_BYTES
+
+    def feed(self, piece: bytes) -> list[tuple[int, int]]:
+        """Take the next piece; return the blocks that end in it, as offsets from the file's start.
+
+        A block begins at its first line and ends behind its last.
+        """
+        return list(self._fed(piece))
+
+    def close(self) -> list[tuple[int, int]]:
+        """Return the block that never ended, if there is one."""
+        return [] if self._begun is None else [(self._begun, self._begun + MAX_BLOCK_BYTES)]
+
+    def _fed(self, piece: bytes) -> Iterator[tuple[int, int]]:
+        start, text = self._at - len(self._tail), self._tail + piece
+        self._at += len(piece)
+        seen = 0
+        for edge in _EDGE.finditer(text) if _WORDS in text else ():
+            seen = edge.end()
+            yield from self._passed(start + edge.start(), start + seen, begins=edge["begin"] is not None)
+        # An edge that is cut in two is seen with the next piece; one that was seen is not looked at again.
+        self._tail = text[max(seen, len(text) - _LONGEST_EDGE) :]
+
+    def _passed(self, start: int, end: int, *, begins: bool) -> Iterator[tuple[int, int]]:
+        if self._begun is not None:
+            yield self._begun, min(end, self._begun + MAX_BLOCK_BYTES)
+        self._begun = start if begins else None
+
+
+def blocks_of(descriptor: int) -> tuple[tuple[int, int], ...]:
+    """Return the blocks of an open file, in constant memory but for their number."""
+    blocks, at, found = KeyBlocks(), 0, list[tuple[int, int]]()
+    while piece := os.pread(descriptor, _CHUNK_BYTES, at):
+        found += blocks.feed(piece)
+        at += len(piece)
+    return (*found, *blocks.close())

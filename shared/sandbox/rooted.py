@@ -3,27 +3,40 @@
 Owns the calls by which an orchestrator, a client and a worker reach artifacts and run folders. Each folder on the way
 is opened by descriptor and no link is followed, so that nothing that a worker leaves there leads a write or a read of
 another process elsewhere.
+
+The mark of a project is a file by which a worker proves that it has the folder that a session means. A path alone
+proves nothing between hosts: another machine may have another folder of that name. The mark lies in ``.soong/``, which
+no file tool writes (FS-09), so that no run can pass a folder off as a project.
 """
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from soong.shared.core.errors import ForeignEntryError
+from soong.shared.core.errors import ForeignEntryError, InvalidConfigError
 from soong.shared.core.file_systems import flush_file_system
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import kind_of
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""``O_NONBLOCK`` keeps a FIFO from blocking the open; what is not a regular file is refused afterwards."""
+"""``O_NONBLOCK`` keeps a FIFO from blocking the open; it is refused afterwards as no regular file."""
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
 _NOT_AS_EXPECTED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
+
+_MODES: Final = {True: (0o700, 0o600), False: (0o755, 0o644)}
+"""Those of folders and of files, by whether they are private."""
+
+MARK: Final = Path(".soong", "project")
+MAX_BYTES: Final = 200
+
+_ID: Final = re.compile(r"prj_[0-9a-f]{16,64}")
 
 
 class RootedFolder(Value):
@@ -43,10 +56,6 @@ class RootedFolder(Value):
         return RootedFolder(self.root, "/".join((*_names(self.below), *_names(name))), self.is_private)
 
     @property
-    def _modes(self) -> tuple[int, int]:
-        return (0o700, 0o600) if self.is_private else (0o755, 0o644)
-
-    @property
     def path(self) -> Path:
         """The folder's path, for showing and for passing on."""
         return self.root / self.below
@@ -56,36 +65,36 @@ class RootedFolder(Value):
         with self.opened(name, makes=True):
             pass
 
-    def write(self, name: str, data: bytes) -> None:
-        """Put a complete file in place; what had its name before is replaced, also a link, which is not followed."""
+    def write(self, name: str, data: bytes, *, is_flushed: bool = True) -> None:
+        """Put a complete file in place; an entry of that name is replaced, also a link, which is not followed.
+
+        A file without ``is_flushed`` may be lost with the machine's power until :meth:`flush` has returned: flushing
+        each of many small files takes most of the time.
+        """
         *folder, last = _names(name)
+        temporary = f".new-{secrets.token_hex(8)}"
         with self.opened("/".join(folder), makes=True) as descriptor:
-            self._put(descriptor, name, last, data)
+            try:
+                file = os.open(temporary, _NEW, _MODES[self.is_private][1], dir_fd=descriptor)
+                try:
+                    _write_all(file, data)
+                    if data and is_flushed:
+                        os.fsync(file)
+                finally:
+                    os.close(file)
+                with _explained(self.path / name, descriptor):
+                    os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=descriptor)
+                raise
 
     def fill(self, folders: Iterable[str], files: Mapping[str, bytes], *, is_flushed: bool = True) -> None:
-        """Make these folders and put these files in place, each directly in this folder or in one of them.
-
-        The way to this folder is walked once. What is not ``is_flushed`` may be lost with the machine's power until
-        :meth:`flush` has returned: to flush each of many small files takes more time than everything else. In a folder
-        that did not exist files are written under their own names, so that a reader can meet one that is not complete.
-        """
-        way, _, own = self.below.rpartition("/")
-        with ExitStack() as stack:
-            around = stack.enter_context(RootedFolder(self.root, way, self.is_private).opened(makes=True))
-            is_new = bool(own) and self._made(around, own)
-            within = {"": self._entered(around, own, self.below) if own else os.dup(around)}
-            stack.callback(os.close, within[""])
-            used = {name.rpartition("/")[0] for name in files}
-            for name in folders:
-                (part,) = _names(name)
-                if self._made(within[""], part) and part not in used:
-                    continue
-                within[part] = self._entered(within[""], part, part)
-                stack.callback(os.close, within[part])
-            for name, data in files.items():
-                folder, _, last = name.rpartition("/")
-                if not (is_new and self._put_new(within[folder], last, data, is_flushed=is_flushed)):
-                    self._put(within[folder], name, last, data, is_flushed=is_flushed)
+        """Make these folders and put these files in place."""
+        for name in folders:
+            self.make(name)
+        for name, data in files.items():
+            self.write(name, data, is_flushed=is_flushed)
 
     def flush(self) -> None:
         """Bring all that was written beneath the root to the disk, by one call for its file system."""
@@ -95,46 +104,12 @@ class RootedFolder(Value):
         finally:
             os.close(descriptor)
 
-    def _put(self, descriptor: int, name: str, last: str, data: bytes, *, is_flushed: bool = True) -> None:
-        """Put a complete file in place in an open folder; ``name`` is its path below this one."""
-        temporary = f".new-{secrets.token_hex(8)}"
-        try:
-            self._write_new(descriptor, temporary, data, is_flushed=is_flushed)
-            with _explained(self.path / name, descriptor):
-                os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=descriptor)
-            raise
-
-    def _put_new(self, descriptor: int, last: str, data: bytes, *, is_flushed: bool) -> bool:
-        """Write a file that does not exist under its own name; False, and nothing is written, where something does."""
-        try:
-            self._write_new(descriptor, last, data, is_flushed=is_flushed)
-        except FileExistsError:
-            return False
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(last, dir_fd=descriptor)
-            raise
-        return True
-
-    def _write_new(self, descriptor: int, last: str, data: bytes, *, is_flushed: bool) -> None:
-        """Raises: FileExistsError, also when a link is there: it is not followed."""
-        file = os.open(last, _NEW, self._modes[1], dir_fd=descriptor)
-        try:
-            _write_all(file, data)
-            if data and is_flushed:
-                os.fsync(file)
-        finally:
-            os.close(file)
-
     def create(self, name: str, data: bytes) -> None:
         """Write a file that does not exist yet. Raises: FileExistsError."""
         *folder, last = _names(name)
         with (
             self.opened("/".join(folder), makes=True) as descriptor,
-            os.fdopen(os.open(last, _NEW, self._modes[1], dir_fd=descriptor), "wb") as file,
+            os.fdopen(os.open(last, _NEW, _MODES[self.is_private][1], dir_fd=descriptor), "wb") as file,
         ):
             file.write(data)
 
@@ -144,7 +119,7 @@ class RootedFolder(Value):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
         with self.opened("/".join(folder), makes=True) as descriptor:
             with _explained(self.path / name, descriptor):
-                file = os.open(last, flags, self._modes[1], dir_fd=descriptor)
+                file = os.open(last, flags, _MODES[self.is_private][1], dir_fd=descriptor)
             try:
                 status = os.fstat(file)
                 _refuse_other(self.path / name, status.st_mode, stat.S_ISREG)
@@ -178,43 +153,22 @@ class RootedFolder(Value):
     @contextmanager
     def opened(self, name: str = "", *, makes: bool = False) -> Iterator[int]:
         """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing."""
-        current, walked = self._root_opened(makes=makes), ""
+        if makes:
+            self.root.mkdir(mode=_MODES[self.is_private][0], parents=True, exist_ok=True)
+        current, walked = os.open(self.root, _FOLDER), ""
         try:
             for part in (*_names(self.below), *_names(name)):
                 walked = f"{walked}/{part}".lstrip("/")
-                inner = self._entered(current, part, walked, makes=makes)
+                if makes:
+                    with suppress(FileExistsError):  # what has its name is looked at when it is opened
+                        os.mkdir(part, _MODES[self.is_private][0], dir_fd=current)
+                with _explained(self.root / walked, current, stat.S_ISDIR):
+                    inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
                 os.close(current)
                 current = inner
             yield current
         finally:
             os.close(current)
-
-    def _root_opened(self, *, makes: bool) -> int:
-        try:
-            return os.open(self.root, _FOLDER)
-        except FileNotFoundError:
-            if not makes:
-                raise
-        self.root.mkdir(mode=self._modes[0], parents=True, exist_ok=True)
-        return os.open(self.root, _FOLDER)
-
-    def _made(self, current: int, part: str) -> bool:
-        """Make a folder in an open one; False when something has its name, which is looked at when it is opened."""
-        try:
-            os.mkdir(part, self._modes[0], dir_fd=current)
-        except FileExistsError:
-            return False
-        return True
-
-    def _entered(self, current: int, part: str, walked: str, *, makes: bool = False) -> int:
-        """Open a folder of an open one; ``walked`` is its way from the root, for errors."""
-        if makes:
-            self._made(current, part)
-        try:
-            return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
-        except OSError:
-            with _explained(self.root / walked, current, stat.S_ISDIR):
-                raise
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -245,3 +199,41 @@ def _names(path: str) -> tuple[str, ...]:
     if path.startswith("/") or {".", ".."} & set(names) or "\0" in path:
         raise ValueError(f"{path!r} is not a relative path without '.', '..' and NUL")
     return names
+
+
+def project_id(folder: Path) -> str:
+    """Return the id in a folder's mark; nothing when it has none, or one that is not ours."""
+    try:
+        descriptor = os.open(folder / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        text = os.read(descriptor, MAX_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return text if _ID.fullmatch(text) else ""
+
+
+def mark_project(folder: Path) -> str:
+    """Mark a folder as a project and return its id; one that is marked keeps its own.
+
+    Raises:
+        InvalidConfigError: the mark cannot be written, or what lies in its place is none.
+    """
+    if found := project_id(folder):
+        return found
+    made = f"prj_{secrets.token_hex(16)}"
+    place = folder / MARK
+    try:
+        RootedFolder(folder, is_private=False).create(str(MARK), f"{made}\n".encode("ascii"))
+    except ForeignEntryError as error:
+        raise InvalidConfigError(f"the mark of a project cannot be written: {error}") from error
+    except FileExistsError as error:
+        if found := project_id(folder):
+            return found  # somebody else was faster
+        raise InvalidConfigError(f"{place} is not a mark of a project; look what it is, and remove it") from error
+    except OSError as error:
+        raise InvalidConfigError(f"{place} cannot be written: {error.strerror}") from error
+    return made

@@ -1,19 +1,19 @@
 """Runs one program and ends its family: ``python -I -S subreaper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
 
-A process group is not enough: ``setsid`` leaves it, and init adopts a double fork. This process is the *subreaper*
-of all that comes from the program, so every orphan becomes its own child and none gets out of its sight. It waits for
-one byte on CONTROL before it starts the program. When the program ends, when CONTROL is closed (its owner has let go,
-or was killed), on SIGTERM, or after LIMIT_S, it freezes and kills every descendant until the kernel says that it has no
-child left. Only then it writes the end of its report to STATUS and ends itself.
+A process group is not enough: ``setsid`` leaves it, and init adopts a double fork. This process is the *subreaper* of
+all that comes from the program, so every orphan becomes its own child and none gets out of its sight. It waits for one
+byte on CONTROL before it starts the program. When the program ends, when CONTROL is closed (its owner has let go, or
+was killed), on SIGTERM, or after LIMIT_S, it freezes and kills every descendant until the kernel reports no child. Only
+then it writes the end of its report to STATUS and ends itself.
 
 The report has lines ``started PID``, then ``ended CODE LEFT``, or ``failed ERRNO`` when the program could not be
 started. CODE is negative for a signal, LEFT counts descendants that could not be killed (another user's, or stuck in
 the kernel).
 
-What remains: the subreaper runs as the same user as the program, which can kill it. Then the kernel kills the program
-itself, its owner kills the program's group, and only what had left that group before lives on. A set-user-ID program is
-beyond its reach. What another service starts on the program's behalf (``at``, ``systemd-run``, a container daemon) is
-not a descendant. Against these only an operating system sandbox helps.
+The limits: the subreaper runs as the same user as the program, which can kill it. Then the kernel kills the program
+itself, its owner kills the program's group, and only processes that had left that group before live on. A set-user-ID
+program is beyond its reach. A process that another service starts for the program (``at``, ``systemd-run``, a container
+daemon) is not a descendant. Against these only an operating system sandbox helps.
 
 The subreaper has exactly the program's environment and working directory; there is no secret in it to read. It imports
 little (no typing, no enum, no collections): its start is what a command costs more. It marks itself and with that the
@@ -54,7 +54,7 @@ RUN_MARK = 1 << 62
 """The finite hard limit on file locks by which a process of a run is known (:mod:`soong.shared.sandbox.family`)."""
 
 SWEEP_LIMIT_S = 8.0
-"""How long the family is fought; what is then still there cannot be killed by us."""
+"""How long the family is fought; a process that is left then cannot be killed by us."""
 FREEZE_ROUNDS = 64
 _LOOK_EVERY_S = 0.02
 
@@ -162,7 +162,7 @@ def _keep(family: "ProcessTree", pulse: "PulseMonitor", control: int, status: in
 
 def mark_family() -> None:
     """Mark this process and all that it starts; one that is marked already stays so."""
-    with _Suppressed(OSError, ValueError):  # a kernel without that limit: `soong doctor` says what is lost
+    with _Suppressed(OSError, ValueError):  # a kernel without that limit: `soong doctor` reports the loss
         if resource.getrlimit(RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY:
             resource.setrlimit(RLIMIT_LOCKS, (RUN_MARK, RUN_MARK))
 
@@ -325,7 +325,7 @@ class PulseMonitor:
     def is_overdue(self, program: int) -> bool:
         """Say whether the program has been silent for too long, of the time in which it could have given a sign."""
         now = time.monotonic()
-        # Of a longer gap the rest is ours: we were stopped or got no CPU, and so, perhaps, did the program.
+        # The rest of a longer gap is ours: we were stopped or got no CPU, and so, perhaps, did the program.
         passed_s, self._looked_at = min(now - self._looked_at, 2 * self.look_s), now
         if not self.allowed_s or _state_of(str(program)) in (b"T", b"t"):
             return False
@@ -377,7 +377,7 @@ def end_own_descendants() -> None:
 def freeze(root: int) -> list[int]:
     """Stop every descendant of a process and return them.
 
-    Each is stopped before its children are looked for: what is stopped starts nothing and reaps nothing, so it cannot
+    Each is stopped before its children are looked for: a stopped process starts nothing and reaps nothing, so it cannot
     outrun us and its children's ids stay theirs. Repeated until a round finds nobody new.
     """
     known: set[int] = set()

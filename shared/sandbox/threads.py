@@ -1,4 +1,4 @@
-"""Blocking work outside the event loop that is never left running behind (EXE-05).
+"""Work that is never left running behind: blocking work outside the event loop, and what must be waited for (EXE-05).
 
 A thread cannot be cancelled, so the work is given an event that asks it to stop, and a cancelled caller waits until it
 has. Work that loops looks at the event once a piece.
@@ -6,7 +6,8 @@ has. Work that loops looks at the event once a piece.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from threading import Event
 from typing import TypeVar
 
@@ -45,14 +46,46 @@ async def run_blocking(work: Callable[[Event], T], *, keep_result: bool = False)
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
         stop.set()
-        await _wait_for(thread)
+        await over(thread)
         if keep_result and not isinstance(thread.exception(), WorkStoppedError):
             return thread.result()
         raise
 
 
-async def _wait_for(thread: "asyncio.Future[T]") -> None:
-    while not thread.done():
-        with contextlib.suppress(asyncio.CancelledError):  # asked twice; there is still only one thread to wait for
-            await asyncio.wait({thread})
-    thread.exception()  # looked at, so that asyncio does not complain of an error nobody took
+async def over(work: "asyncio.Future[T]") -> None:
+    """Wait until work has ended, whatever cancels the caller meanwhile; look at its error, should nobody else."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+    if not work.cancelled():
+        work.exception()
+
+
+async def unbroken(work: Awaitable[T]) -> T:
+    """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
+    task = asyncio.ensure_future(work)
+    signal: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            signal = error
+    result = task.result()
+    if signal is not None:
+        raise signal
+    return result
+
+
+async def accompanied(work: Awaitable[T], report: Callable[[float], Awaitable[object]], *, every: timedelta) -> T:
+    """Await work and report meanwhile how many seconds it has taken. Left when the work has ended, whatever interrupts:
+    a cancelled caller, or a report that fails, ends the work first.
+    """
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    begun = loop.time()
+    try:
+        while not (await asyncio.wait({task}, timeout=every.total_seconds()))[0]:
+            await report(loop.time() - begun)
+    finally:
+        task.cancel()
+        await over(task)
+    return task.result()

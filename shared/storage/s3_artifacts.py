@@ -7,7 +7,6 @@ is used first.
 
 import asyncio
 import base64
-import hashlib
 import re
 import threading
 import time
@@ -20,18 +19,17 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from soong.shared.core import timing
-from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.installation import install_line
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import StoredArtifact
-from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES
-from soong.shared.tools.result import ArtifactRef
+from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES, ArtifactFiles
 
 T = TypeVar("T")
 
 SCHEME: Final = "s3"
 REMOVING: Final = ".removing"
-"""Where the marks of removals are: see :meth:`S3Artifacts.remove`."""
+"""The folder of the marks of removals: see :meth:`S3Artifacts.remove`."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_.=-]+/)*", re.ASCII)
@@ -40,7 +38,7 @@ _DENIED: Final = frozenset({"403", "AccessDenied"})
 
 
 class Bucket(Value):
-    """Where the artifacts are. ``prefix`` is empty or ends with a slash."""
+    """The place of the artifacts. ``prefix`` is empty or ends with a slash."""
 
     name: str
     prefix: str = ""
@@ -78,8 +76,8 @@ def _open_client() -> Any:
     return get_session().create_client("s3", config=config)
 
 
-@dataclass(slots=True)
-class S3Artifacts:
+@dataclass
+class S3Artifacts(ArtifactFiles):
     """Objects ``<prefix>ab/cdef…`` of one bucket. An object is complete or absent.
 
     Calls of the client block and may come from any thread.
@@ -90,28 +88,10 @@ class S3Artifacts:
     _client: Any = None
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
-    async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
-        """Store the bytes. Raises: UsageError when they are too many, UnavailableError, InvalidConfigError."""
-        return await asyncio.to_thread(self._store, data, media_type, name)
-
-    async def put_made(
-        self, make: Callable[[], bytes], media_type: str = "application/octet-stream", name: str = ""
-    ) -> ArtifactRef:
-        """Store what ``make`` returns, made and stored in one turn of a thread. Raises: as :meth:`put`, and as it."""
-        return await asyncio.to_thread(lambda: self._store(make(), media_type, name))
-
-    async def get(self, digest: str) -> bytes:
-        """Return the bytes of that SHA-256.
-
-        Raises:
-            NotFoundError: they are not stored.
-            ForgedError: other bytes are in their place.
-            UnavailableError: the store does not answer, or denies the read.
-        """
-        return await asyncio.to_thread(self._read, digest)
+    async def _on_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.to_thread(call)  # it may wait for the network, which the threads for files are not to
 
     def stored(self) -> Iterator[StoredArtifact]:
-        """Yield each artifact; another object below the prefix is not one. Raises: UnavailableError."""
         prefix = self.bucket.prefix
         pages = self._call("list", lambda client: client.get_paginator("list_objects_v2"))
         listed = iter(pages.paginate(Bucket=self.bucket.name, Prefix=prefix))
@@ -122,7 +102,7 @@ class S3Artifacts:
                     yield StoredArtifact(head + tail, entry["Size"], entry["LastModified"].timestamp())
 
     def remove(self, digest: str, *, unused_since_s: float) -> int | None:
-        """Remove an artifact unless it was written since that moment; return the bytes freed, None when it stays.
+        """See :meth:`ArtifactFiles.remove`.
 
         A mark is put first, and the object is looked at after it. A writer that comes before the mark has changed the
         object's time by then; one that comes later finds the mark, waits for its end, and writes again. One that looks
@@ -146,13 +126,6 @@ class S3Artifacts:
         with suppress(NotFoundError, _DeniedError):  # without the right to list, S3 denies what is absent
             self._read("0" * 64)
 
-    def _store(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
-        if len(data) > MAX_ARTIFACT_BYTES:
-            raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
-        digest = hashlib.sha256(data).hexdigest()
-        self._write(digest, data)
-        return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
-
     def _write(self, digest: str, data: bytes) -> None:
         self._put(digest, data)
         until_s = time.monotonic() + timing.PATIENCE_S
@@ -170,7 +143,7 @@ class S3Artifacts:
             self._put(digest, data)
 
     def _put(self, digest: str, data: bytes) -> None:
-        """Write the object, also where it is: its time says that it is used. The server compares the checksum."""
+        """Write the object, also over itself: its time marks it as used. The server compares the checksum."""
         checksum = base64.b64encode(bytes.fromhex(digest)).decode()
         key = self._key_of(digest)
         self._call(
@@ -180,7 +153,7 @@ class S3Artifacts:
             ),
         )
 
-    def _read(self, digest: str) -> bytes:
+    def _content(self, digest: str) -> bytes:
         key = self._key_of(digest)
 
         def read(client: Any) -> bytes:
@@ -188,16 +161,9 @@ class S3Artifacts:
                 return bytes(body.read(MAX_ARTIFACT_BYTES + 1))
 
         try:
-            data = self._call("get", read)
+            return self._call("get", read)
         except _AbsentError:
             raise NotFoundError("artifact", digest) from None
-        found = hashlib.sha256(data).hexdigest()
-        if found != digest:
-            raise ForgedError(
-                f"the artifact {digest} holds other bytes (SHA-256 {found}); it was changed after it was stored",
-                what="exchanged_artifact",
-            )
-        return data
 
     def _mark_age_s(self, digest: str) -> float | None:
         """Return how long ago somebody began to remove it, by the store's own clock; None: nobody did.
@@ -215,7 +181,7 @@ class S3Artifacts:
         return float((now - head["LastModified"]).total_seconds())
 
     def _has(self, digest: str) -> bool:
-        """Return whether the object is there; where the store denies the answer, it may be absent: False."""
+        """Return whether the object is there; False if the store denies the answer: it may be absent."""
         try:
             return self._head(self._key_of(digest)) is not None
         except _DeniedError:
@@ -265,7 +231,7 @@ class _AbsentError(UnavailableError):
 
 
 class _DeniedError(UnavailableError):
-    """The credentials have no right to it; without the right to list, S3 says so of absent objects too."""
+    """The credentials have no right to it; without the right to list, S3 answers so for absent objects too."""
 
 
 def require_client() -> None:

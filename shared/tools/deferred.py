@@ -1,7 +1,7 @@
 """Deferred tools: a large catalogue of which a model first sees names and hints only (DEF-01).
 
-What is deferred is decided with the surface and stored with it. A search gives the full schema of what it finds and
-loads it: from the next request on the tool is offered, after all others, so that what a provider has cached of the
+The deferred tools are decided with the surface and stored with it. A search returns the full schemas of its hits and
+loads them: from the next request on these tools are offered, after all others, so that a provider's cache of the
 earlier tools stays valid (REG-09). The surface itself never changes: everything in it can be called at any time.
 """
 
@@ -14,16 +14,17 @@ from msgspec.structs import replace
 
 from soong.shared.core.config import ToolsConfig
 from soong.shared.core.full_text import FullTextIndex
-from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.jsontext import JsonObject, dump
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.tools.schema import integer, number_of, string
 from soong.shared.tools.surface import TOOL_SEARCH
 
 DEFERRED: Final = "deferred"
-"""Where the document of a run's surface holds its deferred tools."""
+"""The key of the deferred tools in the document of a run's surface."""
 MAX_LOADED: Final = 64
 MAX_HITS: Final = 10
 DEFAULT_HITS: Final = 5
@@ -32,7 +33,7 @@ MAX_ANSWER_CHARS: Final = 48_000
 HINT: Final = f"its schema has not been loaded; find it with {TOOL_SEARCH} first"
 
 _WEIGHTS: Final = (4.0, 3.0, 1.5, 1.0)
-"""Of name, title and hint, description, and parameters."""
+"""Weights of name, title and hint, description, and parameters."""
 
 
 def deferred_of(tools: Sequence[ToolDefinition], config: ToolsConfig) -> tuple[str, ...]:
@@ -63,18 +64,17 @@ class DeferredTools:
         """Return the hint for a model whose call of a tool is wrong; empty for a tool whose schema it has."""
         return HINT if name in self.names and name not in self.loaded else ""
 
-    def take(self, result: ToolResult) -> bool:
-        """Load what a search found; say whether that changes what is offered. Repeated, it changes nothing."""
+    def take(self, result: ToolResult) -> None:
+        """Load what a search found. Repeated, it changes nothing."""
         if result.error is not None or not isinstance(result.data, Mapping):
-            return False
+            return
         found = result.data.get("tools")
         names = [str(name) for name in found] if isinstance(found, list | tuple) else []
         new = [name for name in dict.fromkeys(names) if self.hint(name)][: MAX_LOADED - len(self.loaded)]
         self.loaded += new
-        return bool(new)
 
     def offered(self, tools: Sequence[ToolDefinition]) -> list[ToolDefinition]:
-        """Return what a model is offered now: what is not deferred in its order, then what was found in its."""
+        """Return the tools that a model is offered now: undeferred ones in their order, then loaded ones in theirs."""
         known = {tool.name: tool for tool in tools}
         first = [tool for tool in tools if tool.name not in self.names and (self.names or tool.name != TOOL_SEARCH)]
         return first + [known[name] for name in self.loaded if name in known]
@@ -135,14 +135,15 @@ class _DeferredSearch:
     _index: FullTextIndex | None = None
 
     async def handle(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        query, limit = str(call_input["query"]), int(str(call_input.get("limit", DEFAULT_HITS)))
+        query, limit = str(call_input["query"]), number_of(call_input, "limit", DEFAULT_HITS)
         names = self._found(query, limit)
         if len(self.deferred.loaded) + len([name for name in names if self.deferred.hint(name)]) > MAX_LOADED:
             problem = f"{MAX_LOADED} found tools are loaded, which is the most in a run"
             raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="call one of those")
         texts: list[str] = []
         for name in names:
-            text = _described(self.catalogue[name])
+            tool = self.catalogue[name]
+            text = dump({"name": name, "description": tool.description, "input_schema": tool.input_schema})
             if texts and sum(map(len, texts)) + len(text) > MAX_ANSWER_CHARS:
                 break
             texts.append(text)
@@ -169,19 +170,8 @@ async def _unbound(_context: ToolContext, _call_input: JsonObject) -> HandlerOut
 _SCHEMA: Final[JsonObject] = {
     "type": "object",
     "properties": {
-        "query": {
-            "type": "string",
-            "description": "What the tool should do, or names of tools.",
-            "minLength": 1,
-            "maxLength": 500,
-        },
-        "limit": {
-            "type": "integer",
-            "description": "Most hits.",
-            "minimum": 1,
-            "maximum": MAX_HITS,
-            "default": DEFAULT_HITS,
-        },
+        "query": string("What the tool should do, or names of tools.", minLength=1, maxLength=500),
+        "limit": integer("Most hits.", DEFAULT_HITS, 1, MAX_HITS),
     },
     "required": ["query"],
 }
@@ -190,11 +180,6 @@ _SCHEMA: Final[JsonObject] = {
 def _hint(tool: ToolDefinition) -> str:
     hint = " ".join((tool.search_hint or first_sentence(tool.description)).split())
     return hint if len(hint) <= MAX_HINT_CHARS else f"{hint[: MAX_HINT_CHARS - 1]}…"
-
-
-def _described(tool: ToolDefinition) -> str:
-    said: dict[str, Json] = {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-    return dump(said)
 
 
 def _words(tool: ToolDefinition) -> str:

@@ -1,4 +1,4 @@
-"""What a tool is, whatever its source (REG-01, REG-05).
+"""The definition of a tool from any source (REG-01, REG-05).
 
 Owns the values that describe a tool and the context its handler is given. Leaves lookup to the registry, the order
 of a call to the pipeline and the OS boundary to :mod:`soong.shared.sandbox`.
@@ -17,17 +17,18 @@ from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.sandbox.egress import EgressPolicy
-from soong.shared.tools.elicitation import ElicitationAnswer
+from soong.shared.sandbox.hosts import EgressPolicy
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 NAMESPACE_TAGS: Final = frozenset({"code", "agent", "internal", "mcp"})
-"""What a tool of a namespace of ours is tagged with; what is known of our own tools goes by these."""
+"""The tags of tools in our own namespaces; facts about our own tools are bound to these."""
 
-_TEXTS: Final = ("description", "title", "prompt", "search_hint")
-_FLAGS: Final = ("is_agent_tool", "keeps_full_output", "defer", "always_load")
-_FUNCTIONS: Final = ("handler", "is_enabled")
-_OPTIONAL_FUNCTIONS: Final = ("traits", "call_tags", "target", "validate_input", "check_permissions")
+
+METHOD: Final = "elicitation/create"
+CANCEL: Final = "cancel"
+"""A person's no that begins with this word closes the question without a choice."""
+
+ElicitationAction: TypeAlias = Literal["accept", "decline", "cancel"]
 
 
 class Permission(StrEnum):
@@ -47,7 +48,7 @@ class Risk(IntEnum):
 
 
 class Traits(Value):
-    """What one call is, as a function of its input. The defaults are the unsafe side: fail closed."""
+    """The traits of one call, as a function of its input. The defaults are the unsafe side: fail closed."""
 
     is_read_only: bool = False
     is_concurrency_safe: bool = False
@@ -56,14 +57,14 @@ class Traits(Value):
 
 
 class Target(Value):
-    """What a call touches.
+    """The target of a call.
 
     ``scope`` is the normalised resource a session grant is remembered by (a resolved directory, a host, an executable
     with its cwd); empty when the tool has none, and then no session grant is offered (PER-08). ``shown`` is the exact
     thing, for people: the resolved path, the argv. ``precondition`` describes the target's state when it was shown
-    ("absent", or inode, size and hash) and is checked again before the effect. ``is_inside_roots`` is False for a
-    write outside the session's write roots; ``is_sensitive`` marks sensitive reads (FS-06). ``preview`` is what a
-    person is shown of the effect (a diff, a size).
+    ("absent", or inode, size and hash) and is checked again before the effect. ``is_inside_roots`` is False for a write
+    outside the session's write roots; ``is_sensitive`` marks sensitive reads (FS-06). ``preview`` shows the effect to a
+    person (a diff, a size).
     """
 
     kind: Literal["path", "command", "host", "resource", "none"] = "none"
@@ -107,7 +108,7 @@ class RunDirs(Value):
 
 
 class Progress(Protocol):
-    """Where a running tool reports what it does (EXE-09)."""
+    """The receiver of a running tool's progress (EXE-09)."""
 
     async def report(self, message: str, data: JsonObject | None = None) -> None: ...
 
@@ -118,7 +119,7 @@ class _NoProgress:
 
 
 class CallQuestion(Value):
-    """What a call under way asks a person: under a name of its own, for rules, and bound to its own input."""
+    """A question to a person by a call under way: under a name of its own, for rules, and bound to its own input."""
 
     name: str
     input: JsonObject
@@ -126,11 +127,22 @@ class CallQuestion(Value):
 
 
 class CallAnswer(Value):
-    """``reason`` is what the person said with the answer; without a person, why there is none."""
+    """``reason`` are the person's words with the answer; without a person, why there is none."""
 
     is_accepted: bool
     reason: str = ""
     is_person: bool = False
+
+
+class ElicitationAnswer(Value):
+    """The answer to the server. ``content`` are the values of its form, by field; None for a page and for a refusal.
+
+    ``cancel``: the question was closed without a choice; the call continues as after ``decline``.
+    """
+
+    action: ElicitationAction
+    content: JsonObject | None = None
+    reason: str = ""
 
 
 class AroundQuestion(Protocol):
@@ -153,20 +165,13 @@ class _NoHooks:
         return answer
 
 
-NO_HOOKS_AROUND: Final[AroundQuestion] = _NoHooks()
-
-
 async def _nobody(question: CallQuestion) -> CallAnswer:
     del question
     return CallAnswer(is_accepted=False, reason="nobody can be asked here")
 
 
 NO_PROGRESS: Final[Progress] = _NoProgress()
-"""Of a call that never begins, or that nobody follows."""
-
-
-def _forget(partial: str) -> None:
-    del partial
+"""The progress of a call that never begins, or that has no follower."""
 
 
 async def _keep_nothing(data: bytes, media_type: str, name: str) -> ArtifactRef | None:
@@ -191,16 +196,16 @@ class ToolContext(Value):
     allowed_outside: bool = False
     """The permission for this very target has been given although it is sensitive or outside the roots."""
     target: Target = msgspec.field(default_factory=Target)
-    """What was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
-    keep_partial: Callable[[str], None] = _forget
+    """The target that was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
+    keep_partial: Callable[[str], None] = lambda _partial: None
     egress: EgressPolicy | None = None
-    """What the call may connect to, as its session's policy says; None: nothing."""
+    """The hosts that the call may connect to, by its session's policy; None: none."""
     store_artifact: Callable[[bytes, str, str], Awaitable[ArtifactRef | None]] = _keep_nothing
-    """Stores bytes under a media type and a name, for what is not text; None where nothing is stored."""
+    """Stores bytes under a media type and a name, for data that is not text; None if nothing is stored."""
     ask: Callable[[CallQuestion], Awaitable[CallAnswer]] = _nobody
     """Asks the session's callback while the handler runs; its time limit is suspended meanwhile."""
-    around_question: AroundQuestion = NO_HOOKS_AROUND
-    """The user's hooks around what a server asks."""
+    around_question: AroundQuestion = _NoHooks()
+    """The user's hooks around a server's questions."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"
@@ -213,7 +218,7 @@ class ToolDefinition(Value):
     ``traits`` and ``call_tags`` may raise a call above its definition and never lower it. ``target`` computes what a
     call touches; it may read the file system and must not change it. ``validate_input`` returns a message or None after
     the schema held. ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy. ``metadata``
-    keeps what a source says in its own words, its schema as ``native_schema`` among them.
+    keeps a source's own facts, its schema as ``native_schema`` among them.
     """
 
     name: str
@@ -280,7 +285,7 @@ def shaped(definition: ToolDefinition) -> ToolDefinition:
     """Return the definition with its permission as one, also where its name was written.
 
     Raises:
-        InvalidToolError: names the first field that is wrong and says what belongs there.
+        InvalidToolError: names the first wrong field and the expected form.
     """
     problem = next(iter(_problems(definition)), "")
     if problem:
@@ -292,51 +297,61 @@ def shaped(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _problems(tool: ToolDefinition) -> Iterator[str]:
-    yield from (f"its {each} is not a text" for each in _TEXTS if not isinstance(getattr(tool, each), str))
-    yield from (f"its {each} is neither True nor False" for each in _FLAGS if not _is_flag(getattr(tool, each)))
-    functions = (*_FUNCTIONS, *(each for each in _OPTIONAL_FUNCTIONS if getattr(tool, each) is not None))
-    yield from (f"its {each} is not a function" for each in functions if not callable(getattr(tool, each)))
+    for names, is_sound, problem in _SOUND:
+        yield from (f"its {name} {problem}" for name in names if not is_sound(getattr(tool, name)))
     words = [each.value for each in Permission]
     if tool.permission not in words:
         yield f"its permission is {str(tool.permission)[:40]!r}; it is one of {', '.join(words)}"
     if tool.interrupt not in ("cancel", "block"):
         yield f"its interrupt is {str(tool.interrupt)[:40]!r}; it is cancel or block"
-    yield from _problems_of_several(tool)
-    yield from _problems_of_limits(tool)
-
-
-def _problems_of_several(tool: ToolDefinition) -> Iterator[str]:
-    if not _are(tool.tags, (frozenset, set), str):
-        yield "its tags are not a set of texts; write frozenset({'network'})"
-    if not _are(tool.aliases, (tuple, list), str):
-        yield "its aliases are not a tuple of texts; write ('other_name',)"
-    if not _are(tool.errors, (tuple, list), ErrorType):
-        yield "its errors are not a tuple of ErrorType"
-    if not _is_a(tool.metadata, Mapping):
-        yield "its metadata is not an object"
-
-
-def _problems_of_limits(tool: ToolDefinition) -> Iterator[str]:
-    if tool.timeout is not None and not _is_a(tool.timeout, timedelta):
-        yield "its timeout is not a timedelta; write timedelta(seconds=20)"
-    if tool.open_world is not None and not _is_flag(tool.open_world):
-        yield "its open_world is neither True, False nor None"
     if not _is_count(tool.max_result_chars):
         yield "max_result_chars must be at least 1"
-
-
-def _is_a(value: object, kind: type | tuple[type, ...]) -> bool:
-    """Say whether a value is of a type; that of the field itself is not believed."""
-    return isinstance(value, kind)
 
 
 def _are(values: object, kind: tuple[type, ...], item: type) -> bool:
     return isinstance(values, Iterable) and isinstance(values, kind) and all(isinstance(each, item) for each in values)
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_count(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+_SOUND: Final[tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...]] = (
+    (("description", "title", "prompt", "search_hint"), lambda value: isinstance(value, str), "is not a text"),
+    (
+        ("is_agent_tool", "keeps_full_output", "defer", "always_load"),
+        lambda value: isinstance(value, bool),
+        "is neither True nor False",
+    ),
+    (("handler", "is_enabled"), callable, "is not a function"),
+    (
+        ("traits", "call_tags", "target", "validate_input", "check_permissions"),
+        lambda value: value is None or callable(value),
+        "is not a function",
+    ),
+    (
+        ("tags",),
+        lambda value: _are(value, (frozenset, set), str),
+        "are not a set of texts; write frozenset({'network'})",
+    ),
+    (("aliases",), lambda value: _are(value, (tuple, list), str), "are not a tuple of texts; write ('other_name',)"),
+    (("errors",), lambda value: _are(value, (tuple, list), ErrorType), "are not a tuple of ErrorType"),
+    (("metadata",), lambda value: isinstance(value, Mapping), "is not an object"),
+    (
+        ("timeout",),
+        lambda value: value is None or isinstance(value, timedelta),
+        "is not a timedelta; write timedelta(seconds=20)",
+    ),
+    (("open_world",), lambda value: value is None or isinstance(value, bool), "is neither True, False nor None"),
+)
+"""Fields, the conditions on their values, and the errors: a foreign tool's types are not believed."""
+
+
+def question_tool(server: str) -> str:
+    """Return the name under which rules and hooks know what a server asks."""
+    return f"mcp.{server}.{METHOD}"
+
+
+def asks_for_words(tool: str) -> bool:
+    """Say whether a question has this name because a server asks it."""
+    return tool.startswith("mcp.") and tool.endswith(f".{METHOD}")

@@ -1,27 +1,30 @@
-"""How a handler runs and how it can end before its end: its time limit, an abort, its last words (EXE-07..09).
+"""From the model's words to a validated input (SCH-03), and how a handler runs and can end before its end (EXE-07..09).
 
-Owns the changing state of one call. The order of its stages is :mod:`soong.shared.tools.pipeline`.
+Owns the changing state of one call. Hooks, permission and handler see the validated input and nothing else. The order
+of the stages is :mod:`soong.shared.tools.pipeline`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.foreign import ForeignError, await_foreign
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.foreign import ForeignError, await_foreign, call_foreign, name_of
+from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.arguments import shown_arguments
-from soong.shared.tools.definition import HandlerOutput, Target
+from soong.shared.sandbox.threads import unbroken
+from soong.shared.tools.definition import HandlerOutput, Target, ToolDefinition
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
-from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schema import Violation, repaired, validate
 from soong.shared.tools.time_limit import TimeLimit, taken_back
-from soong.shared.tools.value_limits import UnfitError, plain, storable
+from soong.shared.tools.value_limits import UnfitError, check_incoming, integral, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20
@@ -29,6 +32,8 @@ PERSON: Final = "person"
 _MAX_PARTIAL_CHARS: Final = 4_000
 
 T = TypeVar("T")
+
+MAX_ARGUMENT_CHARS: Final = MAX_BYTES
 
 
 @dataclass(slots=True)
@@ -38,7 +43,7 @@ class CallState:
     call: ToolCall
     fence: int = 0
     model_input: Json = None
-    """What the model sent: as it came until it is parsed, which also bounds it."""
+    """The input from the model: as received until it is parsed, which also bounds it."""
     hook_input: JsonObject | None = None
     permission_input: JsonObject | None = None
     call_input: JsonObject | None = None
@@ -55,9 +60,8 @@ class CallState:
     signal: asyncio.CancelledError | None = None
     evidence: tuple[str, ...] = ()
     facts: JsonObject = field(default_factory=dict)
-    """What permission looked at, and below what it said, without secrets."""
+    """The facts of the permission check, and below its decision, without secrets."""
     decision: JsonObject = field(default_factory=dict)
-    _shown: dict[int, tuple[Json, Json]] = field(default_factory=dict)
 
     def next_event(self) -> str:
         """Return the id of the call's next event, and count it as evidence."""
@@ -66,27 +70,13 @@ class CallState:
         return event_id
 
     def shown_inputs(self, redactor: Redactor) -> CallInputs:
-        """Return the inputs without secrets; each is looked at once, as most calls are rewritten by nobody."""
+        """Return the inputs without secrets."""
         model = self.model_input if self.is_bounded else shown_arguments(self.model_input)
-        return CallInputs(
-            self._shown_input(model, redactor),
-            self._shown_object(self.hook_input, redactor),
-            self._shown_object(self.permission_input, redactor),
-            self._shown_object(self.call_input, redactor),
-        )
-
-    def _shown_object(self, value: JsonObject | None, redactor: Redactor) -> JsonObject | None:
-        return None if value is None else cast(JsonObject, self._shown_input(value, redactor))
-
-    def _shown_input(self, value: Json, redactor: Redactor) -> Json:
-        # The entry holds the value itself, so that its id cannot be another's.
-        entry = self._shown.get(id(value))
-        if entry is None:
-            entry = self._shown[id(value)] = value, redactor.value(value)
-        return entry[1]
+        rest = (self.hook_input, self.permission_input, self.call_input)
+        return CallInputs(redactor.value(model), *(None if one is None else redactor.mapping(one) for one in rest))
 
     def keep_partial(self, partial: str) -> None:
-        """Take what the handler has got so far; what it hands over replaces what it handed over before."""
+        """Take the handler's partial result so far; it replaces the one before."""
         self.handed_over = storable(str(partial))
 
     @property
@@ -198,22 +188,6 @@ async def run_to_end(running: Coroutine[object, object, T], call_state: CallStat
             call_state.signal = signal
 
 
-async def unbroken(work: Awaitable[T]) -> T:
-    """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
-    task = asyncio.ensure_future(work)
-    signal: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            signal = error
-    if signal is not None:
-        raise signal
-    return task.result()
-
-
 async def too_late_to_abort(work: Awaitable[T]) -> T:
     """Finish the work as :func:`unbroken` does; an abort of this call alone meanwhile changes nothing any more."""
     task = asyncio.ensure_future(work)
@@ -260,9 +234,76 @@ def _with_partial(result: ToolResult, partial: str) -> ToolResult:
 
 
 def withheld(call_state: CallState, result: ToolResult) -> ToolResult:
-    """Return what is kept of an allowed sensitive read: where it was, not what it said (RES-03)."""
+    """Return the kept part of an allowed sensitive read: its place, not its content (RES-03)."""
     if result.is_error:
         return result
     text = f"[the content of the sensitive {call_state.target.shown} went to the model only]"
     metadata: dict[str, Json] = {"is_withheld": True, "ref": call_state.target.shown}
     return ToolResult(result.tool_call_id, (TextBlock(text),), text, metadata=metadata)
+
+
+def parsed(arguments: Json) -> Json:
+    """Return arguments as a JSON value. A string that holds JSON is parsed first, also when it was encoded twice (S4).
+
+    Raises:
+        ToolError: ``invalid_input``, they are not JSON, or too large or deep to be looked at.
+    """
+    value = arguments
+    try:
+        for _ in range(2):
+            if isinstance(value, str):
+                value = parse_strict(value.strip() or "{}")
+    except InvalidJsonError as error:
+        raise ToolError(ErrorType.INVALID_INPUT, f"the arguments are not JSON: {error}") from error
+    value = {} if value is None else value
+    try:
+        check_incoming(value, max_chars=MAX_ARGUMENT_CHARS)
+    except UnfitError as error:
+        raise _refused([Violation("$", error.rule, error.problem)]) from error
+    return integral(value)
+
+
+def validated(definition: ToolDefinition, value: Json, hint: str = "") -> JsonObject:
+    """Hold a parsed value to the tool's schema and to its own check; ``hint`` is what its caller should do.
+
+    A value with a clear meaning is repaired first: the input is the same object exactly when nothing was.
+
+    Raises:
+        ToolError: ``invalid_input``, names every path and rule.
+    """
+    value = repaired(definition.input_schema, value)
+    violations = validate(definition.input_schema, value)
+    if violations or not isinstance(value, dict):
+        raise _refused(violations or [Violation("$", "type", "must be object")], hint)
+    problem = _guarded(definition.validate_input, value) if definition.validate_input else None
+    if problem:
+        raise ToolError(ErrorType.INVALID_INPUT, problem, hint=hint)
+    return value
+
+
+def shown_arguments(arguments: Json) -> Json:
+    """Return arguments as they may be kept: too large or deep ones are named, not kept."""
+    try:
+        if isinstance(arguments, str) and len(arguments) > MAX_ARGUMENT_CHARS:
+            return {"left_out": f"{len(arguments)} characters"}
+        check_incoming(arguments, max_chars=MAX_ARGUMENT_CHARS)
+    except UnfitError as error:
+        return {"left_out": error.problem}
+    return arguments
+
+
+def _refused(violations: list[Violation], hint: str = "") -> ToolError:
+    details: Json = [{"path": each.path, "rule": each.rule} for each in violations]
+    return ToolError(
+        ErrorType.INVALID_INPUT, "; ".join(map(str, violations)), hint=hint, details={"violations": details}
+    )
+
+
+def _guarded(check: Callable[[JsonObject], str | None], call_input: JsonObject) -> str | None:
+    try:
+        verdict: object = call_foreign(check, call_input)
+    except Exception as error:  # noqa: BLE001  # foreign code; an input it cannot judge is not accepted
+        return f"the input could not be checked: {name_of(error)}"
+    if verdict is None or isinstance(verdict, str):
+        return verdict
+    return f"the input could not be checked: the tool's check gave a {type(verdict).__name__}, not a message or None"

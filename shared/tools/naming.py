@@ -25,7 +25,7 @@ def check_name(name: str) -> None:
     """Hold a canonical name to its pattern.
 
     Raises:
-        InvalidToolError: says what a name looks like.
+        InvalidToolError: states the form of a name.
     """
     if len(name) > MAX_NAME_CHARS or not _CANONICAL.fullmatch(name):
         problem = (
@@ -59,7 +59,7 @@ class NameTable:
         """Map every name.
 
         Raises:
-            InvalidToolError: a name cannot be said in this provider's alphabet, or two would become one.
+            InvalidToolError: a name cannot be written in this provider's alphabet, or two would become one.
         """
         allowed = re.compile(pattern, re.ASCII)
         self._to_provider: dict[str, str] = {}

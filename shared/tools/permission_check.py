@@ -1,21 +1,38 @@
-"""What permission is asked about one call: its target, traits and risk, from declarations and the input (PER-19).
+"""The facts of one call for permission: its target, traits and risk, from declarations and the input (PER-19).
 
-Everything here looks and changes nothing. What a tool says of itself is foreign code: where it fails, the unsafe side
-counts.
+A tool's own judgement of a call is foreign code: if it fails, the unsafe side counts. A call under way asks a person by
+the gate of every other question: the answer is the session's one callback's, signed for exactly this question, and
+never by a rule or a grant. During a question the time limit of the call is suspended; the run does not park.
 """
 
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from msgspec.structs import replace
 
 from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.tools.definition import Target, ToolContext, ToolDefinition
-from soong.shared.tools.hooks.chain import PreResult
-from soong.shared.tools.ports import GateCall, Verdict
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.definition import (
+    CallAnswer,
+    CallQuestion,
+    ElicitationAnswer,
+    HandlerOutput,
+    Permission,
+    Risk,
+    Target,
+    ToolContext,
+    ToolDefinition,
+    Traits,
+)
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks, PreResult
+from soong.shared.tools.hooks.hook import HookCall, HookServices, derived_fields
+from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, Verdict, effect_id_of
+from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolResult
 from soong.shared.tools.results.normalize import failure_of
-from soong.shared.tools.risk import Classifier, effective_traits, risk_of
+from soong.shared.tools.risk import effective_traits, risk_of
+from soong.shared.tools.time_limit import TimeLimit
 
 REFUSED_BY_TOOL = Verdict(
     is_allowed=False,
@@ -25,9 +42,11 @@ REFUSED_BY_TOOL = Verdict(
     error=ErrorType.PERMISSION_DENIED,
 )
 
+_DIGEST_CHARS = 12
+
 
 def refused_by_tool(facts: JsonObject) -> dict[str, Json]:
-    """Return what ``permission_decided`` says of a call that its own tool refuses; no gate is asked about it."""
+    """Return the data of ``permission_decided`` for a call that its own tool refuses; no gate is asked about it."""
     return {
         "choice": "deny",
         "author": "rule",
@@ -86,7 +105,6 @@ def gate_call_of(
     target: Target,
     *,
     asks: bool,
-    classify: Classifier,
 ) -> GateCall:
     """Return the question that permission answers.
 
@@ -108,7 +126,7 @@ def gate_call_of(
         input_digest=input_digest,
         traits=traits,
         target=target,
-        risk=risk_of(definition, traits, classify),
+        risk=risk_of(definition, traits),
         cwd=str(context.run_dirs.cwd),
         hook_result="ask" if asks or pre.action == "ask" else "allow" if pre.action == "allow" else "none",
         is_rewritten=pre.is_rewritten,
@@ -118,7 +136,7 @@ def gate_call_of(
 def own_check(
     definition: ToolDefinition, context: ToolContext, call_input: JsonObject
 ) -> Literal["ask", "deny"] | None:
-    """Return what the tool's own permission check says; it can only tighten."""
+    """Return the outcome of the tool's own permission check; it can only tighten."""
     if definition.check_permissions is None:
         return None
     try:
@@ -140,3 +158,119 @@ def check_rewrite(definition: ToolDefinition, before: JsonObject, after: JsonObj
     if planned.is_concurrency_safe and not now.is_concurrency_safe:
         problem = "a hook rewrote the input into one that may not run in parallel with other calls"
         raise ToolError(ErrorType.INVALID_INPUT, problem, hint="call it with such an input yourself")
+
+
+@dataclass(slots=True)
+class CallQuestioner:
+    """Asks for one call. ``definition`` is its tool, whose tags the questions have."""
+
+    gate: Gate
+    context: ToolContext
+    definition: ToolDefinition
+    limit: TimeLimit
+    hooks: Hooks = NO_HOOKS
+    wires: HookServices = field(default_factory=HookServices)
+    _asked: dict[str, int] = field(default_factory=dict)
+
+    async def ask(self, question: CallQuestion) -> CallAnswer:
+        """Ask, and wait as long as the session lets a question wait; hooks run around it (MCP-01.d).
+
+        A Pre hook may refuse the question, and a Post hook sees its answer. Neither changes it.
+
+        Raises:
+            InvalidJsonError: the input of the question has no digest.
+            asyncio.CancelledError: the call is over; the question is withdrawn.
+        """
+        input_digest = digest(question.input)
+        self._asked[input_digest] = number = self._asked.get(input_digest, 0) + 1
+        # The same when the call is made again after a crash: it finds the question that was asked before.
+        gate_call = self._gate_call(question, f"-{number}")
+        refusal = await self._refused_by_hook(gate_call)
+        answer = await self._answer(gate_call) if refusal is None else refusal
+        if self.hooks.post:
+            said: dict[str, Json] = {"is_accepted": answer.is_accepted, "words": answer.reason}
+            result = ToolResult(gate_call.tool_call_id, (JsonBlock(said),), answer.reason[:200], said)
+            await self.hooks.after(self._hook_call(gate_call), result, self.wires)
+        return answer
+
+    async def before(self, question: CallQuestion) -> ElicitationAnswer | None:
+        """Return what the hooks answer in the person's place; a deny rule refuses that, too (MCP-01.m)."""
+        if not self.hooks.elicitation:
+            return None
+        gate_call = self._gate_call(question)
+        with self.limit.suspended():
+            outcome = await self.hooks.before_elicitation(self._hook_call(gate_call), self.wires)
+        if outcome.action == "none":
+            return None
+        if outcome.action == "accept":
+            verdict = await self.gate.decide(replace(gate_call, is_answered=True))
+            if not verdict.is_allowed:
+                return ElicitationAnswer("decline", reason=verdict.reason)
+        return ElicitationAnswer(outcome.action, outcome.content, outcome.reason)
+
+    async def after(self, question: CallQuestion, answer: ElicitationAnswer) -> ElicitationAnswer:
+        """Return the answer as the hooks leave it."""
+        if not self.hooks.elicitation_result:
+            return answer
+        with self.limit.suspended():
+            return await self.hooks.after_elicitation(self._hook_call(self._gate_call(question)), answer, self.wires)
+
+    async def _answer(self, gate_call: GateCall) -> CallAnswer:
+        with self.limit.suspended():
+            verdict = await self.gate.decide(gate_call)
+        if verdict.is_allowed and verdict.author != "person":
+            return CallAnswer(is_accepted=False, reason="no person has answered it")
+        return CallAnswer(verdict.is_allowed, verdict.reason, is_person=verdict.author == "person")
+
+    async def _refused_by_hook(self, gate_call: GateCall) -> CallAnswer | None:
+        if not self.hooks.pre:
+            return None
+        derived = derived_fields(gate_call.target, self.context.run_dirs)
+
+        async def derive(_input: JsonObject) -> JsonObject:
+            return derived
+
+        pre = await self.hooks.before(self._hook_call(gate_call), replace(self.wires, derive=derive))
+        if pre.is_rewritten:
+            return CallAnswer(
+                is_accepted=False, reason="a hook rewrote the question, so it is not the question of the tool"
+            )
+        if pre.action in ("deny", "stop"):
+            return CallAnswer(is_accepted=False, reason=pre.reason or f"the hook {pre.decided_by!r} refused it")
+        return None
+
+    def _hook_call(self, gate_call: GateCall) -> HookCall:
+        context, call_id = self.context, gate_call.tool_call_id
+        effect_id = effect_id_of(context.identity.run_id, call_id)
+        derived = derived_fields(gate_call.target, context.run_dirs)
+        made = HookCall(context.identity, call_id, gate_call.definition, gate_call.permission_input, context.run_dirs)
+        return replace(made, derived=derived, effect_id=effect_id)
+
+    def _gate_call(self, question: CallQuestion, number: str = "") -> GateCall:
+        context, input_digest = self.context, digest(question.input)
+        return GateCall(
+            identity=context.identity,
+            fence=context.fence,
+            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:_DIGEST_CHARS]}{number}",
+            definition=ToolDefinition(
+                name=question.name,
+                description="",
+                input_schema={"type": "object"},
+                handler=_never,
+                permission=Permission.WRITE,
+                tags=self.definition.tags,
+                open_world=True,
+            ),
+            permission_input=question.input,
+            input_digest=input_digest,
+            traits=Traits(is_open_world=True),
+            target=question.target,
+            risk=Risk.WRITE,
+            cwd=str(context.run_dirs.cwd),
+            hook_result="ask",
+            is_under_way=True,
+        )
+
+
+async def _never(_context: ToolContext, _call_input: object) -> HandlerOutput:
+    raise AssertionError("a question has no handler")

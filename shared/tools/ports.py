@@ -1,4 +1,4 @@
-"""What the pipeline needs of the layers above it: consent and a log. Implemented there, declared here.
+"""The pipeline's ports to the layers above it: consent and a log. Implemented there, declared here.
 
 One call goes: lookup, validate, PreToolUse hook, permission (:class:`Gate`), execute, PostToolUse hook, normalise,
 persist (:class:`CallLog`). The order is fixed (EXE-01).
@@ -12,12 +12,12 @@ import msgspec
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.sandbox.egress import EgressPolicy
+from soong.shared.sandbox.hosts import EgressPolicy
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 ASK_MARK: Final = ".ask-"
-"""In the id under which a call that is under way asks: what follows it is of the question."""
+"""The mark in the id of a question by a call under way: the question's own part follows it."""
 
 
 def effect_id_of(run_id: str, tool_call_id: str) -> str:
@@ -44,7 +44,7 @@ class ToolCall(Value):
 class GateCall(Value):
     """A validated call on its way to permission. ``input_digest`` is the RFC 8785 digest of ``permission_input``.
 
-    ``is_rewritten`` says that hooks made that of what the model sent.
+    ``is_rewritten``: hooks changed the model's input.
     """
 
     identity: RunIdentity
@@ -69,7 +69,7 @@ class GateCall(Value):
         return self.definition.permission
 
     def facts(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
-        """Return what permission looks at, apart from what it says (PER-19); ``shown`` takes secrets out of a text."""
+        """Return the facts for permission, apart from its decision (PER-19); ``shown`` takes secrets out of a text."""
         target = self.target
         return {
             "permission": self.permission.value,
@@ -93,8 +93,6 @@ class Verdict(Value):
     starts; empty when policy alone allowed it.
     """
 
-    UNSHOWN = frozenset({"notified"})
-
     is_allowed: bool
     author: Literal["rule", "grant", "person", "system"]
     rule: str = ""
@@ -102,9 +100,7 @@ class Verdict(Value):
     decision_id: str = ""
     error: ErrorType | None = None
     egress: EgressPolicy | None = None
-    """What the allowed call may connect to; None: it names no host, and connects to none."""
-    notified: str = ""
-    """The text of a decision that came in a notification: its row is compared when the call starts."""
+    """The hosts that the allowed call may connect to; None: it names no host, and connects to none."""
 
     def as_json(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
         """Return the decision as it is recorded, apart from the facts (PER-19)."""
@@ -125,9 +121,9 @@ class Gate(Protocol):
 
 
 class CallInputs(Value):
-    """The four inputs of a call, apart (EXE-02): what the model sent, hooks saw, permission judged, the handler got.
+    """The four inputs of a call, apart (EXE-02): of the model, of hooks, of permission, of the handler.
 
-    None where the call did not come so far. What is stored is without secrets (EVT-05).
+    None if the call did not come so far. The stored form is without secrets (EVT-05).
     """
 
     model: Json = None
@@ -136,7 +132,7 @@ class CallInputs(Value):
     call: JsonObject | None = None
 
     def as_json(self) -> dict[str, Json]:
-        """Return the stored form: one that equals the one before it is not written out again, only said to be equal."""
+        """Return the stored form: one that equals the one before it is not written out again, only marked as equal."""
         said: dict[str, Json] = {"model_input": self.model}
         before: Json = self.model
         for name, value in (("hook", self.hook), ("permission", self.permission), ("call", self.call)):
@@ -157,9 +153,9 @@ class CallInputs(Value):
 
 
 class CallRecord(Value):
-    """What is known of a call when something of it is written, however far it has come; nothing in it is secret.
+    """The known facts of a call at a write, at any stage; nothing in it is secret.
 
-    ``facts`` are what permission looked at, ``decision`` what it said and who said it (PER-19): empty before that.
+    ``facts`` and ``decision`` (with its author) are those of the permission check (PER-19): empty before that.
     ``input_digest`` is of the real permission input. ``event_id`` names the event that this record is written with.
     """
 
@@ -174,18 +170,12 @@ class CallRecord(Value):
 
 
 class StartedCall(Value):
-    """What is recorded before the handler runs."""
+    """The record of a call before the handler runs. Its inputs are those of ``record``, without secrets (EVT-05)."""
 
     call: ToolCall
     gate_call: GateCall
     verdict: Verdict
-    hook_input: JsonObject
-    call_input: JsonObject
-    effect_id: str
-    is_write: bool
-    shown_input: JsonObject = msgspec.field(default_factory=dict)
-    """``call_input`` without secrets: the only form that events and listings may show (EVT-05)."""
-    record: CallRecord = msgspec.field(default_factory=CallRecord)
+    record: CallRecord
 
 
 class CallLog(Protocol):
@@ -199,8 +189,6 @@ class CallLog(Protocol):
         Raises:
             LeaseLostError: the run is no longer ours.
             AlreadyConsumedError: the decision has been used.
-            UnconfirmedDecisionError: the row does not confirm the decision that was notified; the gate reads the row
-                when it is asked again.
         """
         ...
 
@@ -220,12 +208,12 @@ class CallLog(Protocol):
 
 
 class ArtifactStore(Protocol):
-    """Where output goes that is too large for a result (RES-03, EVT-04). Content-addressed: equal bytes, one object."""
+    """Stores output that is too large for a result (RES-03, EVT-04). Content-addressed: equal bytes, one object."""
 
     async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
         """Store bytes, already redacted, and return the reference; storing them again changes nothing."""
         ...
 
     async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
-        """Store what ``make`` returns, which may block: it is called off the event loop. Raises: what it raises."""
+        """Store the result of ``make``, which may block: it is called off the event loop. Raises: its errors."""
         ...

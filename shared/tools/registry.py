@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
 from msgspec.structs import replace
 
@@ -26,12 +26,13 @@ from soong.shared.tools.definition import (
     ToolDefinition,
     shaped,
 )
+from soong.shared.tools.foreign_schema import from_pydantic
 from soong.shared.tools.naming import check_alias, check_name
-from soong.shared.tools.pydantic_schema import from_pydantic, model_of
 from soong.shared.tools.schema import check_schema, close
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
 
 MAX_TIMEOUT = timedelta(milliseconds=600_000)
 
@@ -59,10 +60,10 @@ class ToolRegistry:
     def register(self, definition: ToolDefinition, *, is_builtin: bool = False, source: str = "") -> ToolDefinition:
         """Check a definition and keep it; returns it as kept.
 
-        What is kept has an input schema that refuses unknown fields, and the tags that rules may count on: its
+        The kept definition has an input schema that refuses unknown fields, and the tags that rules may count on: its
         permission and, in a namespace of ours, the namespace (REG-08). Built-in tools follow a lower
-        ``tools.max_timeout_ms``; a tool from elsewhere that asks for more is refused (EXE-08). ``source`` says where
-        it comes from, for people (:meth:`source_of`).
+        ``tools.max_timeout_ms``; a tool from elsewhere that asks for more is refused (EXE-08). ``source`` names its
+        origin, for people (:meth:`source_of`).
 
         Raises:
             InvalidToolError: names what is wrong with it.
@@ -71,7 +72,9 @@ class ToolRegistry:
         if is_builtin and definition.timeout is not None:
             definition = replace(definition, timeout=min(definition.timeout, self.max_timeout))
         self._check(definition)
-        kept = replace(definition, input_schema=close(definition.input_schema), tags=_tags_of(definition))
+        namespace = definition.name.partition(".")[0]
+        tags = definition.tags | {definition.permission.value} | ({namespace} & NAMESPACE_TAGS)
+        kept = replace(definition, input_schema=close(definition.input_schema), tags=tags)
         self._tools[kept.name] = kept
         self._aliases.update(dict.fromkeys(kept.aliases, kept.name))
         if is_builtin:
@@ -112,12 +115,7 @@ class ToolRegistry:
         Raises:
             InvalidToolError: the function cannot be said as a schema.
         """
-
-        def decorate(function: F) -> F:
-            self.register(definition_of(function, name, **more))
-            return function
-
-        return decorate
+        return _adding(self.register, name, more)
 
     def add(self, adapter: ToolAdapter, *, is_builtin: bool = False, source: str = "") -> None:
         """Register all tools of a source.
@@ -138,7 +136,7 @@ class ToolRegistry:
             await closer()
 
     def remove(self, source: str) -> None:
-        """Forget all tools of a source; what runs that have begun were given stays theirs."""
+        """Forget all tools of a source; runs that have begun keep theirs."""
         gone = [name for name, known in self._sources.items() if known == source]
         for name in gone:
             for alias in self._tools[name].aliases:
@@ -181,13 +179,6 @@ class ToolRegistry:
         if definition.timeout is not None and not timedelta(0) < definition.timeout <= self.max_timeout:
             limit = self.max_timeout // timedelta(milliseconds=1)
             raise InvalidToolError(definition.name, f"its timeout must be above 0 and at most {limit} ms")
-        self._check_tags(definition)
-        try:
-            digest(_promise(definition))
-        except InvalidJsonError as error:
-            raise InvalidToolError(definition.name, f"its schemas cannot be said in JSON: {error}") from error
-
-    def _check_tags(self, definition: ToolDefinition) -> None:
         odd = sorted(tag for tag in definition.tags if not _TAG.fullmatch(tag))
         if odd:
             raise InvalidToolError(definition.name, f"the tag {odd[0]!r} is not made of a-z, 0-9, '_' and '-'")
@@ -195,6 +186,10 @@ class ToolRegistry:
         if other.value in definition.tags:
             problem = f"is tagged {other.value!r} and declares permission {definition.permission.value!r}; say one"
             raise InvalidToolError(definition.name, problem)
+        try:
+            digest(_promise(definition))
+        except InvalidJsonError as error:
+            raise InvalidToolError(definition.name, f"its schemas cannot be said in JSON: {error}") from error
 
     def _check_free(self, definition: ToolDefinition) -> None:
         for name in (definition.name, *definition.aliases):
@@ -214,7 +209,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
     takes_context = bool(parameters) and hints.get(parameters[0]) is ToolContext
     fields = parameters[1:] if takes_context else parameters
     is_whole = len(fields) == 1 and _is_model(hints.get(fields[0]))
-    model = hints[fields[0]] if is_whole else model_of(function, tool=name, skip=int(takes_context))
+    model = hints[fields[0]] if is_whole else _model_of(function, tool=name, skip=int(takes_context))
 
     async def handler(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         parsed = model.model_validate(dict(call_input))
@@ -231,15 +226,40 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
     return ToolDefinition(name=name, input_schema=from_pydantic(model, tool=name), handler=handler, **more)
 
 
+def _model_of(function: Callable[..., object], *, tool: str, skip: int) -> "type[BaseModel]":
+    """Build a model of an annotated function's parameters after the first ``skip``.
+
+    Raises:
+        InvalidToolError: a parameter has no annotation or cannot be given by name.
+    """
+    from pydantic import ConfigDict, create_model  # heavy, and only decorators need it
+
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[skip:]:
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise InvalidToolError(tool, f"the parameter {parameter.name!r} cannot be given by name")
+        if parameter.name not in hints:
+            raise InvalidToolError(tool, f"the parameter {parameter.name!r} has no annotation")
+        fields[parameter.name] = (
+            hints[parameter.name],
+            ... if parameter.default is inspect.Parameter.empty else parameter.default,
+        )
+    model: type[BaseModel] = create_model(f"{function.__name__}_input", __config__=ConfigDict(extra="forbid"), **fields)
+    return model
+
+
+def _adding(add: Callable[[ToolDefinition], object], name: str, more: dict[str, Any]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        add(definition_of(function, name, **more))
+        return function
+
+    return decorate
+
+
 def _with_native(model: "type[BaseModel]", more: dict[str, Any]) -> dict[str, Json]:
-    """Return a tool's metadata with the schema as its source says it, not yet in the subset (REG-05)."""
+    """Return a tool's metadata with the schema of its source, not yet in the subset (REG-05)."""
     return {"native_schema": model.model_json_schema(), **more.get("metadata", {})}
-
-
-def _tags_of(definition: ToolDefinition) -> frozenset[str]:
-    namespace = definition.name.partition(".")[0]
-    own = {namespace} & NAMESPACE_TAGS
-    return definition.tags | {definition.permission.value} | own
 
 
 def _validator(model: "type[BaseModel]") -> Callable[[JsonObject], str | None]:
@@ -273,3 +293,29 @@ def _promise(tool: ToolDefinition) -> dict[str, Json]:
         "tags": sorted(tool.tags),
         "aliases": sorted(tool.aliases),
     }
+
+
+class Toolset:
+    """A :class:`soong.shared.tools.definition.ToolAdapter` that is written down tool by tool, in the order of the
+    text.
+    """
+
+    def __init__(self) -> None:
+        self._tools: list[ToolDefinition] = []
+
+    def tool(self, name: str, **more: Any) -> Callable[[F], F]:
+        """Add a function, sync or async, as :meth:`soong.shared.tools.registry.ToolRegistry.tool` does; returns it
+        unchanged.
+
+        Raises:
+            InvalidToolError: the function cannot be said as a schema.
+        """
+        return _adding(self.add, name, more)
+
+    def add(self, definition: ToolDefinition) -> ToolDefinition:
+        """Add a complete definition; it is checked when it is registered."""
+        self._tools.append(definition)
+        return definition
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        return tuple(self._tools)

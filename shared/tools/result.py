@@ -1,4 +1,4 @@
-"""What a tool call ends as: one value for success, failure, denial and abort alike (RES-01, RES-04, RES-05).
+"""The result of a tool call: one value for success, failure, denial and abort alike (RES-01, RES-04, RES-05).
 
 Owns the closed set of error types, from which docs/reference/errors.md is made. Leaves wrapping of handlers' plain
 return values to :mod:`soong.shared.tools.pipeline` and storage to the call log.
@@ -107,7 +107,7 @@ A test holds this against the code."""
 
 
 class ToolFailure(Value):
-    """The error of a result. ``hint`` tells the model what to do next; ``details`` are facts for programs."""
+    """The error of a result. ``hint`` is the next step for the model; ``details`` are facts for programs."""
 
     type: ErrorType
     message: str
@@ -149,10 +149,10 @@ ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef
 
 
 class ContextNode(Value):
-    """What a result adds to its run's context besides itself: a skill, memories, a project's instructions.
+    """An addition of a result to its run's context: a skill, memories, a project's instructions.
 
-    ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
-    ends it, and only when it succeeded. Calls that run in parallel add none.
+    ``name`` is its origin; ``text`` is for the model. Applied after the call, in the transaction that ends it, and only
+    when it succeeded. Calls that run in parallel add none.
     """
 
     kind: Literal["skill", "memory_context", "system"]

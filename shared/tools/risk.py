@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.foreign import call_foreign, words_of
+from soong.shared.core.foreign import call_foreign, origin_of, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.sandbox.command import CommandAccess
@@ -17,13 +17,13 @@ from soong.shared.sandbox.paths import is_below, write_roots
 from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, Risk, RunDirs, ToolDefinition, Traits
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
-"""Guesses a risk from what a tool is called. What it says counts only when it is higher."""
+"""Guesses a risk from a tool's name. The guess counts only when it is higher."""
 _Classify = TypeVar("_Classify", bound=Classifier)
 
 log = get_logger(__name__)
 
 _REGISTERED: Final[list[Classifier]] = []
-"""Of the process's modules. Twice the same says nothing new, so an import under two names needs no care."""
+"""Classifiers of the process's modules. A duplicate has no effect, so an import under two names needs no care."""
 
 EXECUTE_KEYWORDS = ("shell", "exec", "command", "run", "spawn")
 WRITE_KEYWORDS = ("patch", "write", "edit", "create", "delete")
@@ -52,21 +52,18 @@ def by_keywords(definition: ToolDefinition) -> Risk:
 def risk_classifier(classify: _Classify) -> _Classify:
     """Register the decorated function, which returns the risk of a tool. It counts only where it is the highest.
 
-    For a module that ``SOONG_TOOLS`` names. It is asked at each call, on the event loop: it has to be quick. Where it
+    For a module that ``SOONG_TOOLS`` names. It is asked at each call, on the event loop: it has to be quick. If it
     raises, or returns anything but a :class:`Risk`, the call is critical, and the log names the function.
 
     Raises:
         InvalidConfigError: it is not a plain function.
     """
-    if not _is_plain(classify):
+    given: object = classify
+    if not callable(given) or inspect.iscoroutinefunction(given):
         problem = "is not a plain function; write `def classify(tool: ToolDefinition) -> Risk`"
-        raise InvalidConfigError(f"the risk classifier {_origin(classify)} {problem}")
+        raise InvalidConfigError(f"the risk classifier {origin_of(classify)} {problem}")
     _REGISTERED.append(classify)
     return classify
-
-
-def _is_plain(value: object) -> bool:
-    return callable(value) and not inspect.iscoroutinefunction(value)
 
 
 def has_classifier(values: Iterable[object]) -> bool:
@@ -82,18 +79,14 @@ def classified(definition: ToolDefinition) -> Risk:
 def _said_by(classify: Classifier, definition: ToolDefinition) -> Risk:
     try:
         said: object = call_foreign(classify, definition)
-    except Exception as error:  # noqa: BLE001  # foreign code: who cannot say how bad it is has not said that it is good
+    except Exception as error:  # noqa: BLE001  # foreign code: no answer does not mean a low risk
         problem = words_of(error)
     else:
         if isinstance(said, Risk):
             return said
         problem = f"it returned {type(said).__name__}, not a Risk"
-    log.error("risk_classifier_failed", classifier=_origin(classify), tool=definition.name, error=problem[:500])
+    log.error("risk_classifier_failed", classifier=origin_of(classify), tool=definition.name, error=problem[:500])
     return Risk.CRITICAL
-
-
-def _origin(classify: object) -> str:
-    return f"{getattr(classify, '__module__', '')}.{getattr(classify, '__qualname__', type(classify).__qualname__)}"
 
 
 def for_call(definition: ToolDefinition, call_input: JsonObject) -> ToolDefinition:
@@ -116,9 +109,13 @@ def for_call(definition: ToolDefinition, call_input: JsonObject) -> ToolDefiniti
 def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Traits:
     """Return a call's traits: its function may raise it above the definition and never below; failing means unsafe.
 
-    So does an answer of another type: what is not said in so many words is not believed.
+    So does an answer of another type: only an exact answer counts.
     """
-    declared = _declared(definition, call_input)
+    try:
+        said: object = call_foreign(definition.traits_of, call_input)
+    except Exception:  # noqa: BLE001  # a trait function is foreign code; whatever it raises, the call counts as unsafe
+        said = None
+    declared = said if isinstance(said, Traits) else Traits(is_destructive=True, is_open_world=True)
     is_read_only = declared.is_read_only is True and definition.permission is Permission.READONLY
     return Traits(
         is_read_only=is_read_only,
@@ -126,14 +123,6 @@ def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Trai
         is_destructive=declared.is_destructive is not False,
         is_open_world=declared.is_open_world is not False or definition.reaches_out,
     )
-
-
-def _declared(definition: ToolDefinition, call_input: JsonObject) -> Traits:
-    try:
-        declared: object = call_foreign(definition.traits_of, call_input)
-    except Exception:  # noqa: BLE001  # a trait function is foreign code; whatever it raises, the call counts as unsafe
-        declared = None
-    return declared if isinstance(declared, Traits) else Traits(is_destructive=True, is_open_world=True)
 
 
 def risk_of(definition: ToolDefinition, traits: Traits, classify: Classifier = classified) -> Risk:

@@ -1,4 +1,4 @@
-"""The order of a turn's calls: what runs in parallel, and what a failure stops (EXE-03, EXE-04, EXE-05).
+"""The order of a turn's calls: parallel groups, and the effect of a failure (EXE-03, EXE-04, EXE-05).
 
 Calls are cut into groups in the model's order; groups run one after another and nothing crosses a border. The loop
 waits for every call, so nothing runs on behind a turn.
@@ -12,8 +12,8 @@ from typing import Final, Protocol, TypeAlias
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.tools.arguments import parsed
 from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.execution import parsed
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.tools.risk import effective_traits
@@ -49,7 +49,7 @@ Note: TypeAlias = Callable[[str, JsonObject], Awaitable[None]]
 
 
 class Executor(Protocol):
-    """What a turn runs on; :class:`soong.shared.tools.pipeline.ToolPipeline` is one."""
+    """The executor of a turn's calls; :class:`soong.shared.tools.pipeline.ToolPipeline` is one."""
 
     def resolve(self, name: str) -> ToolDefinition | None: ...
     async def execute(self, call: ToolCall) -> ToolResult: ...
@@ -66,14 +66,6 @@ def plan_groups(calls: Sequence[ToolCall], lookup: Lookup) -> tuple[Group, ...]:
         else:
             groups.append(Group(kind, (call,)))
     return tuple(groups)
-
-
-def may_wait(calls: Sequence[ToolCall], lookup: Lookup) -> bool:
-    """Say whether the answer that makes these calls can be written with what is first written of them.
-
-    A read has no effect, and a write is recorded before it has one. Calls of agents leave theirs in other rows.
-    """
-    return all(_kind_of(call, lookup(call.tool)) is not GroupKind.AGENTS for call in calls)
 
 
 async def run_turn(
@@ -104,7 +96,8 @@ async def run_turn(
         except asyncio.CancelledError as signal:
             unfinished = [call for each in groups[position:] for call in each.calls]
             if note is not None:  # kept back, so it is written with the ends of the calls that follow
-                await note(ABORTED_EVENT, _aborted(unfinished, signal))
+                reason = str(signal.args[0]) if signal.args else "the run was interrupted"
+                await note(ABORTED_EVENT, {"calls": [call.id for call in unfinished], "reason": reason})
             await _abort_all([call for call in unfinished if id(call) not in begun], executor)
             raise
         ended += results
@@ -125,12 +118,6 @@ def _queued(groups: Sequence[Group]) -> dict[str, Json]:
         "kinds": [group.kind.value for group in groups],
         "tools": {call.id: call.tool for group in groups for call in group.calls},
     }
-
-
-def _aborted(calls: Sequence[ToolCall], signal: asyncio.CancelledError) -> dict[str, Json]:
-    """Return the words for the calls that had no result when the abort came; one not to be cut may still end."""
-    reason = str(signal.args[0]) if signal.args else "the run was interrupted"
-    return {"calls": [call.id for call in calls], "reason": reason}
 
 
 async def _run_group(group: Group, executor: Executor, limit: int | None, begun: set[int]) -> list[ToolResult]:
@@ -170,17 +157,11 @@ def _kind_of(call: ToolCall, definition: ToolDefinition | None) -> GroupKind:
         return GroupKind.WRITE
     if definition.is_agent_tool or definition.name in DELEGATION_TOOLS:
         return GroupKind.AGENTS
-    # Only a trait function looks at the input, which has to be read for it.
-    traits = effective_traits(definition, {} if definition.traits is None else _input_of(definition, call))
+    call_input: Json = {}
+    if definition.traits is not None:  # it looks at the input; what is not an object will be refused and touch nothing
+        with contextlib.suppress(ToolError):
+            call_input = repaired(definition.input_schema, parsed(call.arguments))
+    traits = effective_traits(definition, call_input if isinstance(call_input, dict) else {})
     if not traits.is_read_only:
         return GroupKind.WRITE
     return GroupKind.READS if traits.is_concurrency_safe else GroupKind.READ
-
-
-def _input_of(definition: ToolDefinition, call: ToolCall) -> JsonObject:
-    """Return the arguments for the trait functions; ones that are not an object will be refused and touch nothing."""
-    try:
-        value = repaired(definition.input_schema, parsed(call.arguments))
-    except ToolError:
-        return {}
-    return value if isinstance(value, dict) else {}

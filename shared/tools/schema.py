@@ -1,7 +1,7 @@
 """The one schema language inside: JSON Schema 2020-12 in a small subset (SCH-01, SCH-03).
 
 Owns what a schema may say and whether a value holds to it. Getting a Pydantic model into the subset is
-:mod:`soong.shared.tools.pydantic_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
+:mod:`soong.shared.tools.foreign_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
 a secret.
 """
 
@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject, parse_strict
+from soong.shared.core.jsontext import Json, JsonObject, deeper_than, parse_strict
+from soong.shared.core.texts import dotted
 from soong.shared.core.value import Value
 from soong.shared.tools.value_limits import integral
 
@@ -23,7 +24,7 @@ MAX_SCHEMA_DEPTH: Final = 32
 MAX_VALUE_DEPTH: Final = 100
 MAX_VIOLATIONS: Final = 20
 MAX_NAME_CHARS: Final = 256
-"""Of a property."""
+"""Length of a property's name."""
 
 TYPES: Final = ("object", "string", "number", "integer", "boolean", "array")
 _ANYWHERE: Final = frozenset({"type", "description", "title", "default", "enum"})
@@ -37,6 +38,40 @@ _BY_TYPE: Final[Mapping[str, frozenset[str]]] = {
 }
 _COUNTS: Final = frozenset({"minItems", "maxItems", "minLength", "maxLength"})
 _SUPPORTED: Final = _ANYWHERE.union(*_BY_TYPE.values())
+
+
+def text_of(call_input: JsonObject, name: str, default: str = "") -> str:
+    """Return a validated string field."""
+    value = call_input.get(name, default)
+    return value if isinstance(value, str) else default
+
+
+def number_of(call_input: JsonObject, name: str, default: int) -> int:
+    """Return a validated integer field; JSON Schema counts 1.0 among the integers."""
+    value = call_input.get(name, default)
+    return int(value) if isinstance(value, int | float) else default
+
+
+def flag_of(call_input: JsonObject, name: str, *, default: bool) -> bool:
+    """Return a validated boolean field."""
+    value = call_input.get(name, default)
+    return value if isinstance(value, bool) else default
+
+
+def string(description: str, **limits: Json) -> dict[str, Json]:
+    """Return the schema of a string field."""
+    return {"type": "string", "description": description, **limits}
+
+
+def integer(description: str, default: int, minimum: int, maximum: int | None = None) -> dict[str, Json]:
+    """Return the schema of an integer field."""
+    schema: dict[str, Json] = {"type": "integer", "description": description, "default": default, "minimum": minimum}
+    return schema if maximum is None else {**schema, "maximum": maximum}
+
+
+def flag(description: str, *, default: bool) -> dict[str, Json]:
+    """Return the schema of a boolean field."""
+    return {"type": "boolean", "description": description, "default": default}
 
 
 class Violation(Value):
@@ -64,7 +99,7 @@ def check_schema(schema: JsonObject, *, tool: str, part: str = "input_schema") -
 
 
 def schema_problems(schema: Json, path: str = "$", depth: int = 0) -> Iterator[Violation]:
-    """Yield what a schema says outside the subset, in document order. No type means any value."""
+    """Yield the parts of a schema outside the subset, in document order. No type means any value."""
     if not isinstance(schema, Mapping):
         yield Violation(path, "schema", "is not a schema object")
         return
@@ -84,7 +119,7 @@ def schema_problems(schema: Json, path: str = "$", depth: int = 0) -> Iterator[V
 
 
 def close(schema: JsonObject) -> dict[str, Json]:
-    """Return an input schema in which every object that lists properties refuses others unless it says otherwise."""
+    """Return an input schema in which every object that lists properties refuses others by default."""
     closed: dict[str, Json] = dict(schema)
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
@@ -104,21 +139,21 @@ def validate(schema: JsonObject, value: Json) -> list[Violation]:
 
     The compiled form is kept by the schema's identity: schemas are immutable once registered.
     """
-    if _is_deeper(value, MAX_VALUE_DEPTH):
+    if deeper_than(value, MAX_VALUE_DEPTH):
         return [Violation("$", "depth", f"is nested deeper than {MAX_VALUE_DEPTH} levels")]
     found: list[Violation] = []
     for error in _compiled(schema).iter_errors(value):
-        found.append(Violation(_place(error), str(error.validator), _say(error)))
+        found.append(Violation(dotted(("$", *error.absolute_path)), str(error.validator), _say(error)))
         if len(found) == MAX_VIOLATIONS:
             break
     return found
 
 
 def repaired(schema: JsonObject, value: Json) -> Json:
-    """Return a value with what it clearly means put right; the same object where nothing is, or nothing can be.
+    """Return a value with clear errors repaired; the same object if nothing is, or nothing can be.
 
     Null for an optional field that takes no null is the field left out. Text that is exactly the JSON of the list,
-    object, number or boolean that is asked is that value; where text is allowed it stays text.
+    object, number or boolean in the schema becomes that value; it stays text if text is allowed.
     """
     if not validate(schema, value):
         return value
@@ -157,7 +192,7 @@ _MEANT: Final[Mapping[Json, tuple[str, ...]]] = {
     "integer": ("integer",),
     "boolean": ("boolean",),
 }
-"""What text may be read as, by the type that is asked."""
+"""The types that text may be read as, by the type in the schema."""
 
 _CACHE: OrderedDict[int, tuple[JsonObject, "Draft202012Validator"]] = OrderedDict()
 _CACHE_SIZE: Final = 2048
@@ -231,26 +266,6 @@ def _required_problems(value: Json, schema: JsonObject, place: str) -> Iterator[
 
 def _is_list(value: Json) -> TypeGuard[Sequence[Json]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_deeper(value: object, limit: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    level: list[object] = [value]
-    for _ in range(limit + 1):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _place(error: "ValidationError") -> str:
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
 
 
 def _say(error: "ValidationError") -> str:

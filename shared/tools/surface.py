@@ -4,9 +4,8 @@ Rules are asked in a fixed order and the first that has something to say decides
 named reason. Hard limits come first: no configuration, definition or request is even looked at before them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -38,7 +37,7 @@ _CHILD_NEVER = (
     "agent.dispatch_worker",
     "agent.list_agent_definitions",
     "agent.list_workers",
-    "agent.inspect_agent",  # of a child there is nothing below it to look at, and workers do not have it
+    "agent.inspect_agent",  # a child has nothing below it to look at, and workers do not have it
     "internal.*memor*",
     "agent.*memor*",
     "memory.*",
@@ -46,7 +45,7 @@ _CHILD_NEVER = (
 )
 _PLAN_TOOLS = ("agent.plan_*", "agent.task_*")
 TOOL_SEARCH = "internal.tool_search"
-"""In every tool set while it is enabled: what it finds is in the set already (:mod:`soong.shared.tools.deferred`)."""
+"""In every tool set while it is enabled: its hits are in the set already (:mod:`soong.shared.tools.deferred`)."""
 _CHANGING_TASKS = frozenset(
     {"agent.task_create", "agent.task_update", "agent.task_complete", "agent.task_fail", "agent.task_cancel"}
 )
@@ -70,7 +69,7 @@ def toolset_of(name: str) -> str:
 
 
 class RunMode(StrEnum):
-    """What a run is for (DIS-06). Plan is read-only plus the role's plan and task tools."""
+    """The mode of a run (DIS-06). Plan is read-only plus the role's plan and task tools."""
 
     DEFAULT = "default"
     PLAN = "plan"
@@ -78,7 +77,7 @@ class RunMode(StrEnum):
 
 
 class ToolRule(Value):
-    """A rule over tools. Covers those whose name matches and that carry all its tags; ``source`` says whose it is."""
+    """A rule over tools. Covers those whose name matches and that carry all its tags; ``source`` names its owner."""
 
     pattern: str = "*"
     tags: frozenset[str] = frozenset()
@@ -111,7 +110,7 @@ class SurfaceRequest(Value):
     toolsets: Mapping[str, bool | tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Toolsets that the configuration switches off, or reduces to the tools that its globs cover (REG-12)."""
     for_workers: tuple[str, ...] = ()
-    """What the configuration asks for in addition, for a worker whose step names no tools (ETS-05)."""
+    """Additional tools from the configuration, for a worker whose step names no tools (ETS-05)."""
 
 
 class SurfaceDecision(Value, array_like=True):
@@ -156,13 +155,15 @@ class Surface(Value):
 def compute_surface(tools: Iterable[ToolDefinition], request: SurfaceRequest) -> Surface:
     """Decide on every tool, in the given (registry) order. Pure but for ``is_enabled`` of the tools."""
     known = tuple(tools)
-    return Surface(tuple(_decide(tool, request) for tool in known), _unknown(known, request))
+    asked: Mapping[str, None] = dict.fromkeys((*(request.allowed_tools or ()), *(request.default_tools or ())))
+    unknown = tuple(pattern for pattern in asked if not any(_covers(pattern, tool) for tool in known))
+    return Surface(tuple(_decide(tool, request) for tool in known), unknown)
 
 
 def narrow(tools: Iterable[ToolDefinition], request: SurfaceRequest) -> tuple[ToolDefinition, ...]:
     """Return the tools of a stored surface that the place where they are called offers as well, in their order.
 
-    A worker's own configuration takes away and adds nothing: what is out here gives ``tool_not_available`` (ETS-02).
+    A worker's own configuration takes away and adds nothing: a removed tool gives ``tool_not_available`` (ETS-02).
     """
     return tuple(tool for tool in tools if not any(rule(tool, request) for rule in _OUT_RULES))
 
@@ -184,14 +185,9 @@ def _hard_limit(tool: ToolDefinition, request: SurfaceRequest) -> str:
         return ""
     if tool.is_agent_tool:
         return f"hard limit: a {request.role.value} agent never starts agents"
-    pattern = _never_of_a_child((tool.name, *tool.aliases))
+    names = (tool.name, *tool.aliases)
+    pattern = next((each for each in _CHILD_NEVER if any(name_matches(each, name) for name in names)), "")
     return f"hard limit: a {request.role.value} agent never has {pattern}" if pattern else ""
-
-
-@lru_cache(maxsize=1024)
-def _never_of_a_child(names: tuple[str, ...]) -> str:
-    """Return the pattern that keeps a tool of these names from children; empty when none does."""
-    return next((each for each in _CHILD_NEVER if any(name_matches(each, name) for name in names)), "")
 
 
 def _disabled(tool: ToolDefinition, _request: SurfaceRequest) -> str:
@@ -201,14 +197,9 @@ def _disabled(tool: ToolDefinition, _request: SurfaceRequest) -> str:
         return f"tool: is_enabled failed with {name_of(error)}"
 
 
-def _denied(tool: ToolDefinition, request: SurfaceRequest) -> str:
-    rule = next((each for each in request.denied if each.covers(tool)), None)
-    return f"denied by {rule}" if rule else ""
-
-
-def _hidden(tool: ToolDefinition, request: SurfaceRequest) -> str:
-    rule = next((each for each in request.hidden if each.covers(tool)), None)
-    return f"hidden by {rule}" if rule else ""
+def _by_rule(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    named = (("denied", rule) for rule in request.denied), (("hidden", rule) for rule in request.hidden)
+    return next((f"{word} by {rule}" for rules in named for word, rule in rules if rule.covers(tool)), "")
 
 
 def _switched_off(tool: ToolDefinition, request: SurfaceRequest) -> str:
@@ -242,7 +233,7 @@ def _dangerous(tool: ToolDefinition, request: SurfaceRequest) -> str:
     return "dangerous tools are not enabled by config" if is_out else ""
 
 
-_OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _denied, _hidden, _switched_off, _mode, _dangerous)
+_OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _by_rule, _switched_off, _mode, _dangerous)
 
 
 def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
@@ -253,7 +244,8 @@ def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
     elif request.default_tools is not None:
         origin, patterns = "agent definition", request.default_tools
     else:
-        origin, patterns = _role_default(request.role)
+        origin = "default of a worker" if request.role is Role.WORKER else f"default of role {request.role.value}"
+        patterns = DEFAULT_WORKER_TOOLS if request.role is Role.WORKER else ("*",)
     pattern = next((each for each in patterns if _covers(each, tool)), None)
     if pattern is None and request.role is Role.WORKER and request.allowed_tools is None:
         asked = next((each for each in request.for_workers if _covers(each, tool)), None)
@@ -264,16 +256,5 @@ def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
     return SurfaceDecision(tool.name, is_in=True, rule=f"{origin}: {pattern}")
 
 
-def _role_default(role: Role) -> tuple[str, tuple[str, ...]]:
-    if role is Role.WORKER:
-        return "default of a worker", DEFAULT_WORKER_TOOLS
-    return f"default of role {role.value}", ("*",)
-
-
 def _covers(pattern: str, tool: ToolDefinition) -> bool:
     return any(name_matches(pattern, name) for name in (tool.name, *tool.aliases))
-
-
-def _unknown(tools: Sequence[ToolDefinition], request: SurfaceRequest) -> tuple[str, ...]:
-    asked: Mapping[str, None] = dict.fromkeys((*(request.allowed_tools or ()), *(request.default_tools or ())))
-    return tuple(pattern for pattern in asked if not any(_covers(pattern, tool) for tool in tools))

@@ -1,15 +1,21 @@
-"""The time limit of a step or a call: wall time of its own work, in which waiting for people does not count."""
+"""The waits of a call: its time limit, in which waiting for people does not count, an abort, its answer.
+
+An early call starts before the answer that makes it has arrived (EXE-10). Nothing of it is written before the answer
+is, no question is asked before, and when the answer breaks off it ends as ``stream_discarded``.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from soong.shared.core.value import Value
 from soong.shared.tools.ports import Gate, GateCall, Verdict
+
+T = TypeVar("T")
 
 
 class TimeLimit:
@@ -37,24 +43,18 @@ class TimeLimit:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Stop the time while anybody waits in here; several may at once."""
-        self._stop()
+        loop, deadline = asyncio.get_running_loop(), self._timeout.when()
+        self._waits += 1
+        if self._waits == 1 and deadline is not None:
+            self._left_s = max(0.0, deadline - loop.time())
+            self._timeout.reschedule(None)
         try:
             yield
         finally:
-            self._go_on()
-
-    def _stop(self) -> None:
-        self._waits += 1
-        deadline = self._timeout.when()
-        if self._waits == 1 and deadline is not None:
-            self._left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-            self._timeout.reschedule(None)
-
-    def _go_on(self) -> None:
-        self._waits -= 1
-        if self._waits == 0 and self._left_s is not None and not self._timeout.expired():
-            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
-            self._left_s = None
+            self._waits -= 1
+            if self._waits == 0 and self._left_s is not None and not self._timeout.expired():
+                self._timeout.reschedule(loop.time() + self._left_s)
+                self._left_s = None
 
 
 class UntimedGate(Value):
@@ -78,17 +78,15 @@ class AbortableCall:
     """A call under way in ``task``. Refuses a second abort, and one while the task is being cancelled already."""
 
     task: "asyncio.Task[object]"
+    before: int
+    """How often the task was being cancelled when the call began."""
     reason: str = ""
     _is_open: bool = True
     _is_pending: bool = False
-    _before: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._before = self.task.cancelling()
 
     def abort(self, reason: str) -> bool:
         """End the call alone; False when it is ending already."""
-        if not self._is_open or self.reason or self.task.cancelling() > self._before:
+        if not self._is_open or self.reason or self.task.cancelling() > self.before:
             return False
         self.reason = aborted_by_person(reason, "call")
         self._is_pending = self.task.cancel()
@@ -99,7 +97,7 @@ class AbortableCall:
         if not self._is_pending or asyncio.current_task() is not self.task:
             return False
         self._is_pending = False
-        return self.task.uncancel() <= self._before
+        return self.task.uncancel() <= self.before
 
     def close(self) -> None:
         """Leave no abort behind for what the task does next, whatever the call made of it."""
@@ -115,7 +113,7 @@ def abortable() -> Iterator[AbortableCall]:
     """Let the call that the current asyncio task makes within this be aborted alone."""
     task = asyncio.current_task()
     assert task is not None
-    call = AbortableCall(task)
+    call = AbortableCall(task, task.cancelling())
     token = _CURRENT.set(call)
     try:
         yield call
@@ -128,3 +126,38 @@ def taken_back() -> str:
     """Take the abort of the current call back from its task and return the reason; empty when the run is to end."""
     call = _CURRENT.get()
     return call.reason if call is not None and call.taken_back() else ""
+
+
+@dataclass(slots=True, eq=False)
+class EarlyCall:
+    """A call that has started early: it waits until its answer is written (:meth:`keep`) or has broken off."""
+
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_kept: bool = False
+
+    def start(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
+        """Run the call."""
+        context = copy_context()
+        context.run(_EARLY.set, self)
+        return asyncio.get_running_loop().create_task(work, context=context)
+
+    def keep(self) -> None:
+        self._is_kept = True
+        self._settled.set()
+
+    def discard(self) -> None:
+        """Let it end without a trace but its event."""
+        self._settled.set()
+
+    async def is_kept(self) -> bool:
+        await self._settled.wait()
+        return self._is_kept
+
+
+_EARLY: ContextVar[EarlyCall | None] = ContextVar("early_call", default=None)
+
+
+async def answer_kept() -> bool:
+    """Wait until the answer that made this call is written; False when it broke off."""
+    early = _EARLY.get()
+    return early is None or await early.is_kept()

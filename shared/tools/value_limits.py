@@ -1,4 +1,4 @@
-"""What values may come into a call and out of it: JSON, of a size and depth that every later reader can take.
+"""The limits on the values of a call, in and out: JSON, of a size and depth that every later reader can take.
 
 Arguments come from a model and output from foreign code; neither is trusted to be JSON, small or shallow. Everything
 here walks a value once and never deeper than ``MAX_DEPTH``, so that nothing behind it needs a recursion limit.
@@ -15,11 +15,6 @@ MAX_DEPTH: Final = 100
 MAX_INTEGER_BITS: Final = 1024
 """Integers of output beyond 308 digits are refused: no reader takes them, and Python refuses to write some."""
 
-_WITHOUT_PARTS: Final = frozenset({int, float, bool, type(None)})
-_NUMBERS: Final = (int, float)
-_LISTS: Final = (list, tuple)
-_OBJECTS: Final = (dict, Mapping)
-"""Made once, as each look at a value makes a union of types again; the abstract type, which takes longer, last."""
 _SHOWN_KEY: Final = 80
 _SHOWN_PATH: Final = 400
 
@@ -52,15 +47,10 @@ def check_incoming(value: object, *, max_chars: int = MAX_BYTES) -> None:
             room -= _weight(item)
             if room < 0:
                 raise UnfitError("", "size", f"is larger than {max_chars} characters")
-            kind = type(item)
-            if kind is str or kind in _WITHOUT_PARTS:
-                continue
-            if isinstance(item, dict):
+            if isinstance(item, Mapping):
                 following.extend(item.values())
             elif isinstance(item, list):
                 following.extend(item)
-            elif isinstance(item, Mapping):
-                following.extend(item.values())
         if not following:
             return
         level = following
@@ -82,7 +72,7 @@ def _weight(item: object) -> int:
         return 1
     if isinstance(item, list):
         return 1 + len(item)
-    if isinstance(item, _OBJECTS):
+    if isinstance(item, Mapping):
         return 1 + sum(len(key) if isinstance(key, str) else _not_json(key) for key in item)
     return _not_json(item)
 
@@ -112,31 +102,23 @@ def plain(value: object, depth: int = 0) -> Json:
         return storable(value)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, _NUMBERS):
-        return _plain_number(value)
-    if isinstance(value, _LISTS):
+    if isinstance(value, int | float):
+        if isinstance(value, int):
+            if value.bit_length() > MAX_INTEGER_BITS:
+                raise UnfitError("", "integer", f"an integer of {value.bit_length()} bits is too large")
+        elif not isfinite(value):
+            raise UnfitError("", "number", f"{value} is not a JSON number")
+        return value
+    if isinstance(value, list | tuple | Mapping) and depth == MAX_DEPTH:
+        raise UnfitError("", "depth", f"it is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, list | tuple):
         return _plain_list(value, depth)
-    if isinstance(value, _OBJECTS):
+    if isinstance(value, Mapping):
         return _plain_object(value, depth)
     raise UnfitError("", "type", f"a {type(value).__name__} is not JSON")
 
 
-def _check_depth(depth: int) -> None:
-    if depth == MAX_DEPTH:
-        raise UnfitError("", "depth", f"it is nested deeper than {MAX_DEPTH} levels")
-
-
-def _plain_number(value: float) -> Json:
-    if isinstance(value, int):
-        if value.bit_length() > MAX_INTEGER_BITS:
-            raise UnfitError("", "integer", f"an integer of {value.bit_length()} bits is too large")
-    elif not isfinite(value):
-        raise UnfitError("", "number", f"{value} is not a JSON number")
-    return value
-
-
 def _plain_object(value: Mapping[object, object], depth: int) -> Json:
-    _check_depth(depth)
     pairs: dict[str, Json] = {}
     is_same = isinstance(value, dict)
     for key, item in value.items():
@@ -154,7 +136,6 @@ def _plain_object(value: Mapping[object, object], depth: int) -> Json:
 
 
 def _plain_list(value: Sequence[object], depth: int) -> Json:
-    _check_depth(depth)
     items: list[Json] = []
     for index, item in enumerate(value):
         try:

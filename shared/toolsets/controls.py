@@ -1,4 +1,4 @@
-"""The files that our own program is made of, wherever they are: no file tool writes them, whatever allows it (FS-09).
+"""The files that our own program is made of, which no file tool writes (FS-09), and the sandbox that keeps them out.
 
 An agent that could write the interpreter's start files, a package of ours or a module of the user's that workers import
 would decide in the place of the gate at the next start. Owns which those are; that they are refused is
@@ -16,15 +16,24 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import MODULE_FOLDERS
+from soong.shared.core.secret_names import secret_files
+from soong.shared.core.settings import Settings
+from soong.shared.sandbox.bubblewrap.mounts import HostLayout
+from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
 from soong.shared.sandbox.names import plain
 from soong.shared.sandbox.paths import ImportGuard
+from soong.shared.sandbox.process import ProcessRunner
 
 _OF_A_PREFIX: Final = ("bin", "sbin", "Scripts", "lib", "lib32", "lib64", "Lib", "DLLs", "pyvenv.cfg")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _OF_TESTS: Final = frozenset({"test", "tests"})
 """Packages that our program does not import and a project has of its own."""
+
+SHOWN_FOLDERS = ("skills", "tools", "hooks")
+"""The folders of the home that hold parts of the programs: they are shown, everything else of it is not."""
 
 
 def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
@@ -43,7 +52,7 @@ def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
 def program_files() -> tuple[Path, ...]:
     """Return the interpreter, its start files, all installed packages and our own.
 
-    Of a prefix only the folders that hold programs and modules: a project may lie in the folder of its environment.
+    Only the folders of a prefix that hold programs and modules: a project may lie in the folder of its environment.
     """
     prefixes = dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
     known = [Path(prefix, name) for prefix in prefixes for name in _OF_A_PREFIX]
@@ -81,7 +90,7 @@ def module_files(modules: Iterable[str]) -> Iterator[Path]:
         try:
             spec = importlib.util.find_spec(top)
         except (ImportError, ValueError):
-            continue  # the process that registers it says what is wrong with it
+            continue  # the process that registers it reports the problem
         if spec is None:
             continue
         places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
@@ -153,3 +162,40 @@ def _entries(folder: str) -> list[str]:
         return os.listdir(folder)  # noqa: PTH208  # names are wanted
     except OSError:
         return []
+
+
+def command_runner(settings: Settings, config: Config) -> ProcessRunner | BubblewrapRunner:
+    """Return the runner that ``commands.sandbox`` asks for. Nothing is started, nothing is tried.
+
+    Raises:
+        InvalidConfigError: a folder of the sandbox is not an absolute path.
+    """
+    commands = config.commands
+    readable, writable = (
+        tuple(_absolute(path, f"commands.{name}") for path in paths)
+        for name, paths in (("sandbox_read", commands.sandbox_read), ("sandbox_write", commands.sandbox_write))
+    )
+    if commands.sandbox == "off":
+        return ProcessRunner()
+    own = (settings.home, settings.data, settings.runtime_dir, *secret_files(settings))
+    host = HostLayout(
+        user_home=_resolved(Path.home()),
+        own=tuple(dict.fromkeys(map(_resolved, own))),
+        shown=tuple(settings.home / name for name in SHOWN_FOLDERS),
+        controls=controls_of(config, (*settings.tools, *settings.functions)),
+        readable=readable,
+        writable=writable,
+    )
+    return BubblewrapRunner(host, is_required=commands.sandbox == "required")
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _absolute(path: str, place: str) -> Path:
+    if not path.startswith("/"):
+        raise InvalidConfigError(
+            f"{place}: {path!r} is not an absolute path; write it in full, such as /home/you/.cache"
+        )
+    return Path(path)

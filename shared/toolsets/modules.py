@@ -1,33 +1,48 @@
-"""Python tools of the user's own: the modules that ``SOONG_TOOLS`` names (REG-06, REG-07).
+"""Python tools of the user's own and of other libraries (REG-06, REG-07, REG-12).
 
-A module has ``tools``, an adapter (usually a :class:`soong.shared.tools.toolset.Toolset`), a function
-``register(registry)``, a classifier of risks (:func:`soong.shared.tools.risk.risk_classifier`), or several of these. It
-is the user's own program and runs with the rights of the process; what its tools may do is for policy and permission,
-as with every other tool. Soong's own namespaces are not for it: their names are trusted to be what they say (PER-11).
+A module that ``SOONG_TOOLS`` names has ``tools``, an adapter (usually a :class:`soong.shared.tools.registry.Toolset`),
+a function ``register(registry)``, a classifier of risks (:func:`soong.shared.tools.risk.risk_classifier`), or several
+of these. It is the user's own program and runs with the rights of the process; policy and permission decide on its
+tools, as on every other tool. Soong's own namespaces are not for it: their names are trusted (PER-11). A tool of
+another library declares neither what it touches nor what it reads. It counts as a write that reaches anywhere, so it
+asks, unless the user who registers it names it among ``readonly``.
 """
 
+import asyncio
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from soong.shared.core import foreign
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.foreign import call_foreign, place_of, words_of
-from soong.shared.tools.definition import NAMESPACE_TAGS, ToolDefinition
-from soong.shared.tools.registry import ToolRegistry
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.foreign_schema import from_json_schema
+from soong.shared.tools.registry import ToolRegistry, Toolset
+from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import has_classifier
+
+if TYPE_CHECKING:
+    from pydantic_ai.toolsets import AbstractToolset
+
 
 SETTING: Final = "SOONG_TOOLS"
 
 OWN: Final = frozenset({"soong"})
 
 _IMPORT_FILES: Final = (importlib.__file__, foreign.__file__, __file__)
+
+Invoke = Callable[[JsonObject], Any]
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Sequence[str] = ()) -> None:
@@ -69,7 +84,7 @@ def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleTy
         places = f"neither in {', '.join(folders)} nor installed" if folders else "not installed"
         hint = "run from its folder, name that in SOONG_IMPORT_PATH, or install it"
         raise InvalidConfigError(f"{setting} names {name!r}, which is {places}; {hint}") from error
-    except Exception as error:  # whatever the module does at import, the message says whose fault it is
+    except Exception as error:  # any error of the module at import: the message names the module
         raise _failed(name, setting, error) from error
 
 
@@ -100,7 +115,7 @@ def check_foreign(definition: ToolDefinition) -> None:
     """Hold a tool from elsewhere to names and tags of its own: rules and taint trust ours.
 
     Raises:
-        InvalidToolError: its name, an alias or a tag says that it is one of Soong's.
+        InvalidToolError: its name, an alias or a tag marks it as one of Soong's.
     """
     for name in (definition.name, *definition.aliases):
         namespace, dot, rest = name.partition(".")
@@ -193,3 +208,109 @@ def shadowed(name: str) -> str:
 def _is_import_machinery(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return file.startswith("<frozen importlib") or file in _IMPORT_FILES
+
+
+def from_pydantic_ai(toolset: "AbstractToolset[Any]", namespace: str, *, readonly: Collection[str] = ()) -> Toolset:
+    """Return the tools of a Pydantic AI toolset under ``namespace``; ``readonly`` are those that change nothing.
+
+    The toolset is listed once. Its tools get no dependencies and no model: those of an agent of Pydantic AI.
+
+    Raises:
+        InvalidToolError: a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
+    """
+    from pydantic_ai.exceptions import ModelRetry
+
+    listed = _listed(toolset)
+    made = Toolset()
+
+    def invoke(name: str) -> Invoke:
+        async def call(arguments: JsonObject) -> Any:
+            context = _run_context()
+            tool = (await toolset.get_tools(context))[name]
+            try:
+                given = tool.args_validator.validate_python(dict(arguments))
+                return await toolset.call_tool(name, given, context, tool)
+            except ModelRetry as error:
+                raise ToolError(
+                    ErrorType.EXECUTION_FAILED, str(error), hint="change the input, then call again"
+                ) from error
+
+        return call
+
+    for name, tool in listed.items():
+        about = tool.tool_def
+        schema = about.parameters_json_schema
+        made.add(_definition(namespace, name, about.description or "", schema, invoke(name), readonly))
+    _check_named(namespace, readonly, listed)
+    return made
+
+
+def from_langchain(tools: Iterable[Any], namespace: str, *, readonly: Collection[str] = ()) -> Toolset:
+    """Return LangChain tools (``BaseTool``) under ``namespace``; ``readonly`` are those that change nothing.
+
+    Raises:
+        InvalidToolError: a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
+    """
+    made, names = Toolset(), list[str]()
+    for tool in tools:
+        said = tool.tool_call_schema
+        schema = said if isinstance(said, Mapping) else said.model_json_schema()
+        made.add(_definition(namespace, tool.name, tool.description, schema, tool.ainvoke, readonly))
+        names.append(tool.name)
+    _check_named(namespace, readonly, names)
+    return made
+
+
+def _definition(
+    namespace: str,
+    name: str,
+    description: str,
+    schema: Mapping[str, Any],
+    invoke: Invoke,
+    readonly: Collection[str],
+) -> ToolDefinition:
+    canonical = f"{namespace}.{_NOT_IN_A_NAME.sub('_', name.lower())}"
+    given = dict(schema)
+    for said in ("title", "description"):
+        given.pop(said, None)
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> Json:
+        del context
+        return _plain(await invoke(call_input))
+
+    return ToolDefinition(
+        name=canonical,
+        description=description or name,
+        input_schema=from_json_schema(given, tool=canonical),
+        handler=handle,
+        permission=Permission.READONLY if name in readonly else Permission.WRITE,
+        open_world=True,
+        metadata={"native_name": name, "reads_untrusted": True},
+    )
+
+
+def _check_named(namespace: str, readonly: Collection[str], known: Collection[str]) -> None:
+    for name in readonly:
+        if name not in known:
+            raise InvalidToolError(f"{namespace}.{name}", f"readonly names it, and there are only {', '.join(known)}")
+
+
+def _plain(value: Any) -> Json:
+    from pydantic_core import to_jsonable_python
+
+    inner = getattr(value, "return_value", value)  # a ToolReturn of Pydantic AI
+    return cast("Json", to_jsonable_python(inner, bytes_mode="base64", fallback=str))
+
+
+def _listed(toolset: "AbstractToolset[Any]") -> dict[str, Any]:
+    """List a toolset in a loop of its own: modules are imported where there may be one that runs already."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(lambda: asyncio.run(toolset.get_tools(_run_context()))).result()
+
+
+def _run_context() -> Any:
+    from pydantic_ai import RunContext
+    from pydantic_ai.models.test import TestModel
+    from pydantic_ai.usage import RunUsage
+
+    return RunContext(deps=None, model=TestModel(), usage=RunUsage())

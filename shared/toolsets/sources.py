@@ -1,4 +1,4 @@
-"""Every source of tools, in one place: what a process registers when it starts (REG-07).
+"""Every source of tools, in one place: a process registers them when it starts (REG-07).
 
 A new built-in tool goes into the toolset of its namespace (``shared/toolsets/code/toolset.py`` reads as an example); a
 new source goes into :func:`builtin_sources`; a user's own tools come from the modules that ``SOONG_TOOLS`` names.
@@ -16,7 +16,8 @@ import msgspec
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.parts import OptionalPart
-from soong.shared.core.settings import Settings, secret_files, secret_values
+from soong.shared.core.secret_names import secret_files, secret_values
+from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.names import SENSITIVE, STEERING
@@ -31,8 +32,7 @@ from soong.shared.tools.hooks.sdk import registered_hooks
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS
 from soong.shared.toolsets.code.toolset import CodeTools
-from soong.shared.toolsets.command_runner import command_runner
-from soong.shared.toolsets.controls import controls_of, import_guard
+from soong.shared.toolsets.controls import command_runner, controls_of, import_guard
 from soong.shared.toolsets.modules import look_in, register_modules
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 class ToolEnvironment(Value):
-    """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none.
+    """The parts of a process that its tools need. ``home`` is Soong's own folder; None: there is none.
 
-    ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` knows the secrets of the process.
+    ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` has the secrets of the process.
     """
 
     home: Path | None = None
@@ -186,11 +186,13 @@ def _servers(home: Path | None, config: Config, *, may_start: bool) -> "McpServe
     return None
 
 
-def all_hooks(environment: ToolEnvironment, redactor: Redactor, home: Path) -> Hooks:
-    """Return them in their order; ``home`` is where configured ones start.
+def all_hooks(environment: ToolEnvironment) -> Hooks:
+    """Return them in their order; configured ones start in the home.
 
     Raises: InvalidConfigError when a configured one cannot be used.
     """
-    config = environment.config
-    configured = hooks_of(config.hooks, environment.runner, home=home, commands=config.commands, redactor=redactor)
-    return registered_hooks() + configured
+    config, home, known = environment.config, environment.home, environment.redactor
+    assert home is not None  # as of every process that runs agents
+    return registered_hooks() + hooks_of(
+        config.hooks, environment.runner, home=home, commands=config.commands, redactor=known
+    )

@@ -3,13 +3,14 @@
 import json
 import re
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.waiting import blocking_looks
 
 START_S = 20.0
 HOST = "127.0.0.1"
@@ -47,9 +48,8 @@ def environment(address: str) -> dict[str, str]:
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
+    for _ in blocking_looks(START_S, lambda: f"aimock listens: {log.read_text()}"):
         if found := re.search(r"https?://[^\s:]+:(\d+)", log.read_text()):
             return f"http://{HOST}:{found[1]}"
-        time.sleep(0.05)
-    raise AssertionError(f"aimock did not listen: {log.read_text()}")
+        assert process.poll() is None, log.read_text()
+    raise AssertionError  # looks end by an error

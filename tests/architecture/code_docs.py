@@ -19,7 +19,7 @@ from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.identity import Role
 from soong.shared.core.settings import Settings
-from soong.shared.engine.runs.status import RUN_TRANSITIONS, RunStatus
+from soong.shared.engine.runs.record import RUN_TRANSITIONS, RunStatus
 from soong.shared.engine.tasks.growth import planning_schemas
 from soong.shared.engine.tasks.plan.schema import plan_schema
 from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus

@@ -1,16 +1,17 @@
-"""The words that public text avoids, and where they are found; ``make lint`` runs it as a program.
+"""The words and forms that public text avoids, and the places that have them; ``make lint`` runs it as a program.
 
 Public text is the hand-written part of every document, the comments of examples and deployment files, and, in product
-code, docstrings and string literals of more than one word (help, errors, log messages). Code in a document (fenced or
-between backticks), SQL and parts made from code are not prose and are skipped.
+code, docstrings, comments and string literals of more than one word (help, errors, log messages). Code in a document
+(fenced or between backticks), SQL and parts made from code are not prose and are skipped.
 """
 
 import ast
+import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.spec_document import ROOT
 
@@ -54,15 +55,16 @@ RULES: tuple[Rule, ...] = (
     _rule(r"\b(?:file|page|row|column|document|docstring|field|setting)s? says?\b", "contains, states, shows"),
 )
 
-DOCUMENT_RULES: tuple[Rule, ...] = (
+SENTENCE_RULES: tuple[Rule, ...] = (
     Rule(
         re.compile(
-            r"(?:^|(?<=[.!?:]\s)|(?<=[-*|]\s)|(?<=\d\.\s))(?:\*\*)?(?:Of|Who|What|Where)\b(?![^.!?|]*\?)", re.MULTILINE
+            r"(?:^[ \t]*|(?<=[.!?:]\s)|(?<=[-*|#]\s)|(?<=\d\.\s))(?:\*\*|\[)?(?:Of|Who|What|Where)\b(?![^.!?|]*\?)",
+            re.MULTILINE,
         ),
         "a subject that is a thing, first",
     ),
 )
-"""Of documents: a sentence begins with its subject, not with a clause. Titles and questions may."""
+"""A sentence begins with its subject, not with a clause. Questions may."""
 
 _AS_THEY_ARE = ("docs/spec.md", ".github/")
 """Clauses keep their words, and the forms of issues ask."""
@@ -90,10 +92,9 @@ Block = tuple[int, str]
 """A piece of prose and the line it begins on."""
 
 
-def problems_in(path: str, blocks: Iterable[Block]) -> list[Problem]:
-    """Return, in the order of lines, what the rules find in the prose of ``path``, in phrases that are not allowed."""
+def problems_in(path: str, blocks: Iterable[Block], rules: Sequence[Rule] = (*RULES, *SENTENCE_RULES)) -> list[Problem]:
+    """Return, in the order of lines, the problems in the prose of ``path``, without the phrases that are allowed."""
     found: list[Problem] = []
-    rules = (*RULES, *DOCUMENT_RULES) if path.endswith(".md") and not path.startswith(_AS_THEY_ARE) else RULES
     allowed = [phrase for where, phrase, _ in ALLOWED if where == path]
     for first, text in blocks:
         judged = text
@@ -143,7 +144,16 @@ def prose_of_python(source: str) -> Iterator[Block]:
             yield node.lineno, _INLINE.sub(lambda match: "x" + _lines_of(match), node.value)
 
 
-_READERS: Mapping[str, Callable[[str], Iterator[Block]]] = {".md": prose_of_markdown, ".py": prose_of_python}
+def sentences_of_python(source: str) -> Iterator[Block]:
+    """Yield docstrings, also those of attributes, and comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, _INLINE.sub(lambda match: "x" + _lines_of(match), node.value.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
 _PLACES = (
     "*.md", "docs/**/*.md", ".github/**/*.md", "examples/**/*.md", "examples/**/*.yaml", "examples/**/*.py",
     "deploy/**/*", "orchestrator/**/*.py", "shared/**/*.py", "worker/**/*.py", "soong/*.py",
@@ -158,8 +168,12 @@ def public_files() -> list[str]:
 
 def problems_of(path: str) -> list[Problem]:
     """Return the banned words in the public text of the file ``path`` of the repository."""
-    reader = _READERS.get(Path(path).suffix, prose_of_comments)
-    return problems_in(path, reader((ROOT / path).read_text(encoding="utf-8")))
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".py"):
+        sentences = problems_in(path, sentences_of_python(text), SENTENCE_RULES)
+        return [*problems_in(path, prose_of_python(text), RULES), *sentences]
+    prose = prose_of_markdown(text) if path.endswith(".md") else prose_of_comments(text)
+    return problems_in(path, prose, RULES) if path.startswith(_AS_THEY_ARE) else problems_in(path, prose)
 
 
 def main(paths: list[str]) -> int:

@@ -14,7 +14,7 @@ from tests.spec_document import ROOT
 ROOMS: Final = ("orchestrator", "shared", "soong", "worker")
 CAPABILITIES: Final[Mapping[str, Sequence[str]]] = {
     "MCP client": ("shared/toolsets/mcp/",),
-    "MCP server": ("orchestrator/mcp/", "orchestrator/http/mcp_", "orchestrator/http/own_calls"),
+    "MCP server": ("orchestrator/mcp/", "orchestrator/http/mcp_"),
     "agents over ACP": ("orchestrator/acp/", "worker/acp/", "shared/agents/acp_agents"),
     "memory": ("orchestrator/memory/", "shared/storage/memory/", "shared/toolsets/memory/"),
     "notifications": ("orchestrator/notifications/", "shared/core/notification_config"),
@@ -43,7 +43,7 @@ CAPABILITIES: Final[Mapping[str, Sequence[str]]] = {
     "embedded service": ("orchestrator/embedded/",),
     "operations": ("orchestrator/operations/", "orchestrator/schemas/"),
     "HTTP API and console server": ("orchestrator/http/",),
-    "command line": ("orchestrator/cli/",),
+    "command line": ("orchestrator/cli/", "orchestrator/doctor/"),
     "client and SDK": ("orchestrator/client/", "orchestrator/direct/", "orchestrator/", "soong/"),
     "core": ("shared/core/", "shared/"),
 }

@@ -18,10 +18,10 @@ CASES = {
     "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
     "soong run, by a running service": (
         "import soong.orchestrator.cli.main, soong.orchestrator.cli.run",
-        SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio", "psutil"},
+        SERVER | SHOWN | STORE | {"pydantic", "yaml", "psutil"},
     ),
-    "the client of soong run": (
-        "import soong.orchestrator.cli.plan_run, soong.orchestrator.client.bootstrap",
+    "a client of the rows": (
+        "import soong.orchestrator.client.bootstrap",
         SERVER
         | SHOWN
         | DRIVERS
@@ -33,7 +33,7 @@ CASES = {
     ),
     "an orchestrator without telemetry": (
         "import soong.orchestrator.owner.bootstrap",
-        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.event_log.quiet_time"},
+        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.telemetry.span_consumer"},
     ),
 }
 

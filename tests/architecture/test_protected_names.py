@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.mcp_config_file import PLACES
 from soong.shared.agents import project_definitions
 from soong.shared.core.config import Config
 from soong.shared.sandbox.names import CONTROL_FOLDERS, is_control, is_sensitive
+from soong.shared.toolsets.mcp.config_file import PLACES
 from soong.shared.toolsets.skills import toolset
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.spec_document import ROOT

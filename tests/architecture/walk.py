@@ -1,8 +1,8 @@
 """How much code one step enters: distinct functions and files of the product, in all processes, from command to result.
 
 ``python -P -m tests.architecture.walk`` runs a service with one worker on SQLite in a home of its own, runs each plan
-twice to warm up and once under ``sys.setprofile`` in every process, and prints what was entered. Class bodies,
-comprehensions, lambdas and modules do not count. A reader who follows a step has to know no more than this.
+twice to warm up and three times under ``sys.setprofile`` in every process, and prints what each of these three entered.
+Class bodies, comprehensions, lambdas and modules do not count. A reader who follows a step has to know no more.
 """
 
 import json
@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.spec_document import ROOT
+from tests.waiting import wait_until
 
 ROOMS: Final = ("orchestrator", "shared", "soong", "worker")
+RUNS: Final = 3
 ENDED_S: Final = 30.0
+STALE_S: Final = 5.0
+"""A probe that has not written for so long ended with an `exec` of its process."""
 PLANS: Final[Mapping[str, Mapping[str, Any]]] = {
     "echo": {
         "title": "walk",
@@ -54,12 +58,14 @@ def note(frame, event, argument):
 def watch():
     is_on = False
     while True:
+        open(f"{FOLDER}/{os.getpid()}.lives", "w").close()
         if os.path.exists(ON) != is_on:
             is_on = not is_on
             if is_on:
                 entered.clear()
             else:
                 write()
+            open(f"{FOLDER}/{os.getpid()}.{'on' if is_on else 'off'}", "w").close()
         time.sleep(0.005)
 
 
@@ -112,19 +118,41 @@ class Walk:
         )
 
     def entered(self, name: str) -> dict[str, set[str]]:
-        """Run a plan three times and return what the third run entered, by process."""
+        """Return what each of several runs of a plan entered, by process of the last one.
+
+        What only one of them entered is not the step's: a sweep, a beat, a look that came by the clock.
+        """
         plan = self.project / f"{name}.json"
         plan.write_text(json.dumps(PLANS[name]))
         self._run(plan)
         self._run(plan)
-        for note in self.notes.glob("*.txt"):
+        noted = [self._noted(plan) for _ in range(RUNS)]
+        always = set.intersection(*(set().union(*one.values()) for one in noted))
+        return {process: lines & always for process, lines in noted[-1].items()}
+
+    def _noted(self, plan: Path) -> dict[str, set[str]]:
+        """Run a plan once and return what it entered, by process."""
+        for note in (*self.notes.glob("*.txt"), *self.notes.glob("*.on"), *self.notes.glob("*.off")):
             note.unlink()
         (self.notes / "on").touch()
-        time.sleep(0.1)
+        self._until_all("on")
         self._run(plan)
         (self.notes / "on").unlink()
-        time.sleep(0.5)
+        self._until_all("off")
         return {note.stem: set(note.read_text().splitlines()) for note in self.notes.glob("*.txt")}
+
+    def _until_all(self, state: str) -> None:
+        """Wait until the probe of each living process has noticed."""
+
+        def are_all() -> bool:
+            recent_s = time.time() - STALE_S
+            lives = {note.stem for note in self.notes.glob("*.lives") if note.stat().st_mtime > recent_s}
+            return lives - {note.stem for note in self.notes.glob(f"*.{state}")} <= self._ended(lives)
+
+        wait_until(are_all, what=state)
+
+    def _ended(self, processes: set[str]) -> set[str]:
+        return {one for one in processes if not Path("/proc", one).exists()}
 
     def _run(self, plan: Path) -> None:
         done = self.soong("run", str(plan))

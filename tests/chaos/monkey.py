@@ -79,14 +79,10 @@ class Monkey:
             if not await _sleep_before(ends_at, wait_s):
                 return
             self.faults[f"{name} {way}"] += 1
-            if way == "frozen":
-                server.freeze()
-                await asyncio.sleep(down_s)
-                server.thaw()
-                continue
-            await asyncio.to_thread(server.kill if way == "killed" else server.stop)
+            ends = {"frozen": server.freeze, "killed": server.kill, "stopped": server.stop}
+            await asyncio.to_thread(ends[way])
             await asyncio.sleep(down_s)
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(server.thaw if way == "frozen" else server.start)
 
     async def _each(self, what: str, pace: tuple[float, float], ends_at: float) -> None:
         draw = random.Random(f"{self.seed}/{what}")

@@ -7,7 +7,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.step import Claim, NewStep
-from soong.shared.engine.wire.events import reads
+from soong.shared.engine.wire.notifier import reads
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, held
 from tests.model.builders import make_step

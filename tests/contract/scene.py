@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step, StepEnd, StepError
-from soong.shared.engine.wire.events import reads
+from soong.shared.engine.wire.notifier import reads
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
 from tests.model.builders import (
@@ -173,7 +174,15 @@ class ContractHarness:
             worker_id, beats[worker_id], max_lost_leases=max_lost_leases, now_us=self.now_us
         )
 
+    async def withdraw(self, claim: Claim, tool_call_id: str, reason: str) -> None:
+        await self.store.consent.withdraw(
+            claim.identity.run_id, tool_call_id, claim.fence, reason=reason, now_us=self.now_us
+        )
+
     # -- the owner's verbs
+    async def settle(self, step_key: str, policy: FailurePolicy) -> None:
+        await self.store.tasks.settle_failure(self.own, step_key, policy, now_us=self.now_us)
+
     async def expand(self, step_key: str, *items: NewStep | str) -> bool:
         step = await self.store.tasks.step(step_key)
         root = (await self.store.runs.run((await self.store.tasks.task(step.task_id)).root_run_id)).identity

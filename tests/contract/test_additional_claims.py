@@ -8,7 +8,7 @@ import pytest
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.claims import Refusal
@@ -19,7 +19,7 @@ from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pull_worker, pulled, refused, taken, work
 from tests.contract.scene import ContractHarness, cancelled, completed, failed, held, outdated
-from tests.model.builders import make_map, make_request, make_step
+from tests.model.builders import make_map, make_request, make_step, take_turn
 
 pytestmark = pytest.mark.spec("DAG-03")
 
@@ -93,7 +93,7 @@ async def test_its_failure_is_settled_by_its_own_policy(scene: ContractHarness) 
     await scene.fail(claim)
 
     (left,) = await scene.store.tasks.failures(scene.own)
-    await scene.store.tasks.settle_failure(scene.own, left.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.settle(left.key, FailurePolicy.SKIP_DEPENDENTS)
 
     statuses = await scene.statuses(own.identity.task_id)
     assert (statuses["more"], statuses["after"]) == (StepStatus.FAILED, StepStatus.SKIPPED)
@@ -108,15 +108,6 @@ async def test_a_second_one_is_refused_until_the_first_has_ended(scene: Contract
     assert await refused(scene, own, "one") is Refusal.ONE_AT_A_TIME
     await scene.complete(claim)
     assert isinstance(await further(scene, own, "two"), Claim)
-
-
-async def test_the_refusal_names_the_step_that_is_held(scene: ContractHarness) -> None:
-    own = await scene.start(work("own"), pulled("one"), pulled("two"))
-    await taken(scene, own, "one")
-
-    answer = await further(scene, own, "two")
-
-    assert "'one'" in getattr(answer, "problem", "")
 
 
 @pytest.mark.spec("CARD-2")
@@ -152,9 +143,7 @@ async def test_a_claim_loop_and_a_run_that_want_the_same_step_get_it_once(
 
         answer, advance = await asyncio.gather(
             further(scene, own, "wanted"),
-            other_store.claims.advance(
-                scene.worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
-            ),
+            take_turn(other_store, scene.worker, now_us=scene.now_us),
         )
 
         claims = [answer] if isinstance(answer, Claim) else []
@@ -282,25 +271,6 @@ async def test_an_additional_claim_counts_in_the_limits_of_others(scene: Contrac
     assert await scene.claim() == ()
     await scene.complete(claim)
     assert len(await scene.claim()) == 1
-
-
-@pytest.mark.spec("DIS-03", "CARD-2")
-async def test_runs_that_ask_at_one_moment_fill_a_limit_exactly(
-    scene: ContractHarness, open_another: OpenStore
-) -> None:
-    await scene.task(
-        *(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}", model="x") for n in range(12))
-    )
-    holders = await scene.claim(12)
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:x", 5)])
-    stores: list[Store] = [await open_another() for _ in range(4)]
-
-    answers = await asyncio.gather(
-        *(further(scene, holder, f"p{number}", store=stores[number % 4]) for number, holder in enumerate(holders))
-    )
-
-    assert sum(isinstance(answer, Claim) for answer in answers) == 5
-    assert {answer.reason for answer in answers if not isinstance(answer, Claim)} == {Refusal.CONCURRENCY_LIMIT}
 
 
 @pytest.mark.spec("DIS-10")

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from msgspec.structs import asdict, replace
 
 from soong.shared.core.errors import SoongError
-from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
@@ -41,15 +41,18 @@ from soong.shared.engine.tasks.step import (
     StepEnd,
     Task,
 )
+from soong.shared.permissions.request import PermissionRequest, RequestState
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres, sqlite_copy
 from tests.contract.scene import cancelled, completed, failed, held
 from tests.model.builders import (
     make_children,
+    make_decision,
     make_map,
     make_more,
     make_owner,
+    make_request,
     make_retry,
     make_session,
     make_step,
@@ -90,6 +93,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.workers: list[str] = []
         self.tasks: list[NewTask] = []
         self.claims: list[tuple[str, Claim]] = []
+        self.requests: dict[str, PermissionRequest] = {}
         self.both(lambda store: store.sessions.register_owner(make_owner("own_1")))
         self.both(lambda store: store.sessions.open_session(session))
         self.both(lambda store: store.claims.set_concurrency_limits([ConcurrencyLimit("definition:limited", 2)]))
@@ -294,6 +298,65 @@ class StoresAgree(RuleBasedStateMachine):
             )
         )
 
+    # -- consent, logs and owners
+    @precondition(lambda self: self.leased())
+    @rule(which=ANY, count=st.integers(1, 2), then=st.sampled_from(["waits", "parks", "is answered"]))
+    def ask(self, which: int, count: int, then: str) -> None:
+        worker_id, claim = _one(self.leased(), which)
+        for _ in range(count):
+            request = make_request(claim, f"call_{len(self.requests)}")
+            self.requests[request.id] = request
+            self.both(lambda store, raised=request: store.consent.raise_request(raised, events=(), now_us=self.now_us))  # type: ignore[misc]
+        if then != "waits":
+            self.park(worker_id, claim)
+        if then == "is answered":
+            self.decide(len(self.requests) - 1)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=ANY, whose=ANY)
+    def park_late(self, which: int, whose: int) -> None:
+        """Park what a worker was once given, held or not, with a question that need be neither its own nor open."""
+        self.park(*_one(self.claims, which), _one(sorted(self.requests), whose))
+
+    def park(self, worker_id: str, claim: Claim, other: str = "") -> None:
+        states, run_id = self.model.rows.request_states, claim.identity.run_id
+        own = [key for key, one in self.requests.items() if one.identity.run_id == run_id]
+        asked = sorted(key for key in own if states[key] is RequestState.PENDING) or [other]
+        self.both(lambda store: store.claims.park(worker_id, held(claim), asked, max_parked=2, now_us=self.now_us))
+
+    @precondition(lambda self: self.requests)
+    @rule(which=ANY)
+    def decide(self, which: int) -> None:
+        decision, own = make_decision(_one(list(self.requests.values()), which)), self.own
+        self.both(
+            lambda store: store.consent.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=self.now_us)
+        )
+
+    @precondition(lambda self: self.requests)
+    @rule()
+    def withdraw_orphans(self) -> None:
+        self.both(lambda store: store.consent.withdraw_orphans(self.own.session_id, now_us=self.now_us))
+
+    @precondition(lambda self: self.claims)
+    @rule(which=ANY)
+    def write_to_the_log(self, which: int) -> None:
+        _, claim = _one(self.claims, which)
+        events = [NewEvent(EventType.MODEL_REQUESTED), NewEvent(EventType.MODEL_RESPONDED)]
+        self.both(
+            lambda store: store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=self.now_us)
+        )
+
+    @rule(which=ANY)
+    def take_over(self, which: int) -> None:
+        """The owner leaves, another adopts its session, and the former one writes no more."""
+        former, owner, task_id = self.own, make_owner(), _one(self.tasks, which).id
+        self.both(lambda store: store.sessions.release_owner(former.owner_id))
+        self.both(lambda store: store.sessions.register_owner(owner))
+        adopted = self.both(lambda store: store.sessions.adopt_sessions(owner.id))
+        assert adopted is not None
+        self.own = adopted[0].ownership
+        self.both(lambda store: store.tasks.pause_task(former, task_id, reason="r", now_us=self.now_us))
+
     # -- what must be alike after each act
     @invariant()
     def rows_are_alike(self) -> None:
@@ -304,6 +367,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.both(lambda store: store.runs.list_runs(session_id=session_id))
         self.both(lambda store: store.tasks.failures(self.own))
         self.both(lambda store: store.claims.backlog())
+        self.both(lambda store: store.consent.questions(session_id=session_id, include_closed=True))
 
     # -- looking at the model
     def leased(self) -> list[tuple[str, Claim]]:
@@ -401,14 +465,14 @@ def fresh_url(request: pytest.FixtureRequest) -> Callable[[Path], str]:
     return emptied
 
 
-@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07")
+@pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "EVT-02", "PER-13")
 def test_model_and_store_tell_the_same_story(fresh_url: Callable[[Path], str]) -> None:
     story = type("Story", (StoresAgree,), {"fresh_url": staticmethod(fresh_url)})
 
     run_state_machine_as_test(
         story,
         settings=settings(
-            max_examples=10,
+            max_examples=15,
             stateful_step_count=30,
             deadline=None,
             # The same stories in every run: a search that finds something new belongs to whoever looks for it.

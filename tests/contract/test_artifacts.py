@@ -14,8 +14,8 @@ import pytest
 from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.settings import load_settings
-from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
-from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.artifact_store import open_artifact_store
+from soong.shared.storage.artifacts import ArtifactFiles, FolderArtifacts
 from soong.shared.storage.s3_artifacts import REMOVING, S3Artifacts, parse_bucket
 from tests.s3_server import CREDENTIALS, s3_server
 

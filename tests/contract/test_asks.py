@@ -9,8 +9,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, Leas
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import new_ask

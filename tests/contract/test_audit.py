@@ -221,9 +221,7 @@ async def test_reports_of_a_closed_session_without_an_owner_are_taken_by_any_onc
 async def test_a_question_that_its_worker_took_back_is_reported(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "cancelled")
 
     await scene.store.audit.take_reports(scene.own.owner_id, now_us=scene.now_us)
 

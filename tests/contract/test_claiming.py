@@ -3,15 +3,17 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.core.identity import OWN, Origin
+from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import ConcurrencyLimit, Outcome, StepResult, WaitingSteps
+from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep, Outcome, StepResult, WaitingSteps
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import ContractHarness, completed, step_ids
-from tests.model.builders import make_session, make_step, make_task, open_session
+from tests.contract.scene import ContractHarness, completed, held, step_ids
+from tests.model.builders import make_request, make_retry, make_session, make_step, make_task, open_session, take_turn
 
 
 @pytest.mark.spec("DAG-03.a")
@@ -28,9 +30,7 @@ async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: ContractHar
 
     async def claim_three(number: int) -> list[str]:
         worker_id = await scene.another_worker()
-        advance = await stores[number % 4].claims.advance(
-            worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
-        )
+        advance = await take_turn(stores[number % 4], worker_id, claim=3, now_us=scene.now_us)
         return [claim.step_key for claim in advance.claims]
 
     claimed = [key for keys in await asyncio.gather(*map(claim_three, range(8))) for key in keys]
@@ -243,3 +243,83 @@ async def test_backlog_counts_no_more_than_the_limits_let_through(scene: Contrac
     await scene.claim_one()
 
     assert (await scene.store.claims.backlog()).ready == {"default": 2}
+
+
+# -- what a worker holds by the rows: how it learns of a claim whose answer was lost
+async def test_a_worker_learns_of_all_its_leases_and_of_no_other(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", "b", "c", "d")
+    mine = await scene.claim(3)
+    other = await scene.another_worker()
+    theirs = await scene.claim(1, worker=other)
+    await scene.complete(mine[0])
+
+    leases = await scene.store.claims.leases(scene.worker)
+
+    assert list(leases) == [held(claim) for claim in mine[1:]]
+    assert list(await scene.store.claims.leases(other)) == [held(claim) for claim in theirs]
+    assert (await scene.statuses(task_id))["a"] is StepStatus.COMPLETED
+
+
+async def test_a_worker_that_was_declared_gone_holds_nothing(scene: ContractHarness) -> None:
+    await scene.start("a", "b")
+
+    await scene.expire()
+
+    assert not await scene.store.claims.leases(scene.worker)
+
+
+# -- who had a run made stands in its row and in what its worker is told, however it comes about
+ROOT = Origin("root", is_foreign=True)
+ADA = Origin("ada")
+
+
+def dispatched(step: NewStep, origin: Origin) -> NewStep:
+    assert step.run is not None
+    return replace(step, run=made_by(step.run, origin))
+
+
+def made_by(run: NewRun, origin: Origin) -> NewRun:
+    return replace(run, identity=replace(run.identity, origin=origin))
+
+
+@pytest.mark.spec("CARD-3", "DIS-05")
+async def test_a_worker_learns_who_had_each_of_its_runs_made(scene: ContractHarness, other_store: Store) -> None:
+    task = make_task(scene.own.session_id, "a", "b", "c")
+    origins = dict(zip("abc", (OWN, ADA, ROOT), strict=True))
+    steps = tuple(dispatched(step, origins[step.step_id]) for step in task.steps)
+    await scene.store.tasks.create_task(replace(task, steps=steps))
+
+    claims = {claim.step_key.rpartition("/")[2]: claim for claim in await scene.claim()}
+
+    assert {step_id: claim.identity.origin for step_id, claim in claims.items()} == origins
+    for claim in claims.values():
+        assert (await other_store.runs.run(claim.identity.run_id)).identity == claim.identity
+
+
+@pytest.mark.spec("CARD-3", "DIS-05")
+async def test_a_question_names_who_had_its_run_made(scene: ContractHarness) -> None:
+    task = make_task(scene.own.session_id, "a")
+    await scene.store.tasks.create_task(replace(task, steps=(dispatched(task.steps[0], ROOT),)))
+    claim = await scene.claim_one()
+
+    await scene.raised(make_request(claim))
+
+    found = await scene.store.consent.open_questions(scene.own.session_id, limit=10)
+    assert found is not None
+    assert [one.identity.origin for one in found.pending] == [ROOT]
+    assert [one.request.identity.origin for one in await scene.store.consent.questions()] == [ROOT]
+
+
+@pytest.mark.spec("CARD-3", "DIS-05")
+async def test_a_retry_belongs_to_who_asks_for_it_and_so_is_what_its_maps_expand_to(scene: ContractHarness) -> None:
+    task_id = await scene.task("a")
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
+    task = await scene.store.tasks.task(task_id)
+    last = await scene.store.runs.run((await scene.store.tasks.step(f"{task_id}/a")).run_id)
+
+    run = made_by(make_retry(last), ROOT)
+    await scene.store.tasks.retry_task(scene.own, task_id, [run], origin=ROOT, now_us=scene.now_us)
+
+    assert (await scene.claim_one()).identity.origin == ROOT
+    assert (await scene.store.runs.run(task.root_run_id)).identity.origin == ROOT
+    assert (await scene.store.runs.run(last.id)).identity.origin == OWN

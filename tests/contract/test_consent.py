@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError
+from soong.shared.core.errors import ANSWERED, AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
@@ -113,9 +113,7 @@ async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: ContractH
 async def test_withdrawn_question_may_be_asked_again(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = await ask(scene, claim)
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="timeout", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "timeout")
 
     second = await ask(scene, claim)
 
@@ -175,33 +173,7 @@ async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Co
     assert await scene.store.consent.pending(scene.own.session_id) == [asked[0], asked[2]]
 
 
-async def test_what_happened_before_a_question_is_stored_before_it_once(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    request, queued = make_request(claim), [NewEvent("tool_queued")]
-
-    first = await scene.store.consent.raise_request(request, before=queued, events=[ASKED], now_us=scene.now_us)
-    again = await scene.store.consent.raise_request(
-        make_request(claim), before=queued, events=[ASKED], now_us=scene.now_us
-    )
-
-    assert first == again == request.id
-    told = await scene.event_types(claim.identity.run_id)
-    assert told[-3:] == ["tool_queued", "permission_requested", "tool_queued"]
-
-
 # -- answering
-@pytest.mark.spec("PER-15.b")
-async def test_first_answer_wins(scene: ContractHarness) -> None:
-    request = await ask(scene, await scene.start("a"))
-    first = make_answer(request, Choice.DENY, principal="ada")
-    assert await scene.store.consent.answer_of(request.id) is None
-    await scene.store.consent.answer(first)
-
-    with pytest.raises(AlreadyDecidedError) as refusal:
-        await scene.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE, principal="bob"))
-
-    assert (refusal.value.request_id, refusal.value.state) == (request.id, "answered")
-    assert await scene.store.consent.answer_of(request.id) == first
 
 
 @pytest.mark.spec("PER-15.b")
@@ -216,6 +188,31 @@ async def test_of_answers_at_once_one_wins(scene: ContractHarness, open_another:
 
     assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyDecidedError] * 3
     assert await scene.store.consent.answer_of(request.id) == answers[outcomes.index(None)]
+
+
+@pytest.mark.spec("PER-14", "PER-15")
+async def test_no_decision_says_that_nobody_answered_once_somebody_has(scene: ContractHarness) -> None:
+    request = await ask(scene, await scene.start("a"))
+    decision = make_decision(request, Choice.DENY)
+    await scene.store.consent.answer(make_answer(request))
+
+    async def decided(*, if_unanswered: bool) -> None:
+        await scene.store.consent.decide(
+            scene.own,
+            decision,
+            state=RequestState.DECIDED,
+            events=[],
+            now_us=scene.now_us,
+            if_unanswered=if_unanswered,
+        )
+
+    with pytest.raises(AlreadyDecidedError) as refusal:
+        await decided(if_unanswered=True)
+    assert refusal.value.state == ANSWERED
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING
+    await decided(if_unanswered=False)
+
+    assert await scene.store.consent.decision_of(request.id) == decision
 
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
@@ -257,9 +254,7 @@ async def test_what_calls_of_a_former_life_asked_while_they_ran_is_withdrawn_and
 async def test_answer_to_a_withdrawn_question_is_refused(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "abort")
 
     with pytest.raises(AlreadyDecidedError) as refusal:
         await scene.store.consent.answer(make_answer(request))
@@ -360,9 +355,7 @@ async def test_how_a_question_was_closed_is_reported_with_the_key_that_its_decis
     for decision in (signed, unsigned):
         state = RequestState.DECIDED
         await scene.store.consent.decide(scene.own, decision, state=state, events=(), now_us=scene.now_us)
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_3", "abort")
 
     asked = [open_one.id, known.id, unknown.id, withdrawn.id, "req_none"]
     assert await scene.store.consent.still_pending(asked) == {open_one.id}
@@ -394,9 +387,7 @@ async def test_withdrawal_closes_the_question_of_that_call_only(scene: ContractH
     claim = await scene.start("a")
     first, second = await ask(scene, claim), await ask(scene, claim, "call_2")
 
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "abort")
 
     assert (await scene.store.consent.request(first.id))[1] is RequestState.WITHDRAWN
     assert await scene.store.consent.pending(scene.own.session_id) == [second]
@@ -407,9 +398,7 @@ async def test_withdrawal_without_a_question_changes_nothing(scene: ContractHarn
     claim = await scene.start("a")
     before = await scene.event_types(claim.identity.run_id)
 
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_9", claim.fence, reason="abort", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_9", "abort")
 
     assert await scene.event_types(claim.identity.run_id) == before
 
@@ -420,9 +409,7 @@ async def test_decided_question_is_not_withdrawn(scene: ContractHarness) -> None
     request = await ask(scene, claim)
     await decide(scene, request)
 
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "abort")
 
     assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
 

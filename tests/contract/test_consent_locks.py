@@ -8,12 +8,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError
+from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import ContractHarness, open_scene
+from tests.contract.test_consent import ask, decide
 from tests.model.builders import make_answer, make_decision, make_request
 from tests.waiting import looks, others_run
 
@@ -93,3 +96,29 @@ async def test_who_answers_questions_and_who_decides_them_never_wait_for_each_ot
 
         assert [receipt.worker_id for receipt in receipts] == [scene.worker] * 2
         assert [type(outcome) for outcome in outcomes] == [AlreadyDecidedError] * 2
+
+
+# -- an answer that is written again: its responder does not know whether its commit was applied
+@pytest.mark.parametrize("state", [None, RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN])
+@pytest.mark.spec("PER-15.d")
+async def test_an_answer_that_is_given_again_after_a_lost_commit_is_no_late_one(
+    scene: ContractHarness, state: RequestState | None
+) -> None:
+    """Its responder cannot know that it was written, and the owner has perhaps settled the question meanwhile."""
+    claim = await scene.start("a")
+    request = await ask(scene, claim)
+    answer = make_answer(request, Choice.ALLOW_FOR_SESSION)
+    await scene.store.consent.answer(answer)
+    if state is RequestState.WITHDRAWN:
+        await scene.withdraw(claim, "call_1", "abort")
+    elif state is not None:
+        await decide(scene, request, state)
+    before = await scene.event_types(claim.identity.run_id)
+
+    await scene.store.consent.answer(answer)
+    with pytest.raises(AlreadyDecidedError):
+        await scene.store.consent.answer(replace(answer, principal="bob"))
+
+    kinds = [entry.kind for entry in await scene.store.audit.audit_entries()]
+    assert (kinds.count(AuditKind.ANSWER), kinds.count(AuditKind.SECURITY)) == (1, 1)
+    assert await scene.event_types(claim.identity.run_id) == [*before, "security"]

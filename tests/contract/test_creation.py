@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness

@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.core.errors import InvalidTransitionError
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -138,7 +138,7 @@ async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
         await scene.retry(running.step_key)
 
     await scene.fail(running)
-    await scene.store.tasks.settle_failure(scene.own, running.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.settle(running.step_key, FailurePolicy.KEEP)
     with pytest.raises(InvalidTransitionError):
         await scene.retry(running.step_key)
 
@@ -154,9 +154,7 @@ async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Co
     await scene.fail(claim)
     below = await scene.steps(task_id)
 
-    await scene.store.tasks.settle_failure(
-        scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-    )
+    await scene.settle(claim.step_key, FailurePolicy.SKIP_DEPENDENTS)
 
     statuses = await scene.statuses(task_id)
     assert {name: status for name, status in statuses.items() if status is StepStatus.SKIPPED}.keys() == set("bcd")
@@ -172,7 +170,7 @@ async def test_keep_lets_dependents_go_on_with_null(scene: ContractHarness) -> N
     claim = await scene.claim_one()
     await scene.fail(claim)
 
-    await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.settle(claim.step_key, FailurePolicy.KEEP)
 
     result = (await scene.claim_one()).dependencies["a"]
     assert (result.status, result.output) == (StepStatus.FAILED, None)
@@ -184,14 +182,14 @@ async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Con
     bad, running = await scene.claim(2)
     await scene.fail(bad)
 
-    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+    await scene.settle(bad.step_key, FailurePolicy.FAIL_TASK)
 
     statuses = await scene.statuses(task_id)
     assert (statuses["idle"], statuses["b"]) == (StepStatus.CANCELLED, StepStatus.CANCELLED)
     (interrupt,) = await scene.store.claims.interrupts(scene.worker)
     assert (interrupt.kind, interrupt.run_id) == ("cancel", running.identity.run_id)
     await scene.release(running)
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.finish(task_id)
     assert (await scene.store.tasks.task(task_id)).status is TaskStatus.FAILED
 
 
@@ -201,7 +199,7 @@ async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> No
     await scene.fail(claim)
 
     for _ in range(2):
-        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+        await scene.settle(claim.step_key, FailurePolicy.KEEP)
 
     assert (await scene.steps(task_id))["b"].open_deps == 1
 
@@ -210,18 +208,18 @@ async def test_step_that_did_not_fail_is_not_settled(scene: ContractHarness) -> 
     claim = await scene.start("a")
 
     with pytest.raises(InvalidTransitionError):
-        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+        await scene.settle(claim.step_key, FailurePolicy.KEEP)
 
 
 # -- the end of the task
 async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.finish(task_id) is None
     (second,) = (await scene.advance([completed(claim)], claim=1)).claims
     await scene.complete(second)
 
-    status = await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    status = await scene.finish(task_id)
 
     task = await scene.store.tasks.task(task_id)
     root = await scene.store.runs.run(task.root_run_id)
@@ -235,19 +233,17 @@ async def test_task_does_not_end_while_a_failure_is_open(scene: ContractHarness)
     task_id = await scene.task("a")
     await scene.fail(await scene.claim_one())
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.finish(task_id) is None
 
 
 async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, other = await scene.claim()
     await scene.fail(claim)
-    await scene.store.tasks.settle_failure(
-        scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-    )
+    await scene.settle(claim.step_key, FailurePolicy.SKIP_DEPENDENTS)
     await scene.complete(other)
 
-    status = await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    status = await scene.finish(task_id)
 
     task = await scene.store.tasks.task(task_id)
     assert status is task.status is TaskStatus.FAILED
@@ -260,7 +256,7 @@ async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHar
     task_id = await scene.task("a")
     await scene.complete(await scene.claim_one())
 
-    statuses = [await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) for _ in range(2)]
+    statuses = [await scene.finish(task_id) for _ in range(2)]
 
     assert statuses == [TaskStatus.COMPLETED] * 2
     assert (await scene.root_event_types(task_id)).count("task_completed") == 1
@@ -271,18 +267,18 @@ async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(sce
     task_id = claim.identity.task_id
     await scene.store.tasks.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.CANCELLED
+    assert await scene.finish(task_id) is TaskStatus.CANCELLED
 
 
 async def test_task_without_steps_completes(scene: ContractHarness) -> None:
     task_id = await scene.task()
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 async def test_ended_tasks_are_no_longer_open(scene: ContractHarness) -> None:
     ended, open_id = await scene.task("a"), await scene.task("b")
     await scene.complete((await scene.claim(1))[0])
-    await scene.store.tasks.finish_task(scene.own, ended, now_us=scene.now_us)
+    await scene.finish(ended)
 
     assert [task.id for task in await scene.store.tasks.open_tasks(scene.own)] == [open_id]

@@ -45,9 +45,7 @@ async def raise_request(scene: ContractHarness, claim: Claim) -> None:
 
 
 async def withdraw(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.consent.withdraw(
-        claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us
-    )
+    await scene.withdraw(claim, "call_1", "cancelled")
 
 
 WRITES = [append, start_call, end_call, report_progress, raise_request, withdraw]

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import retried_step
@@ -41,7 +41,7 @@ def edges(task_id: str, *pairs: tuple[str, str]) -> TaskChange:
 
 async def settle_all(scene: ContractHarness) -> None:
     while failures := await scene.store.tasks.failures(scene.own):
-        await scene.store.tasks.settle_failure(scene.own, failures[0].key, failures[0].on_failure, now_us=scene.now_us)
+        await scene.settle(failures[0].key, failures[0].on_failure)
 
 
 # -- growing
@@ -97,7 +97,7 @@ async def test_growth_keeps_a_task_from_ending(scene: ContractHarness) -> None:
     await grow(scene, task_id, make_step("b", depends_on=("a",)))
     await scene.complete(claim)
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.finish(task_id) is None
 
 
 async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: ContractHarness) -> None:
@@ -318,7 +318,7 @@ async def test_task_whose_step_was_taken_out_fails_and_says_so(scene: ContractHa
     await update(scene, task_id, TaskChange(skipped=(f"{task_id}/a",)))
     await scene.complete(await scene.claim_one())
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
+    assert await scene.finish(task_id) is TaskStatus.FAILED
     assert (await scene.store.tasks.task(task_id)).reason == "a was skipped"
 
 

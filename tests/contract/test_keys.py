@@ -1,17 +1,14 @@
 """Public keys as rows, and how they end."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
-
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from soong.shared.core.errors import AlreadyConsumedError, ConflictError, NotFoundError, UnconfirmedDecisionError
+from soong.shared.core.errors import AlreadyConsumedError, ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.access.token import Right, digest_of, make_token, read_token
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import ExpiredDecision
 from soong.shared.storage.store import Store
@@ -184,74 +181,127 @@ async def test_a_key_is_reported_when_it_is_published_and_when_it_ends(scene: Co
     assert ended.data["is_revoked"] is True
 
 
-Spoil: TypeAlias = Callable[[ContractHarness, Decision, str], Awaitable[str]]
-
-
-async def _another_text(_scene: ContractHarness, _decision: Decision, text: str) -> str:
-    return text.replace('"reason":"', '"reason":"un')
-
-
-async def _revoked(scene: ContractHarness, decision: Decision, text: str) -> str:
-    await retire(scene.store, decision.key_id, is_revoked=True)
-    return text
-
-
-async def _retired(scene: ContractHarness, decision: Decision, text: str) -> str:
-    await retire(scene.store, decision.key_id, at_us=decision.decided_us - 1)
-    return text
+async def allowed(scene: ContractHarness) -> tuple[Claim, Decision]:
+    """Decide a question of a held run, for call c1."""
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    _, decision = await decided(scene, claim, "c1", "key_a")
+    return claim, decision
 
 
 @pytest.mark.spec("PER-12.b", "PER-16.b")
-@pytest.mark.parametrize("spoil", [_another_text, _revoked, _retired], ids=["another text", "revoked", "retired"])
-async def test_a_notified_decision_that_its_row_does_not_confirm_starts_nothing(
-    scene: ContractHarness, spoil: Spoil
-) -> None:
-    claim, decision, text = await notified(scene)
+async def test_a_decision_that_a_revoked_key_took_away_starts_nothing(scene: ContractHarness) -> None:
+    claim, decision = await allowed(scene)
     run_id = claim.identity.run_id
     call = CallRow(run_id, "c1", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
-    said = await spoil(scene, decision, text)
-    before = await scene.store.runs.events(run_id)
+    await retire(scene.store, decision.key_id, is_revoked=True)
 
-    with pytest.raises(UnconfirmedDecisionError):
-        await scene.store.runs.start_call(
-            call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us, notified=said
-        )
+    with pytest.raises(AlreadyConsumedError):
+        await scene.store.runs.start_call(call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
 
-    assert await scene.store.runs.events(run_id) == before
     assert await scene.store.runs.calls(run_id) == []
     assert await scene.store.audit.uses() == []
 
 
 @pytest.mark.spec("PER-12.b")
-async def test_a_notified_decision_starts_no_other_call(scene: ContractHarness) -> None:
-    claim, decision, text = await notified(scene)
+async def test_a_decision_starts_no_other_call(scene: ContractHarness) -> None:
+    claim, decision = await allowed(scene)
     other = CallRow(claim.identity.run_id, "c2", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
 
-    with pytest.raises(UnconfirmedDecisionError):
-        await scene.store.runs.start_call(other, claim.fence, events=(), now_us=scene.now_us, notified=text)
-
-
-@pytest.mark.spec("PER-12.b")
-async def test_a_notified_decision_is_used_once(scene: ContractHarness) -> None:
-    claim, decision, text = await notified(scene)
-    call = CallRow(claim.identity.run_id, "c1", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
-    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us, notified=text)
-
     with pytest.raises(AlreadyConsumedError):
-        await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us, notified=text)
+        await scene.store.runs.start_call(other, claim.fence, events=(), now_us=scene.now_us)
 
-    (use,) = await scene.store.audit.uses()
-    assert (use.decision_id, use.tool_call_id) == (decision.id, "c1")
+    assert await scene.store.audit.uses() == []
 
 
-async def notified(scene: ContractHarness) -> tuple[Claim, Decision, str]:
-    """Decide a question of a held run; return the decision and its text as its worker is notified of it."""
-    await publish(scene.store, "key_a")
-    claim = await scene.start("a")
-    request = await scene.raised(make_request(claim, "c1"))
-    decision = replace(make_decision(request), key_id="key_a")
-    receipt = await scene.store.consent.decide(
-        scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us
+# -- aPI tokens as rows
+NOW_US = 1_000_000
+
+
+def secret_of(text: str) -> str:
+    read = read_token(text)
+    assert read is not None
+    return read[1]
+
+
+async def test_a_token_comes_back_as_it_was_made(store: Store, other_store: Store) -> None:
+    token, _ = make_token("ada", [Right.RUN, Right.APPROVE], now_us=NOW_US, expires_us=NOW_US + 5)
+
+    await store.access.add_token(token)
+
+    assert await other_store.access.token(token.id) == token
+    assert await other_store.access.token("tok_unknown") is None
+
+
+async def test_tokens_are_listed_in_the_order_they_were_made(store: Store) -> None:
+    made = [make_token(name, [Right.READ], now_us=NOW_US)[0] for name in ("ada", "bob", "eve")]
+    for token in made:
+        await store.access.add_token(token)
+
+    assert list(await store.access.tokens()) == made
+
+
+async def test_an_id_is_given_once(store: Store) -> None:
+    token, _ = make_token("ada", [Right.READ], now_us=NOW_US)
+    await store.access.add_token(token)
+    thief, _ = make_token("eve", [Right.APPROVE], now_us=NOW_US)
+    force_setattr(thief, "id", token.id)
+
+    with pytest.raises(ConflictError):
+        await store.access.add_token(thief)
+
+    assert await store.access.token(token.id) == token
+
+
+async def test_a_token_is_revoked_once_and_for_good(store: Store, other_store: Store) -> None:
+    token, _ = make_token("ada", [Right.READ], now_us=NOW_US)
+    await store.access.add_token(token)
+
+    assert await store.access.revoke_token(token.id, now_us=NOW_US + 1)
+    assert not await other_store.access.revoke_token(token.id, now_us=NOW_US + 2)
+
+    stands = await other_store.access.token(token.id)
+    assert stands is not None
+    assert stands.revoked_us == NOW_US + 1
+    assert stands.problem(NOW_US + 9) == "revoked"
+
+
+async def test_an_unknown_token_cannot_be_revoked(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="token"):
+        await store.access.revoke_token("tok_unknown", now_us=NOW_US)
+
+
+@pytest.mark.spec("OPS-04.d")
+async def test_a_code_becomes_a_token_once(store: Store, other_store: Store) -> None:
+    token, text = make_token("ada", [Right.READ], now_us=NOW_US, sign_in_by_us=NOW_US + 60)
+    code, mine, thiefs = digest_of(secret_of(text)), digest_of("mine"), digest_of("a thief's")
+    await store.access.add_token(token)
+
+    taken = await store.access.sign_in(token.id, code_digest=code, digest=mine, now_us=NOW_US + 1)
+    again = await other_store.access.sign_in(token.id, code_digest=code, digest=thiefs, now_us=NOW_US + 2)
+
+    assert token.problem(NOW_US) == "the code of a sign-in"
+    assert again is None
+    assert taken == await other_store.access.token(token.id)
+    assert taken is not None
+    assert taken.is_proved_by("mine")
+    assert not taken.problem(NOW_US + 3)
+
+
+@pytest.mark.parametrize("why", ["late", "wrong", "revoked", "a token"])
+async def test_what_is_no_good_code_becomes_no_token(store: Store, why: str) -> None:
+    token, text = make_token(
+        "ada", [Right.READ], now_us=NOW_US, sign_in_by_us=None if why == "a token" else NOW_US + 60
     )
-    assert notified_decision(receipt.text) == decision
-    return claim, decision, receipt.text
+    code = digest_of("a guess" if why == "wrong" else secret_of(text))
+    await store.access.add_token(token)
+    if why == "revoked":
+        await store.access.revoke_token(token.id, now_us=NOW_US)
+    then_us = NOW_US + (60 if why == "late" else 1)
+
+    taken = await store.access.sign_in(token.id, code_digest=code, digest=digest_of("mine"), now_us=then_us)
+
+    assert taken is None
+    stands = await store.access.token(token.id)
+    assert stands is not None
+    assert stands.digest == token.digest

@@ -10,7 +10,7 @@ from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, held
-from tests.model.builders import make_step, make_task, open_session
+from tests.model.builders import make_step, make_task, open_session, take_turn
 from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DIS-03")
@@ -129,9 +129,7 @@ class Crowd:
         while len(self.done) < total:
             self.speaking += 1
             self.most_speaking = max(self.most_speaking, self.speaking)
-            advance = await store.claims.advance(
-                worker_id, (), claim=2, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
-            )
+            advance = await take_turn(store, worker_id, claim=2, now_us=scene.now_us)
             self.speaking -= 1
             self.holding += len(advance.claims)
             self.most_holding = max(self.most_holding, self.holding)
@@ -143,9 +141,7 @@ class Crowd:
             )
             ends = [completed(claim) for claim in advance.claims[:1]]
             self.done += [end.step_key for end in ends]
-            await store.claims.advance(
-                worker_id, ends, claim=0, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
-            )
+            await take_turn(store, worker_id, ends, claim=0, now_us=scene.now_us)
 
 
 @pytest.mark.spec("CARD-2.c")
@@ -165,25 +161,3 @@ async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarn
     assert len(crowd.done) == len(set(crowd.done)) == total
     assert crowd.most_speaking >= 10
     assert crowd.most_holding <= 5
-
-
-@pytest.mark.spec("CARD-2")
-async def test_sixteen_claims_at_one_moment_fill_a_limit_of_five_exactly(
-    scene: ContractHarness, open_another: OpenStore
-) -> None:
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 5)])
-    await scene.task(*(f"s{number}" for number in range(40)))
-    stores = [await open_another() for _ in range(4)]
-    workers = [await scene.another_worker() for _ in range(16)]
-
-    advances = await asyncio.gather(
-        *(
-            stores[number % 4].claims.advance(
-                worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
-            )
-            for number, worker_id in enumerate(workers)
-        )
-    )
-
-    assert sum(len(advance.claims) for advance in advances) == 5
-    assert sum(worker.busy for worker in await scene.store.sessions.workers()) == 5

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import RequestState
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import ContractHarness
-from tests.model.builders import make_call, make_decision, make_request, make_step
+from tests.contract.scene import ContractHarness, completed
+from tests.model.builders import make_call, make_decision, make_map, make_request, make_step
 
 
 async def append(
@@ -259,24 +259,6 @@ async def decided(scene: ContractHarness, claim: Claim) -> str:
 
 
 @pytest.mark.spec("PER-12.c")
-async def test_decision_runs_one_call_once(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    decision_id = await decided(scene, claim)
-    await scene.store.runs.start_call(
-        make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us
-    )
-    events_before = await scene.event_types(claim.identity.run_id)
-
-    second = make_call(claim, decision_id=decision_id)
-    with pytest.raises(AlreadyConsumedError) as refusal:
-        await scene.store.runs.start_call(second, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
-
-    assert refusal.value.decision_id == decision_id
-    assert [call.tool_call_id for call in await scene.store.runs.calls(claim.identity.run_id)] == ["call_1"]
-    assert await scene.event_types(claim.identity.run_id) == [*events_before, "security"]
-
-
-@pytest.mark.spec("PER-12.c")
 async def test_of_calls_at_once_one_consumes_the_decision(scene: ContractHarness, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)
@@ -321,3 +303,56 @@ async def test_a_call_whose_decision_was_used_stops_none_of_those_that_start_wit
     assert [type(outcome) for outcome in outcomes] == [type(None), AlreadyConsumedError, LeaseLostError, type(None)]
     started = [(await scene.event_types(each.identity.run_id)).count("tool_started") for each in (used, lost, *held)]
     assert started == [1, 0, 1, 1]
+
+
+# -- the result node of a run whose worker gave none: what its step gave, whatever becomes of the step
+async def results(scene: ContractHarness, *run_ids: str) -> list[Node]:
+    return [(await scene.store.runs.nodes(run_id))[-1] for run_id in run_ids]
+
+
+@pytest.mark.spec("EVT-01")
+async def test_a_result_stays_with_its_run_when_the_step_is_tried_again(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
+    for number in (1, 2):
+        await scene.complete(await scene.claim_one(), {"n": number})
+    await scene.finish(task_id)
+    first = [(await scene.steps(task_id))[name].run_id for name in ("a", "b")]
+    before = await results(scene, *first)
+
+    await scene.retry_task(task_id, from_step="a")
+    await scene.complete(await scene.claim_one(), {"n": 3})
+    again = (await scene.steps(task_id))["a"].run_id
+
+    assert await results(scene, *first) == before
+    assert [node.payload for node in await results(scene, *first, again)] == [
+        {"v": 1, "output": {"n": number}} for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.spec("EVT-01")
+async def test_a_result_stays_with_its_run_when_the_map_step_is_expanded_again(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", make_map("m", depends_on=["a"]))
+    await scene.complete(await scene.claim_one())
+    await scene.expand(f"{task_id}/m", "i")
+    await scene.complete(await scene.claim_one(), {"item": 1})
+    await scene.finish(task_id)
+    run_id = (await scene.steps(task_id))["m[i]"].run_id
+
+    await scene.retry_task(task_id, from_step="a")
+
+    assert "m[i]" not in await scene.steps(task_id)
+    assert [node.payload for node in await results(scene, run_id)] == [{"v": 1, "output": {"item": 1}}]
+
+
+@pytest.mark.spec("EVT-01")
+async def test_a_result_without_a_row_comes_after_all_nodes_and_on_the_last_page(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    nodes = [NewNode(NodeKind.USER, {"v": 1, "number": number}) for number in range(3)]
+
+    await scene.advance([completed(claim, nodes=nodes)])
+
+    run_id = claim.identity.run_id
+    pages = [await scene.store.runs.node_page(run_id, after=after, limit=2) for after in (0, 2, 3, 4)]
+    assert [[node.number for node in page] for page in pages] == [[1, 2], [3, 4], [4], []]
+    assert pages[1][-1] == (await scene.store.runs.nodes(run_id))[-1]
+    assert (pages[1][-1].kind, pages[1][-1].parent) == (NodeKind.RESULT, 3)

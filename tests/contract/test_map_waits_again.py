@@ -13,14 +13,12 @@ async def failed_after_growing(scene: ContractHarness) -> str:
     """Let a failure be kept, the map step below it grow one child, and that child fail; return the task's id."""
     task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_map("m", depends_on=["a"]))
     await scene.fail(await scene.claim_one())
-    await scene.store.tasks.settle_failure(scene.own, f"{task_id}/a", FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.settle(f"{task_id}/a", FailurePolicy.KEEP)
     await scene.expand(f"{task_id}/m", "i")
     await scene.fail(await scene.claim_one())
     for step_id in ("m[i]", "m"):
-        await scene.store.tasks.settle_failure(
-            scene.own, f"{task_id}/{step_id}", FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-        )
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+        await scene.settle(f"{task_id}/{step_id}", FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
     return task_id
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from soong.shared.core.errors import NotFoundError
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepError
@@ -47,8 +47,8 @@ async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Co
 
     await scene.store.tasks.fail_expansion(scene.own, map_key, StepError("x", "x"), now_us=scene.now_us)
     assert await begin(scene.own, map_key) == 0
-    await scene.store.tasks.settle_failure(scene.own, map_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.settle(map_key, FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
     await scene.retry_task(task_id)
     assert (await scene.statuses(task_id))["m"] is StepStatus.EXPANDING
     assert await begin(scene.own, map_key) == 1
@@ -187,7 +187,7 @@ async def test_kept_failure_of_a_child_counts_as_null(scene: ContractHarness) ->
     await scene.fail(first)
     assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
 
-    await scene.store.tasks.settle_failure(scene.own, first.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.settle(first.step_key, FailurePolicy.KEEP)
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
     assert (await scene.claim_one()).dependencies["m"].output == [None, "fine"]
@@ -201,9 +201,9 @@ async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_i
     await scene.fail(first)
     skip = FailurePolicy.SKIP_DEPENDENTS
 
-    await scene.store.tasks.settle_failure(scene.own, first.step_key, skip, now_us=scene.now_us)
+    await scene.settle(first.step_key, skip)
     assert [failure.key for failure in await scene.store.tasks.failures(scene.own)] == [map_key]
-    await scene.store.tasks.settle_failure(scene.own, map_key, skip, now_us=scene.now_us)
+    await scene.settle(map_key, skip)
 
     # The other child goes on to its end, and changes nothing of the map any more.
     await scene.complete(second)
@@ -221,9 +221,7 @@ async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scen
 
     while failures := await scene.store.tasks.failures(scene.own):
         for failure in failures:
-            await scene.store.tasks.settle_failure(
-                scene.own, failure.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-            )
+            await scene.settle(failure.key, FailurePolicy.SKIP_DEPENDENTS)
 
     assert (await scene.statuses(task_id))["report"] is StepStatus.SKIPPED
     assert (await scene.root_event_types(task_id)).count("step_failed") == 1

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.event_log.follower import EventFollower
-from soong.orchestrator.notifications.channels.channel import Delivery
+from soong.orchestrator.notifications.channels import Delivery
 from soong.orchestrator.notifications.consumer import NotificationConsumer, facts_of, occurrence_of, one_line
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import PAGE, NotificationSender

@@ -3,15 +3,18 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import pytest
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
-from tests.contract.scene import ContractHarness
+from tests.contract.scene import ContractHarness, completed, failed
 from tests.model.builders import make_decision, make_request, make_session
 
 T = TypeVar("T", Session, Task, Run)
@@ -90,3 +93,49 @@ async def test_questions_go_on_beyond_the_last_one_seen(scene: ContractHarness) 
     assert [question.request.id for question in earlier] == [asked[1]]
     assert await store.consent.questions(beyond="req_unknown") == []
     assert await store.consent.questions(beyond="req_unknown", include_closed=True) == []
+
+
+# -- steps read page by page: each once, in the order in which they were made, whatever their number
+async def test_pages_have_every_step_once(scene: ContractHarness) -> None:
+    await scene.task("x")
+    task_id = await scene.task(*(f"s{number}" for number in range(7)))
+    tasks = scene.store.tasks
+
+    pages, after = [], ""
+    while page := await tasks.step_page(task_id, after=after, limit=3):
+        pages.append([step.step_id for step in page])
+        after = page[-1].key
+
+    assert pages == [["s0", "s1", "s2"], ["s3", "s4", "s5"], ["s6"]]
+
+
+async def test_only_steps_in_the_named_statuses_are_read(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", "b", "c")
+    first, second, _ = await scene.claim()
+    await scene.fail(first)
+    await scene.complete(second)
+    tasks = scene.store.tasks
+
+    failed = await tasks.step_page(task_id, statuses=(StepStatus.FAILED,))
+    others = await tasks.step_page(task_id, statuses=(StepStatus.COMPLETED, StepStatus.RUNNING), limit=1)
+
+    assert [step.key for step in failed] == [first.step_key]
+    assert [step.key for step in others] == [second.step_key]
+    assert await tasks.step_page(task_id, after=others[0].key, statuses=(StepStatus.FAILED,)) == []
+
+
+# -- the narrow reading of a task's steps says what the full one says
+@pytest.mark.spec("OPS-04.d")
+async def test_states_are_those_of_the_steps_in_their_order(scene: ContractHarness) -> None:
+    task = await scene.task("a", "b", "c", "d")
+    first, second, _ = await scene.claim(3)
+    await scene.advance([completed(first, {"text": "long " * 100}), failed(second)])
+
+    states = await scene.store.tasks.step_states(task)
+
+    assert states == [StepSnapshot.of(step) for step in await scene.store.tasks.steps(task)]
+    assert [str(state.status) for state in states] == ["completed", "failed", "running", "ready"]
+
+
+async def test_an_unknown_task_has_no_states(scene: ContractHarness) -> None:
+    assert list(await scene.store.tasks.step_states("task_unknown")) == []

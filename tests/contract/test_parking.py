@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
@@ -385,11 +385,11 @@ async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: ContractH
     assert await park(scene, asks, [request])
     await scene.advance([failed(fails)])
 
-    await scene.store.tasks.settle_failure(scene.own, fails.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+    await scene.settle(fails.step_key, FailurePolicy.FAIL_TASK)
 
     assert (await scene.statuses(task))["asks"] is StepStatus.CANCELLED
     assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.tasks.finish_task(scene.own, task, now_us=scene.now_us) is TaskStatus.FAILED
+    assert await scene.finish(task) is TaskStatus.FAILED
 
 
 @pytest.mark.spec("PER-13")
@@ -398,11 +398,11 @@ async def test_task_with_a_parked_run_goes_on(scene: ContractHarness) -> None:
     await scene.complete(await scene.claim_one())
     task_id = claim.identity.task_id
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.finish(task_id) is None
 
     await decide(scene, request)
     await scene.complete(await scene.claim_one())
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: ContractHarness) -> None:

@@ -15,7 +15,7 @@ from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pull_worker, pulled, taken, work
 from tests.contract.scene import ContractHarness, cancelled, completed, failed, step_ids
-from tests.model.builders import make_more
+from tests.model.builders import make_more, take_turn
 
 pytestmark = pytest.mark.spec("DAG-03")
 
@@ -79,15 +79,7 @@ async def test_pull_workers_on_several_workers_do_each_step_once(
         for number in range(total):
             claim = await further(scene, own, f"p{number}", worker=worker, store=store)
             if isinstance(claim, Claim):
-                advance = await store.claims.advance(
-                    worker,
-                    [completed(claim)],
-                    claim=0,
-                    pools=("default",),
-                    capabilities=(),
-                    live_workers=1,
-                    now_us=scene.now_us,
-                )
+                advance = await take_turn(store, worker, [completed(claim)], claim=0, now_us=scene.now_us)
                 assert not advance.stale
                 done[claim.step_key] += 1
 
@@ -108,13 +100,13 @@ async def test_a_task_ends_by_its_own_steps_and_not_before_its_pull_workers(scen
     own = await scene.start(pull_worker(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
     task_id = own.identity.task_id
     await scene.complete(await scene.claim_one())
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.finish(task_id) is None
 
     await scene.advance([{"completed": completed, "failed": failed, "cancelled": cancelled}[end](own)])
     for left in await scene.store.tasks.failures(scene.own):
-        await scene.store.tasks.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+        await scene.settle(left.key, left.on_failure)
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 async def test_a_step_that_failed_under_a_pull_worker_fails_its_task_and_is_named_alone(scene: ContractHarness) -> None:
@@ -122,9 +114,9 @@ async def test_a_step_that_failed_under_a_pull_worker_fails_its_task_and_is_name
     task_id = own.identity.task_id
     await scene.advance([failed(await taken(scene, own, "p")), failed(own)])
     for left in await scene.store.tasks.failures(scene.own):
-        await scene.store.tasks.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+        await scene.settle(left.key, left.on_failure)
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
+    assert await scene.finish(task_id) is TaskStatus.FAILED
     assert (await scene.store.tasks.task(task_id)).reason == "p"
 
 

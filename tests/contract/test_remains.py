@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.tasks.spec import FailurePolicy
+from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Outcome, StepEnd
 from tests.contract.scene import ContractHarness, completed, failed, held
-from tests.model.builders import make_map, make_step
+from tests.model.builders import make_call, make_map, make_step
 
 pytestmark = pytest.mark.spec("DAG-10", "DAG-02")
 
@@ -39,7 +40,7 @@ def partly(claim: Claim, output: Json = "done") -> StepEnd:
 
 async def settle(scene: ContractHarness) -> None:
     for failure in await scene.store.tasks.failures(scene.own):
-        await scene.store.tasks.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
+        await scene.settle(failure.key, failure.on_failure)
 
 
 async def test_dependents_learn_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
@@ -86,6 +87,32 @@ async def test_map_tells_what_its_items_left_each_by_name(scene: ContractHarness
     assert result.partial == [
         {"step": "m[x]", "status": "failed", "error": end.error.as_json(), "partial": {"text": "half of x"}}
     ]
+
+
+@pytest.mark.spec("DAG-10.b")
+async def test_a_poisoned_step_names_the_write_that_nobody_knows_the_end_of(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    call = make_call(claim)
+    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+    for _ in range(2):
+        claim = await scene.lost_fence(claim)
+    await scene.expire(max_lost_leases=3)
+
+    result = await scene.store.tasks.result(claim.step_key)
+
+    assert result.status is StepStatus.FAILED
+    assert [(one["tool_call_id"], one["tool"], one["type"]) for one in result.unknown_effects] == [
+        (call.tool_call_id, call.tool, "unknown_after_crash")
+    ]
+
+
+async def test_what_a_bad_worker_lists_as_unknown_stops_no_dependent(scene: ContractHarness) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+    end = replace(partly(claim), nodes=(report(unknown=[{"tool_call_id": []}, "none"]),))
+
+    (later,) = (await scene.advance([end], claim=1)).claims
+
+    assert later.dependencies["a"].unknown_effects == ({"tool_call_id": []},)
 
 
 @pytest.mark.spec("DAG-10.a")

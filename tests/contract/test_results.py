@@ -12,7 +12,6 @@ from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.spec import StepKind, TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
-from soong.shared.engine.tasks.store import TaskEnd
 from tests.contract.scene import ContractHarness, completed
 from tests.contract.test_asks import ask, take_up
 from tests.model.builders import make_map, make_step, make_task
@@ -125,35 +124,9 @@ async def test_a_task_is_read_with_its_steps(scene: ContractHarness) -> None:
     assert (task, list(steps)) == (await scene.store.tasks.task(task_id), await scene.store.tasks.steps(task_id))
     assert [step.step_id for step in steps] == ["a", "b"]
     assert await scene.store.tasks.status(task_id) is TaskStatus.RUNNING
-    for read in (scene.store.tasks.task_with_steps, scene.store.tasks.status, scene.store.tasks.end_of):
+    for read in (scene.store.tasks.task_with_steps, scene.store.tasks.status):
         with pytest.raises(NotFoundError):
             await read("task_none")
-
-
-async def test_the_end_of_a_task_is_read_with_its_steps_and_what_its_runs_tell(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    task_id = claim.identity.task_id
-    assert await scene.store.tasks.end_of(task_id) is TaskStatus.RUNNING
-
-    await scene.advance([completed(claim)])
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
-
-    end = await scene.store.tasks.end_of(task_id)
-    assert isinstance(end, TaskEnd)
-    assert (end.task, list(end.steps)) == await scene.store.tasks.task_with_steps(task_id)
-    assert end.last_runs == await scene.store.runs.last_runs(task_id)
-
-
-async def test_the_end_of_a_task_of_many_steps_is_read_as_that_of_a_few(scene: ContractHarness) -> None:
-    task_id = await scene.task(*(f"s{number:02}" for number in range(40)))
-    assert await scene.store.tasks.end_of(task_id) is TaskStatus.RUNNING
-
-    await scene.advance([completed(claim) for claim in await scene.claim()])
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
-
-    end = await scene.store.tasks.end_of(task_id)
-    assert isinstance(end, TaskEnd)
-    assert [step.step_id for step in end.steps] == [f"s{number:02}" for number in range(40)]
 
 
 # -- the owner's look

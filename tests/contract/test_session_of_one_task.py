@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus, Usage
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus

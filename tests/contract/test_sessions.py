@@ -185,9 +185,7 @@ OWNER_WRITES: dict[str, Write] = {
     "failures": lambda scene, _: scene.store.tasks.failures(scene.own),
     "retry_step": retry_step,
     "promote_due": lambda scene, _: scene.store.tasks.promote_due(scene.own, now_us=scene.later_us),
-    "settle_failure": lambda scene, claim: scene.store.tasks.settle_failure(
-        scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us
-    ),
+    "settle_failure": lambda scene, claim: scene.settle(claim.step_key, FailurePolicy.FAIL_TASK),
     "finish_task": lambda scene, claim: scene.store.tasks.finish_task(
         scene.own, claim.identity.task_id, now_us=scene.now_us
     ),

@@ -5,13 +5,12 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
-from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, mark_recorded
-from tests.model.builders import make_map, make_owner, make_step
+from tests.model.builders import make_map, make_step
 
 
 async def pause(scene: ContractHarness, task_id: str) -> frozenset[str]:
@@ -225,8 +224,8 @@ async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_on
     good, bad = await scene.claim()
     await scene.complete(good, "kept")
     await scene.fail(bad)
-    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.settle(bad.step_key, FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
 
     await scene.retry_task(task_id)
 
@@ -249,7 +248,7 @@ async def test_cancelled_task_can_be_retried_to_its_end(scene: ContractHarness) 
     while claims := await scene.claim():
         await scene.complete_all(claims)
 
-    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-08")
@@ -260,10 +259,8 @@ async def test_retried_map_waits_for_the_children_it_has(scene: ContractHarness)
     await scene.complete(good, "kept")
     await scene.fail(bad)
     while failures := await scene.store.tasks.failures(scene.own):
-        await scene.store.tasks.settle_failure(
-            scene.own, failures[0].key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-        )
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+        await scene.settle(failures[0].key, FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
 
     await scene.retry_task(task_id)
 
@@ -297,7 +294,7 @@ async def test_root_run_of_a_retried_task_continues_and_ends_again(scene: Contra
     assert (root.status, root.end_reason, root.ended_us) == (RunStatus.RUNNING, None, None)
     await scene.store.runs.append(root_run_id, 0, now_us=scene.now_us)
     await scene.complete(await scene.claim_one())
-    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.finish(task_id)
 
     assert (await scene.store.runs.run(root_run_id)).end_reason is EndReason.COMPLETED
 
@@ -323,10 +320,6 @@ async def test_task_with_a_step_still_held_is_not_retried(scene: ContractHarness
 CHAIN = ("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)), "other")
 
 
-async def finish(scene: ContractHarness, task_id: str) -> TaskStatus | None:
-    return await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
-
-
 async def run_all(scene: ContractHarness) -> list[str]:
     """Run what can be run; return the ids of the steps, in order."""
     ran: list[str] = []
@@ -340,7 +333,7 @@ async def run_all(scene: ContractHarness) -> list[str]:
 async def test_completed_task_runs_again_from_a_step_and_keeps_what_does_not_come_of_it(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
     before = await scene.steps(task_id)
 
     await scene.retry_task(task_id, from_step="b")
@@ -348,7 +341,7 @@ async def test_completed_task_runs_again_from_a_step_and_keeps_what_does_not_com
 
     after = await scene.steps(task_id)
     assert ran == ["b", "c"]
-    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
     assert [after[name].attempt for name in ("a", "b", "c", "other")] == [1, 2, 2, 1]
     assert (await scene.store.runs.run(after["b"].run_id)).retry_of == before["b"].run_id
     assert after["other"] == before["other"]
@@ -360,13 +353,13 @@ async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Contra
     good, bad = await scene.claim()
     await scene.complete(good)
     await scene.fail(bad)
-    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await finish(scene, task_id)
+    await scene.settle(bad.step_key, FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
 
     await scene.retry_task(task_id, from_step="a")
 
     assert await run_all(scene) == ["a", "bad", "end"]
-    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-08")
@@ -375,7 +368,7 @@ async def test_map_whose_items_come_of_the_retried_step_is_expanded_again(scene:
     await run_all(scene)
     await scene.expand(f"{task_id}/m", "x", "y")
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
     old = (await scene.steps(task_id))["m[x]"]
 
     await scene.retry_task(task_id, from_step="list")
@@ -385,7 +378,7 @@ async def test_map_whose_items_come_of_the_retried_step_is_expanded_again(scene:
     ran = await run_all(scene)
 
     assert ran == ["m[y]", "m[z]", "end"]
-    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
     assert (await scene.store.tasks.result(f"{task_id}/m")).output == ["Step y", "Step z"]
     assert (await scene.event_types(old.run_id))[-1] == "run_completed"
 
@@ -395,42 +388,25 @@ async def test_retry_from_an_item_keeps_the_other_items(scene: ContractHarness) 
     task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
     await scene.expand(f"{task_id}/m", "x", "y")
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     await scene.retry_task(task_id, from_step="m[x]")
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
     assert await run_all(scene) == ["m[x]", "end"]
-    assert await finish(scene, task_id) is TaskStatus.COMPLETED
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-08")
 async def test_completed_task_is_not_retried_without_a_step(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     with pytest.raises(InvalidTransitionError, match="completed"):
         await scene.retry_task(task_id)
 
     assert (await scene.store.tasks.task(task_id)).status is TaskStatus.COMPLETED
-
-
-@pytest.mark.spec("DAG-08")
-async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    await run_all(scene)
-    await finish(scene, task_id)
-    await scene.store.sessions.close_session(scene.own)
-
-    await scene.command(task_id, CommandKind.RETRY)
-
-    successor = make_owner()
-    await scene.store.sessions.register_owner(successor)
-    (adopted,) = await scene.store.sessions.adopt_sessions(successor.id)
-    assert (adopted.id, adopted.is_closed, adopted.owner_epoch) == (scene.own.session_id, False, scene.own.epoch + 1)
-    with pytest.raises(NotOwnerError):
-        await scene.retry_task(task_id, from_step="a")
 
 
 async def test_retried_task_opens_its_session(scene: ContractHarness) -> None:
@@ -450,7 +426,7 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
     task_id = await scene.task("a")
     claims = await scene.claim()
     await scene.complete_all([claim for claim in claims if claim.identity.task_id == task_id])
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     before = await scene.store.tasks.unrecorded(scene.own.owner_id)
     await mark_recorded(scene.store, task_id)
@@ -468,13 +444,13 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
 async def test_a_task_that_was_tried_again_is_recorded_again(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
     await mark_recorded(scene.store, task_id)
 
     await scene.retry_task(task_id, from_step="c")
     during = await scene.store.tasks.unrecorded(scene.own.owner_id)
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     assert during == []
     assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [task_id]
@@ -485,14 +461,14 @@ async def test_folders_of_an_earlier_end_do_not_record_a_task_that_has_had_anoth
     """They were being written while the task was tried again and ended."""
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
     first_us = (await scene.store.tasks.task(task_id)).ended_us
     assert first_us is not None
     await scene.retry_task(task_id, from_step="c")
     during = await scene.store.tasks.mark_recorded(task_id, first_us)
     scene.clock.advance(timedelta(seconds=1))
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     after = await scene.store.tasks.mark_recorded(task_id, first_us)
 
@@ -513,11 +489,11 @@ async def test_the_root_run_of_a_task_ends_when_its_task_does(scene: ContractHar
     elif how == "fail":
         claim = await scene.claim_one()
         await scene.fail(claim)
-        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
-        await finish(scene, task_id)
+        await scene.settle(claim.step_key, FailurePolicy.FAIL_TASK)
+        await scene.finish(task_id)
     else:
         await run_all(scene)
-        await finish(scene, task_id)
+        await scene.finish(task_id)
 
     task = await scene.store.tasks.task(task_id)
     root = await scene.store.runs.run(task.root_run_id)
@@ -544,7 +520,7 @@ async def test_tasks_that_are_set_aside_keep_no_other_from_being_found(scene: Co
 async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_anybody(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await run_all(scene)
-    await finish(scene, task_id)
+    await scene.finish(task_id)
 
     assert await scene.store.tasks.unrecorded("own_other") == []
     await scene.store.sessions.release_owner(scene.own.owner_id)
@@ -558,10 +534,8 @@ async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_th
     agents = replace(make_map("m", depends_on=("list",)), model="old:one")
     task_id = await scene.task("list", agents, make_step("end", depends_on=("m",), model="old:one"))
     await scene.fail(await scene.claim_one())
-    await scene.store.tasks.settle_failure(
-        scene.own, f"{task_id}/list", FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
-    )
-    await finish(scene, task_id)
+    await scene.settle(f"{task_id}/list", FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
 
     await scene.retry_task(task_id, model="new:two")
 

@@ -18,7 +18,7 @@ from soong.shared.engine.runs.budgets import (
     session_scope,
     task_scope,
 )
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepError
 from tests.contract.scene import ContractHarness, completed
@@ -57,6 +57,7 @@ def at_limit(claim: Claim, words: str = "it is reached") -> StepEnd:
     return replace(completed(claim), status=StepStatus.FAILED, end_reason=EndReason.TOKEN_LIMIT, error=error)
 
 
+@pytest.mark.spec("DIS-07.e", "DIS-07.f", "DIS-07.g")
 @pytest.mark.parametrize(
     ("limits", "words", "reason"),
     [

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.storage.store import Store
@@ -132,22 +131,6 @@ async def test_map_whose_dependencies_are_done_waits_for_the_expander(scene: Con
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.EXPANDING
     assert advance.owner_sessions == {scene.own.session_id}
-
-
-async def test_diamond_runs_through(scene: ContractHarness) -> None:
-    task_id = await scene.task(
-        "top",
-        make_step("left", depends_on=("top",)),
-        make_step("right", depends_on=("top",)),
-        make_step("bottom", depends_on=("left", "right")),
-    )
-    order: list[str] = []
-    while claims := await scene.claim():
-        order += step_ids(claims)
-        await scene.complete_all(claims)
-
-    assert order == ["top", "left", "right", "bottom"]
-    assert set((await scene.statuses(task_id)).values()) == {StepStatus.COMPLETED}
 
 
 @pytest.mark.spec("DAG-10", "DIS-05.a")

@@ -18,7 +18,7 @@ from tests.contract.scene import completed
 from tests.integration.bad_worker import BadWorker
 from tests.integration.consent import Callback, ConsentHarness, open_bench
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
-from tests.model.builders import make_request, make_step, make_task, open_worker
+from tests.model.builders import make_request, make_step, make_task, open_worker, take_turn
 
 BAD = "known-to-the-bad-process-alone"
 DENIED = {"refused": "InsufficientPrivilege"}
@@ -90,9 +90,7 @@ async def deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployme
         stack.push_async_callback(bad.close)
         bench = await stack.enter_async_context(open_bench(callback, store=store.as_store()))
         ((ended, ended_worker), (victim, victim_worker)) = await bench.claim(2)
-        await good.claims.advance(
-            ended_worker, [completed(ended)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
-        )
+        await take_turn(good, ended_worker, [completed(ended)], claim=0, now_us=1)
         own_worker = await open_worker(bad)
         await bench.store.tasks.create_task(make_task(bench.session_id, make_step("mine")))
         own = await claim_one(bad, own_worker, bench)
@@ -103,13 +101,5 @@ async def deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployme
 
 
 async def claim_one(store: Store, worker_id: str, bench: ConsentHarness) -> Claim:
-    advance = await store.claims.advance(
-        worker_id,
-        (),
-        claim=1,
-        pools=("default",),
-        capabilities=(),
-        live_workers=1,
-        now_us=bench.clock.now_us(),
-    )
+    advance = await take_turn(store, worker_id, now_us=bench.clock.now_us())
     return advance.claims[0]

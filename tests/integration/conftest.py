@@ -22,13 +22,10 @@ __all__ = ["migrated_postgres_url", "migrated_sqlite_url", "postgres_template", 
 OpenBench: TypeAlias = Callable[..., AbstractAsyncContextManager[ConsentHarness]]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def open_bench(request: pytest.FixtureRequest) -> OpenBench:
-    """Open a bench over the store under test; see :func:`tests.integration.consent.open_bench`."""
-    if request.param == "memory":
-        return consent.open_bench
-    template: Path = request.getfixturevalue("sqlite_template")
-    url = sqlite_copy(template, request.getfixturevalue("tmp_path"))
+@pytest.fixture
+def open_bench(sqlite_template: Path, tmp_path: Path) -> OpenBench:
+    """Open a bench over SQLite; see :func:`tests.integration.consent.open_bench`."""
+    url = sqlite_copy(sqlite_template, tmp_path)
 
     @asynccontextmanager
     async def opened(*given: object, **named: object) -> AsyncIterator[ConsentHarness]:

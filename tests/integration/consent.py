@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.remote_responder import RemoteResponder
+from soong.orchestrator.approvals.session_approvals import ApprovalContext
+from soong.orchestrator.client.client import Client
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import RunGate
@@ -38,7 +39,8 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall, Verdict
-from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
+from tests.answering import AnsweringProgram
+from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker, take_turn
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
@@ -125,7 +127,7 @@ class ConsentHarness:
     inboxes: dict[str, DecisionInbox] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     attached: list[asyncio.Task[None]] = field(default_factory=list)
-    responders: list[RemoteResponder] = field(default_factory=list)
+    responders: list[AnsweringProgram] = field(default_factory=list)
 
     @property
     def session_id(self) -> str:
@@ -155,15 +157,7 @@ class ConsentHarness:
         return held
 
     async def claim_for(self, worker_id: str) -> Claim:
-        advance = await self.store.claims.advance(
-            worker_id,
-            (),
-            claim=1,
-            pools=("default",),
-            capabilities=(),
-            live_workers=1,
-            now_us=self.clock.now_us(),
-        )
+        advance = await take_turn(self.store, worker_id, now_us=self.clock.now_us())
         return advance.claims[0]
 
     async def events(self, claim: Claim) -> list[Event]:
@@ -196,32 +190,16 @@ class ConsentHarness:
             await until(lambda: broker.looks > looks)  # noqa: B023  # awaited within its turn
 
     def new_broker(self, owner_id: str) -> ApprovalBroker:
-        return ApprovalBroker(
-            self.store,
-            self.notifier,
-            DeploymentKey(self.store, self.signer, self.clock),
-            self.clock,
-            self.settings,
-            owner_id=lambda: owner_id,
-            home=HOME,
-            redactor=redactor([CONFIGURED_SECRET]),
-        )
+        key = DeploymentKey(self.store, self.signer, self.clock)
+        tools = ApprovalContext(self.store, self.notifier, key, self.clock, self.settings, lambda: owner_id, home=HOME)
+        return ApprovalBroker(replace(tools, redactor=redactor([CONFIGURED_SECRET])))
 
     def attach(
         self, callback: PermissionCallback, principal: str = "local", *, channel: str = "terminal"
-    ) -> RemoteResponder:
+    ) -> AnsweringProgram:
         """Attach a client; it answers until it is detached or the bench is closed."""
-        responder = RemoteResponder(
-            self.store,
-            self.notifier,
-            self.subscriber,
-            self.session_id,
-            principal,
-            channel,
-            callback,
-            self.settings,
-            self.clock,
-        )
+        client = Client(self.store, self.notifier, self.subscriber, self.clock, self.settings)
+        responder = AnsweringProgram(client, self.session_id, callback, principal, channel)
         self.responders.append(responder)
         self.attached.append(asyncio.get_running_loop().create_task(responder.run()))
         return responder

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
-from soong.shared.storage.sql.engine.write_lock import database_file
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, UnflushedLog, WriteAheadLog, database_file
 from soong.shared.storage.sql.store import SqlStore
 from tests.contract.scene import completed
-from tests.model.clock import START_US
+from tests.model.builders import take_turn
 
 LIMIT_S = 30.0
 SOON = partial(Database.write, flush=Flush.WITH_NEXT)
@@ -29,6 +28,12 @@ def scopes(path: Path) -> list[str]:
         connection.close()
 
 
+def log_of(database: Database) -> UnflushedLog:
+    log = database._writer._log
+    assert log is not None
+    return log
+
+
 @contextmanager
 def held_flush(database: Database) -> Iterator[threading.Event]:
     """Let no flush end before this does; the event says that one has begun."""
@@ -39,7 +44,7 @@ def held_flush(database: Database) -> Iterator[threading.Event]:
         assert may_end.wait(LIMIT_S)
         log.flush()
 
-    database.flusher = flush
+    log_of(database).flusher = flush
     try:
         yield has_begun
     finally:
@@ -55,21 +60,13 @@ def counted_flushes(database: Database) -> Iterator[list[int]]:
         found.append(Path(f"{database_file(database.url)}-wal").stat().st_size)
         log.flush()
 
-    database.flusher = flush
+    log_of(database).flusher = flush
     yield found
 
 
 async def advance(store: SqlStore, worker_id: str, *ended: Claim) -> tuple[Claim, ...]:
     """End steps and claim one."""
-    found = await store.claims.advance(
-        worker_id,
-        [completed(claim) for claim in ended],
-        claim=1,
-        pools=("default",),
-        capabilities=(),
-        live_workers=1,
-        now_us=START_US,
-    )
+    found = await take_turn(store, worker_id, [completed(claim) for claim in ended])
     return found.claims
 
 

@@ -37,8 +37,8 @@ async def held_before_commit(scene: ContractHarness, work: Coroutine[Any, Any, T
         transaction.commit()
 
     assert isinstance(scene.store, SqlStore)
-    usual = scene.store._database.committer
-    scene.store._database.committer = commit_later
+    usual = scene.store._database._writer.committer
+    scene.store._database._writer.committer = commit_later
     writing = asyncio.create_task(work)
     try:
         assert await asyncio.to_thread(is_written.wait, LIMIT_S)
@@ -46,4 +46,4 @@ async def held_before_commit(scene: ContractHarness, work: Coroutine[Any, Any, T
     finally:
         may_commit.set()
         await asyncio.wait({writing}, timeout=LIMIT_S)
-        scene.store._database.committer = usual
+        scene.store._database._writer.committer = usual

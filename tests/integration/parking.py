@@ -7,20 +7,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import SessionTerms, submission
+from soong.orchestrator.operations.preparation import prepared
+from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import load_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
-from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import Choice, PermissionRequest
@@ -33,13 +35,14 @@ from soong.worker.agent_step import AgentStepRunner
 from soong.worker.flower import NoFlower
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
-from soong.worker.process import WorkerProcess
+from soong.worker.lifetime import Lifetime, RecycleLimits, Retirement
+from soong.worker.process import Connections, RunParts, WorkerProcess
 from soong.worker.run import StepRunner
 from tests.integration.consent import BothPorts
 from tests.integration.waiting_tools import opened
 from tests.model.builders import make_answer, make_owner
 from tests.scripted import calls as made
-from tests.waiting import until
+from tests.waiting import looks, until
 
 SECRETS = ("a.pem", "b.pem")
 """Files that may be read by a person's leave only: neighbouring calls of one turn that ask at the same time."""
@@ -106,22 +109,19 @@ class Site:
         allow: Sequence[str] = (),
         limits: JsonObject | None = None,
     ) -> None:
-        document: JsonObject = {"title": "t", "steps": list(steps), "limits": limits}
-        catalogue = Catalogue.of(self.settings)
-        prepared = submission(
-            plan_from_json(document, "plan", catalogue.known()),
-            {},
-            SessionTerms(project=self.project, cwd=self.project, approval_mode=mode, model="script", allow=allow),
-            catalogue,
-            self.clock,
-        )
+        plan = {"title": "t", "steps": list(steps), "limits": limits}
+        given: Any = {"plan": plan, "project": str(self.project), "approval_mode": str(mode), "allow": allow}
+        body = SubmissionBody.model_construct(**given, model="script")
+        made = prepared(body, "local", new_ids(), Catalogue.of(self.settings), self.settings)
         owner = make_owner()
         await self.store.sessions.register_owner(owner)
-        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.tasks.create_task(prepared.task)
-        self.own, self.task_id = Ownership(prepared.session.id, owner.id, 1), prepared.task.id
+        await self.store.sessions.open_session(replace(made.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.tasks.create_task(made.task)
+        self.own, self.task_id = Ownership(made.session.id, owner.id, 1), made.task.id
         key = DeploymentKey(self.store, Signer.generate(), self.clock)
-        self.broker = ApprovalBroker(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
+        self.broker = ApprovalBroker(
+            ApprovalContext(self.store, self.board, key, self.clock, self.settings, lambda: owner.id)
+        )
         self._begin(self._hear_questions())
 
     async def start_worker(
@@ -149,18 +149,13 @@ class Site:
             load_config(own.home),
         )
         process = WorkerProcess(
-            store=self.store,
-            notifier=self.board,
-            subscriber=self.board,
-            clock=self.clock,
-            settings=own,
-            incarnation=incarnation,
-            runner=StepRunner(FunctionStepRunner(), agents, Redactor()),
-            watcher=NoFlower(),
-            thread=_Soon(),
-            on_drain=agents.lot.hurry,
-            closers=(inbox.close,),
-            is_ready=is_ready,
+            Connections(self.store, self.board, self.board, closers=(inbox.close,)),
+            RunParts(StepRunner(FunctionStepRunner(), agents, Redactor()), NoFlower(), hurry=agents.lot.hurry),
+            own,
+            incarnation,
+            self.clock,
+            _Soon(),
+            Lifetime(RecycleLimits(), Retirement(self.clock), is_ready=is_ready),
         )
         await process.start()
         self._processes.append(process)
@@ -169,10 +164,9 @@ class Site:
         return process
 
     async def _dispatch(self, process: WorkerProcess) -> None:
-        while True:
+        async for _ in looks(600):
             if any((await self.store.claims.backlog()).ready.values()):
                 self._begin(process.slots.hold())
-            await asyncio.sleep(0.01)
 
     async def _hear_questions(self) -> None:
         subscription = await self.board.subscribe_permissions()

@@ -13,8 +13,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.store import SqlStore, open_store
-from tests.model.builders import make_session, make_step, make_task, make_worker
-from tests.model.clock import START_US
+from tests.model.builders import make_session, make_step, make_task, make_worker, take_turn
 
 
 @asynccontextmanager
@@ -48,9 +47,7 @@ async def begin(store: SqlStore) -> tuple[Session, str]:
 async def claim_one(store: SqlStore, session: Session, worker_id: str) -> Claim:
     """Create a task of one step and claim it."""
     await store.tasks.create_task(make_task(session.id, make_step("a")))
-    advance = await store.claims.advance(
-        worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
-    )
+    advance = await take_turn(store, worker_id)
     return advance.claims[0]
 
 

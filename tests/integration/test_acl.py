@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import MAX_LENGTH
+from soong.shared.engine.wire.notifier import MAX_LENGTH
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
@@ -27,7 +27,6 @@ from tests.system.test_flower import AGENT, TROUBLED, Flower, flower_process
 from tests.waiting import blocking_looks
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step
 from soong.shared.permissions.request import Choice

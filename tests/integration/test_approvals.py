@@ -5,20 +5,20 @@ import json
 import os
 import socket
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.approval import approval_of, provenance_here
+from soong.orchestrator.approvals.approval import approval_of, provenance_here, question_of
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
-from soong.orchestrator.cli.approvals import AnswerExitCode, outcome_of, refused
-from soong.orchestrator.cli.approvals_watch import Stream
+from soong.orchestrator.cli.api import Api
+from soong.orchestrator.cli.approvals import AnswerExitCode, QuestionLines, outcome_of, refused
 from soong.orchestrator.cli.question_text import list_text, show_text
+from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TerminalResponder, TypedAnswer
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.home_api import ApiProblemError
+from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.calls import DirectCalls
@@ -26,16 +26,15 @@ from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.ids import find_question
 from soong.orchestrator.operations.peers import Peer
 from soong.orchestrator.schemas.approval import ApprovalDetail
-from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.errors import NotFoundError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import ApiToken, Right
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Provenance, Question
+from soong.shared.permissions.request import Choice, Provenance, Question
 from soong.shared.tools.ports import Verdict
-from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import HOME, Callback, ConsentHarness, documents_of, make_call, verdicts
+from tests.integration.consent import HOME, ConsentHarness, documents_of, make_call, verdicts
 from tests.model.builders import make_worker
 from tests.waiting import until
 
@@ -51,6 +50,10 @@ async def asked(bench: ConsentHarness, folder: str = "/work/out") -> tuple["asyn
 
     await until(is_there)
     return asking, new[0]
+
+
+async def question_named(bench: ConsentHarness, text: str) -> Question:
+    return await question_of(bench.store.consent, await find_question(bench.store, text))
 
 
 async def call(bench: ConsentHarness, folder: str = "/work/out") -> "asyncio.Task[Verdict]":
@@ -76,10 +79,27 @@ async def answer(
     path = f"/v1/approvals/{question.request.id}"
     body: dict[str, Json] = {"choice": str(choice), "reason": reason, "input_digest": question.request.input_digest}
     try:
-        answered = await calls.call("POST", f"{path}/answer", query={"wait": wait_s}, body=body)
-    except ApiProblemError as problem:
-        return refused({"id": question.request.id}, problem.error())
-    return outcome_of(answered, str(choice))
+        answered = await calls.reply("POST", f"{path}/answer", query={"wait": wait_s}, body=body)
+    except SoongError as error:
+        return refused({"id": question.request.id}, error)
+    return outcome_of(answered.document, str(choice))
+
+
+class FixedCalls(Value):
+    """Stands for the operations of a command's own process."""
+
+    direct: DirectCalls
+
+    async def calls(self, *, may_start: bool) -> DirectCalls:
+        return self.direct
+
+
+async def api_of(bench: ConsentHarness, principal: str = "local") -> Api:
+    """Return the operations for what a command does all at once."""
+    own = FixedCalls(calls_of(bench, principal, await provenance_here(bench.store.sessions)))
+    api = Api(is_held=True)
+    api._home, api._own = None, own  # type: ignore[assignment]  # the rows of this bench
+    return api
 
 
 # -- answering
@@ -118,7 +138,7 @@ async def test_a_second_answer_learns_who_was_first(open_bench: OpenBench) -> No
         await verdicts(asking)
 
         late = await answer(bench, question, Choice.DENY)
-        listed = await answer(bench, await find_question(bench.store, question.request.id[-8:]), Choice.DENY)
+        listed = await answer(bench, await question_named(bench, question.request.id[-8:]), Choice.DENY)
 
         assert late == listed
         assert late[0] == AnswerExitCode.DECIDED
@@ -138,7 +158,7 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
         assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
         assert await bench.store.consent.questions() == []
         approval = await approval_of(
-            bench.store, await find_question(bench.store, question.request.id), TargetChecker((), bench.settings.home)
+            bench.store, await question_named(bench, question.request.id), TargetChecker((), bench.settings.home)
         )
         assert approval.withdrawn == "its call was cancelled"
         shown = ApprovalDetail.of_question(approval.question, approval).model_dump()
@@ -190,17 +210,6 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
         assert await bench.store.consent.answer_of(question.request.id) is None
         await answer(bench, question, Choice.ALLOW_ONCE)
         assert (await verdicts(asking))[0].is_allowed
-
-
-@pytest.mark.spec("PER-13")
-async def test_a_session_with_an_inbox_is_answered_by_anybody_who_may(open_bench: OpenBench) -> None:
-    async with open_bench(mode=ApprovalMode.INBOX) as bench:
-        asking, question = await asked(bench)
-
-        _, said = await answer(bench, question, Choice.DENY, "no", who="grace")
-
-        assert said.endswith("denied by grace through soong approvals: no")
-        assert (await verdicts(asking))[0].error is ErrorType.PERMISSION_DENIED
 
 
 @pytest.mark.spec("PER-13.h")
@@ -306,15 +315,15 @@ async def test_a_question_is_found_by_either_end_of_its_id_and_what_waits_goes_f
         other, second = await asked(bench, "/work/two")
         key = question.request.id
 
-        assert (await find_question(bench.store, key)).request.id == key
-        assert (await find_question(bench.store, key[-6:])).request.id == key
-        with pytest.raises(UsageError, match="fits 2 questions"):
+        assert await find_question(bench.store, key) == key
+        assert await find_question(bench.store, key[-6:]) == key
+        with pytest.raises(UsageError, match="fits 2 permission requests"):
             await find_question(bench.store, "req_")
         with pytest.raises(NotFoundError):
             await find_question(bench.store, "zzzzzzzz")
         await answer(bench, second, Choice.DENY)
         await verdicts(other)
-        assert (await find_question(bench.store, "req_")).request.id == key
+        assert await find_question(bench.store, "req_") == key
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -325,7 +334,7 @@ async def test_a_stream_tells_each_question_and_each_end_once(
 ) -> None:
     """What has expired leaves the list, and its end is told (Agenta-AI/agenta#6823, librefang/librefang#1797)."""
     async with open_bench() as bench:
-        stream = Stream(bench.store, "")
+        stream = QuestionLines(await api_of(bench), "")
         asking, question = await asked(bench)
         for _ in range(2):
             await stream.poll()
@@ -342,20 +351,31 @@ async def test_a_stream_tells_each_question_and_each_end_once(
 
 
 # -- a terminal that answers for all sessions
-def watcher(bench: ConsentHarness, callback: object, sentences: list[str], principal: str = "local") -> RemoteResponder:
-    responder = RemoteResponder(
-        bench.store,
-        bench.notifier,
-        bench.subscriber,
-        "",
-        principal,
-        "cli",
-        callback,  # type: ignore[arg-type]  # callbacks of these tests
-        bench.settings,
-        notify=sentences.append,
-    )
+class Person:
+    """Answers yes, and remembers what was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[Document] = []
+        self.at_once = self.most_at_once = 0
+
+    async def __call__(self, question: Document) -> TypedAnswer:
+        self.shown.append(question)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        return TypedAnswer(Choice.ALLOW_ONCE)
+
+
+async def watching(
+    bench: ConsentHarness,
+    person: Callable[[Document], Awaitable[TypedAnswer]],
+    sentences: list[str],
+    principal: str = "local",
+) -> None:
+    """Have somebody answer for all sessions, from now on."""
+    responder = TerminalResponder(await api_of(bench, principal), "", person, sentences.append, lambda _: None)
     bench.tasks.append(asyncio.get_running_loop().create_task(responder.run()))
-    return responder
 
 
 @pytest.mark.spec("PER-13", "PER-01")
@@ -366,22 +386,22 @@ async def test_one_terminal_answers_for_every_session_of_its_principal_one_at_a_
             store=bench.store, notifier=bench.notifier, subscriber=bench.subscriber, signer=bench.signer
         ) as other,
     ):
-        person = Callback()
-        watcher(bench, person, [])
+        person = Person()
+        await watching(bench, person, [])
 
         answers = await verdicts(await call(bench), await call(other))
 
         assert all(verdict.is_allowed for verdict in answers)
-        assert {request.identity.session_id for request in person.shown} == {bench.session_id, other.session_id}
+        assert {one["identity"]["session_id"] for one in person.shown} == {bench.session_id, other.session_id}
         assert person.most_at_once == 1
 
 
 async def test_questions_of_other_principals_are_not_shown(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
-        stranger, person = Callback(), Callback()
-        watcher(bench, stranger, [], "mallory")
+        stranger, person = Person(), Person()
+        await watching(bench, stranger, [], "mallory")
         asking, _ = await asked(bench)
-        watcher(bench, person, [])
+        await watching(bench, person, [])
 
         assert (await verdicts(asking))[0].is_allowed
         assert stranger.shown == []
@@ -390,17 +410,17 @@ async def test_questions_of_other_principals_are_not_shown(open_bench: OpenBench
 async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again(open_bench: OpenBench) -> None:
     order: list[str] = []
 
-    async def person(request: PermissionRequest) -> PermissionDecision:
-        order.append(request.scope)
+    async def person(question: Document) -> TypedAnswer:
+        order.append(question["session_grant"])
         if len(order) <= 2:
             raise SkipQuestionError
-        return PermissionDecision(Choice.ALLOW_ONCE)
+        return TypedAnswer(Choice.ALLOW_ONCE)
 
     async with open_bench() as bench:
         one, _ = await asked(bench, "/work/1")
         two, _ = await asked(bench, "/work/2")
         three, _ = await asked(bench, "/work/3")
-        watcher(bench, person, [])
+        await watching(bench, person, [])
 
         assert all(verdict.is_allowed for verdict in await verdicts(one, two, three))
         assert order == ["/work/1", "/work/2", "/work/3", "/work/1", "/work/2"]
@@ -408,88 +428,17 @@ async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again
 
 @pytest.mark.spec("PER-13")
 async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: OpenBench) -> None:
-    async def closed(_request: PermissionRequest) -> PermissionDecision:
+    async def closed(_question: Document) -> TypedAnswer:
         raise ResponderClosedError("standard input ended")
 
     async with open_bench() as bench:
         sentences: list[str] = []
         asking, question = await asked(bench)
-        watcher(bench, closed, sentences)
+        await watching(bench, closed, sentences)
         await until(lambda: len(sentences) == 2)
 
         assert await bench.store.consent.answer_of(question.request.id) is None
         assert sentences[0] == "standard input ended"
         assert sentences[1].startswith("1 question stays open; `soong approvals list`")
-        await until(lambda: _nobody_attached(bench))
         assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == AnswerExitCode.DONE
         assert (await verdicts(asking))[0].is_allowed
-
-
-async def _nobody_attached(bench: ConsentHarness) -> bool:
-    return not await bench.store.sessions.responders(bench.session_id)
-
-
-@pytest.mark.spec("PER-15")
-async def test_a_terminal_learns_how_its_question_was_answered_elsewhere(open_bench: OpenBench) -> None:
-    async with open_bench() as bench:
-        sentences: list[str] = []
-        silent = Callback(gate=asyncio.Event())
-        watcher(bench, silent, sentences)
-        asking, question = await asked(bench)
-        await until(lambda: silent.at_once == 1)
-
-        await answer(bench, question, Choice.DENY, "not that folder")
-
-        await verdicts(asking)
-        await until(lambda: bool(sentences))
-        assert silent.at_once == 0
-        assert "was settled elsewhere: denied by local through soong approvals: not that folder" in sentences[0]
-
-
-@pytest.mark.spec("PER-15")
-@pytest.mark.parametrize("has_ended", [True, False], ids=["its run has ended", "its run goes on"])
-async def test_who_leaves_learns_of_questions_that_stay_and_of_no_others(
-    open_bench: OpenBench, has_ended: bool
-) -> None:
-    async with open_bench() as bench:
-        sentences: list[str] = []
-        silent = Callback(gate=asyncio.Event())
-        watcher(bench, silent, sentences)
-        asking, _ = await asked(bench)
-        await until(lambda: silent.at_once == 1)
-        await bench.broker.close()
-        if has_ended:
-            (worker,) = await bench.store.sessions.workers()
-            await bench.store.claims.expire_worker(
-                worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us()
-            )
-
-        await _cancelled(bench.tasks[-1])
-
-        assert [sentence for sentence in sentences if "stays open" in sentence] == ([] if has_ended else sentences[-1:])
-        assert has_ended or sentences
-        await _cancelled(asking)
-
-
-async def _cancelled(task: "asyncio.Task[Any]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: OpenBench) -> None:
-    async with open_bench() as bench:
-        bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
-        person = Callback(gate=asyncio.Event())
-        watcher(bench, person, [])
-        asking = await call(bench)
-        await until(lambda: _is_attached(bench))
-
-        assert person.gate is not None
-        person.gate.set()
-
-        assert (await verdicts(asking))[0].is_allowed
-        await until(lambda: _nobody_attached(bench))
-
-
-async def _is_attached(bench: ConsentHarness) -> bool:
-    return bool(await bench.store.sessions.responders(bench.session_id))

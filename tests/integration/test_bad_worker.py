@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.question_limits import MAX_OPEN
-from soong.orchestrator.client.audit import verify
+from soong.orchestrator.operations.audit import verify
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.request import Choice, RequestState

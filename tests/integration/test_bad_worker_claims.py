@@ -6,7 +6,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKi
 from soong.shared.engine.tasks.step import Lease
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one
-from tests.model.builders import make_children, make_map, make_step, make_task, open_worker
+from tests.model.builders import make_children, make_map, make_step, make_task, open_worker, take_turn
 
 EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
 TAKE_STEP = "UPDATE steps SET status = 'running', worker_id = %(own_worker)s, fence = {fence}, starts = {starts}"
@@ -93,9 +93,7 @@ async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None
 
     assert outcomes == dict.fromkeys(HELD_BY_NOBODY, DENIED)
     good_worker = await open_worker(deployment.bench.store)
-    advance = await deployment.bench.store.claims.advance(
-        good_worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=1
-    )
+    advance = await take_turn(deployment.bench.store, good_worker, now_us=1)
     (claim,) = advance.claims
     assert (claim.identity.run_id, claim.fence, claim.is_resumed, claim.malformed) == (names["free"], 1, False, "")
 
@@ -125,9 +123,7 @@ async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployme
 
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_what_it_has_ended_it_changes_no_more(deployment: Deployment) -> None:
-    await deployment.own_store.claims.advance(
-        deployment.own_worker, [completed(deployment.own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
-    )
+    await take_turn(deployment.own_store, deployment.own_worker, [completed(deployment.own)], claim=0, now_us=1)
 
     outcomes = [
         await deployment.try_("UPDATE steps SET output = '\"other\"' WHERE key = %(own_step)s"),

@@ -13,6 +13,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import DENIED, Deployment
 from tests.integration.roles import plain
+from tests.model.builders import take_turn
 
 MB = 1_000_000
 WORKER = (
@@ -70,9 +71,7 @@ async def test_a_page_of_events_or_nodes_ends_by_its_size_and_all_pages_have_all
         events = [NewEvent("tool_completed", {"text": "x" * 3 * MB})]
         nodes = [NewNode(NodeKind.USER, {"v": 1, "text": "y" * 3 * MB})]
         await store.runs.append(run_id, own.fence, events=events, nodes=nodes, now_us=1)
-    await store.claims.advance(
-        deployment.own_worker, [completed(own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=2
-    )
+    await take_turn(store, deployment.own_worker, [completed(own)], claim=0, now_us=2)
     reader = deployment.bench.store.runs
 
     numbers, seqs, peaks = [0], [0], []

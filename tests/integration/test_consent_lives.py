@@ -7,17 +7,16 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.call_log import KeptWrite
-from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, RequestState
+from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, open_worker
+from tests.model.memory.notifier import MemoryBus
 from tests.waiting import others_run, until
 
 
@@ -96,45 +95,6 @@ async def test_a_life_that_ends_does_not_end_the_waiting_of_the_next_one_in_the_
         assert stale.cancelled()
 
 
-@pytest.mark.spec("PER-13.a")
-async def test_a_new_owner_asks_a_pending_question_again_under_the_same_id(open_bench: OpenBench) -> None:
-    silent, callback = Callback(gate=asyncio.Event()), Callback()
-    async with open_bench(silent) as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = start(bench, claim, worker)
-        await until(lambda: silent.at_once == 1)
-
-        await bench.detach()
-        await next_owner(bench)
-        bench.attach(callback)
-        await bench.settle()
-
-        (verdict,) = await verdicts(asking)
-        assert verdict.is_allowed
-        assert [request.id for request in callback.shown] == [request.id for request in silent.shown]
-
-
-@pytest.mark.spec("PER-13.a")
-async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBench) -> None:
-    silent, callback = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
-    async with open_bench(silent) as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = start(bench, claim, worker)
-        (request,) = await bench.pending()
-        await until(lambda: silent.at_once == 1)
-        await bench.broker.close()
-        await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
-
-        await bench.detach()
-        await next_owner(bench)
-        bench.attach(callback)
-        await bench.settle()
-
-        (verdict,) = await verdicts(asking)
-        assert (verdict.is_allowed, verdict.author) == (True, "person")
-        assert not callback.shown
-
-
 @pytest.mark.spec("PER-04.d", "PER-04.e")
 async def test_a_new_owner_has_no_grants_and_asks_again(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
@@ -172,91 +132,6 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         (question,) = await bench.store.consent.questions(session_id=bench.session_id)
         assert question.decision is None
         asking.cancel()
-
-
-@pytest.mark.spec("PER-15")
-async def test_the_question_of_a_run_that_has_ended_is_withdrawn(open_bench: OpenBench) -> None:
-    silent = Callback(gate=asyncio.Event())
-    async with open_bench(silent) as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = start(bench, claim, worker)
-        await until(lambda: silent.at_once == 1)
-        held = await bench.store.tasks.cancel_task(bench.ownership, claim.identity.task_id, reason="test", now_us=1)
-        assert held == {worker}
-        await bench.inboxes[worker].close()
-        await bench.store.claims.expire_worker(worker, 0, max_lost_leases=3, now_us=1)
-
-        await bench.pass_time(10)
-
-        assert await bench.pending(0) == []
-        await until(lambda: silent.at_once == 0)
-        await bench.event(claim, EventType.PERMISSION_WITHDRAWN)
-        await asyncio.gather(asking, return_exceptions=True)
-
-
-@pytest.mark.spec("PER-13")
-async def test_a_terminal_answers_through_rows_one_question_at_a_time(open_bench: OpenBench) -> None:
-    person = Callback([Choice.ALLOW_ONCE, Choice.DENY, Choice.ALLOW_ONCE])
-    async with open_bench() as bench:
-        bench.attach(person)
-        claims = await bench.claim(3)
-
-        answers = await verdicts(
-            *(bench.gate(c, w).decide(make_call(c, folder=f"/work/{n}")) for n, (c, w) in enumerate(claims))
-        )
-
-        assert sorted(answer.is_allowed for answer in answers) == [False, True, True]
-        assert person.most_at_once == 1
-        assert {request.identity.run_id for request in person.shown} == {c.identity.run_id for c, _ in claims}
-
-
-@pytest.mark.spec("PER-07")
-async def test_a_terminal_that_allows_for_the_session_is_not_shown_the_like_again(open_bench: OpenBench) -> None:
-    person = Callback([Choice.ALLOW_FOR_SESSION])
-    async with open_bench() as bench:
-        bench.attach(person)
-        claims = await bench.claim(5)
-
-        answers = await verdicts(*(start(bench, claim, worker) for claim, worker in claims))
-
-        assert all(answer.is_allowed for answer in answers)
-        assert len(person.shown) == 1
-
-
-@pytest.mark.spec("PER-14")
-async def test_a_terminal_that_breaks_is_reported_as_a_failed_answer(open_bench: OpenBench) -> None:
-    async def broken(_request: PermissionRequest) -> PermissionDecision:
-        raise EOFError("standard input ended")
-
-    async with open_bench() as bench:
-        bench.attach(broken)
-        ((claim, worker),) = await bench.claim()
-
-        (verdict,) = await verdicts(start(bench, claim, worker))
-
-        assert verdict.error is ErrorType.PERMISSION_FAILED
-        assert "EOFError: standard input ended" in verdict.reason
-
-
-@pytest.mark.spec("PER-15")
-async def test_of_two_terminals_the_first_answer_wins_and_the_other_stops_showing(open_bench: OpenBench) -> None:
-    slow, quick = Callback(gate=asyncio.Event()), Callback()
-    sentences: list[str] = []
-    async with open_bench() as bench:
-        bench.attach(slow).notify = sentences.append
-        ((claim, worker),) = await bench.claim()
-        asking = start(bench, claim, worker)
-        await until(lambda: slow.at_once == 1)
-
-        bench.attach(quick)
-
-        (verdict,) = await verdicts(asking)
-        assert verdict.is_allowed
-        await until(lambda: bool(sentences))
-        assert slow.at_once == 0
-        (sentence,) = sentences
-        assert sentence.startswith("the question about code.write_file was settled elsewhere: allowed once by local")
-        assert "through a terminal" in sentence
 
 
 async def test_a_terminal_that_was_taken_for_gone_attaches_again(open_bench: OpenBench) -> None:
@@ -360,15 +235,16 @@ async def test_a_question_of_a_call_under_way_does_not_let_its_run_park_and_goes
 async def test_a_call_that_is_cancelled_while_its_question_is_written_leaves_none_behind(open_bench: OpenBench) -> None:
     is_written = asyncio.Event()
 
-    async def write_slowly(write: KeptWrite[str]) -> str:
-        await write((), ())
-        is_written.set()
-        await asyncio.Event().wait()  # others see the question; its own writer has not continued yet
-        return ""
+    class SlowBus(MemoryBus):
+        async def permission_raised(self, request_id: str, session_id: str) -> None:
+            await super().permission_raised(request_id, session_id)
+            if not is_written.is_set():
+                is_written.set()
+                await asyncio.Event().wait()  # others see the question; its own writer has not continued yet
 
     async with open_bench(Callback(gate=asyncio.Event())) as bench:
         ((claim, worker),) = await bench.claim()
-        gate = replace(bench.gate(claim, worker), write_kept=write_slowly)
+        gate = replace(bench.gate(claim, worker), notifier=SlowBus())
         asking = asyncio.create_task(gate.decide(make_call(claim)))
         await is_written.wait()
         (request,) = await bench.pending()

@@ -1,16 +1,22 @@
 """The questions of parked runs: they wait like any other, and their answer lets the run continue (PER-13)."""
 
 import asyncio
+import math
+from typing import Any
 
 import pytest
 
+from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
-from soong.shared.permissions.request import Choice, PermissionRequest
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest
+from soong.shared.permissions.store import DecisionReceipt
+from tests.integration import consent
+from tests.integration.away_store import AwayStore
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_answer, open_worker
 from tests.waiting import until
 
@@ -121,37 +127,90 @@ async def test_time_does_not_count_while_the_task_of_a_parked_run_is_paused(open
         await until(lambda: _stands(bench, claim, StepStatus.READY))
 
 
-@pytest.mark.spec("PER-13", "PER-04")
-async def test_a_new_owner_asks_the_question_of_a_parked_run_again_under_its_id(open_bench: OpenBench) -> None:
-    silent, person = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
-    async with open_bench(silent) as bench:
-        claim, request = await parked(bench)
-
-        await bench.detach()
-        await next_owner(bench)
-        bench.attach(person)
-        await bench.settle()
-        await until(lambda: _stands(bench, claim, StepStatus.READY))
-
-        assert [shown.id for shown in person.shown] == [request.id]
-        assert await error(bench, claim) == "permission_denied"
-
-
-@pytest.mark.spec("PER-13", "PER-15")
-async def test_the_question_of_a_cancelled_parked_run_is_shown_no_longer(open_bench: OpenBench) -> None:
-    """A prompt for a dead child goes away by itself (code-yeongyu/oh-my-openagent#4447)."""
-    person = Callback(gate=asyncio.Event())
-    async with open_bench(person) as bench:
-        claim, _ = await parked(bench)
-        await until(lambda: person.at_once == 1)
-
-        now_us = bench.clock.now_us()
-        await bench.store.tasks.cancel_task(bench.ownership, claim.identity.task_id, reason="enough", now_us=now_us)
-        await bench.settle()
-
-        await until(lambda: person.at_once == 0)
-        assert await bench.store.consent.pending(bench.session_id) == []
-
-
 async def _stands(bench: ConsentHarness, claim: Claim, wanted: StepStatus) -> bool:
     return await status(bench, claim) is wanted
+
+
+# -- the database goes away for a while: questions, deciding and answering wait, and nothing is lost or done twice
+@pytest.fixture
+def store() -> AwayStore:
+    return AwayStore()
+
+
+@pytest.mark.parametrize("away", ["open_questions", "answer", "settled"])
+async def test_a_question_is_answered_when_the_database_is_back(store: AwayStore, away: str) -> None:
+    callback = Callback()
+    async with consent.open_bench(store=store) as bench:
+        bench.attach(callback)
+        ((claim, worker),) = await bench.claim()
+
+        store.names, store.away = {away}, math.inf
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
+        await until(lambda: store.refused[away] > 0)
+        assert not asking.done()
+        store.away = 0
+        await bench.broker.review([bench.session_id])
+
+        (verdict,) = await verdicts(asking)
+        assert verdict.is_allowed
+        assert len(callback.shown) == 1
+        decided = [event for event in await bench.events(claim) if event.type == EventType.PERMISSION_DECIDED]
+        assert len(decided) == 1
+
+
+async def test_a_cancelled_call_that_cannot_withdraw_leaves_its_question_to_the_owner(store: AwayStore) -> None:
+    async with consent.open_bench(store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
+        await bench.pending(1)
+        store.names, store.away = {"withdraw"}, math.inf
+
+        asking.cancel()
+        outcome = await asyncio.gather(asking, return_exceptions=True)
+
+        assert isinstance(outcome[0], asyncio.CancelledError)
+        await bench.pending(1)
+
+
+async def test_one_question_that_cannot_be_handled_does_not_hold_back_the_others(
+    store: AwayStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, broken_calls = store.decide, {"call_1"}
+
+    async def refuse_broken(ownership: Ownership, decision: Decision, **rest: Any) -> DecisionReceipt:
+        if decision.tool_call_id in broken_calls:
+            raise ConflictError(f"{decision.tool_call_id} cannot be decided")
+        return await decide(ownership, decision, **rest)
+
+    monkeypatch.setattr(store, "decide", refuse_broken)
+    async with consent.open_bench(Callback([Choice.ALLOW_ONCE]), store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+        broken = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim, "call_1", "/work/one")))
+        await bench.pending(1)
+        await bench.settle()
+        broken_calls.clear()
+
+        (whole,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_2", "/work/two")))
+        (restored,) = await verdicts(broken)
+
+        assert (whole.is_allowed, restored.is_allowed) == (True, True)
+
+
+async def test_a_fault_of_ours_is_survived_and_the_next_look_goes_on(
+    store: AwayStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with consent.open_bench(Callback(), store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+        decide = store.decide
+        faults = iter([RuntimeError("a fault")])
+
+        async def faulty(*given: object, **named: object) -> DecisionReceipt:
+            for fault in faults:
+                raise fault
+            return await decide(*given, **named)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(store, "decide", faulty)
+
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+
+        assert verdict.is_allowed

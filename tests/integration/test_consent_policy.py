@@ -136,42 +136,6 @@ async def test_a_rule_answers_for_no_run_that_another_side_had_made(open_bench: 
         assert [request.offers_session for request in callback.shown] == [False]
 
 
-@pytest.mark.spec("PER-21")
-async def test_a_grant_goes_on_answering_what_a_tainted_run_does_inside(open_bench: OpenBench) -> None:
-    callback = Callback([Choice.ALLOW_FOR_SESSION])
-    async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim(1)
-        await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
-        await taint(bench, claim)
-
-        (inside,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_2")))
-
-        assert inside.author == "grant"
-
-
-@pytest.mark.spec("PER-21", "PER-09")
-async def test_a_host_that_the_operator_wrote_out_holds_for_a_tainted_run_too(open_bench: OpenBench) -> None:
-    policy = Policy(network=NetworkPolicy(allowed=("example.org", "*.example.org"), source="config.toml"))
-    callback = Callback([Choice.DENY])
-    async with open_bench(callback, policy=policy) as bench:
-        ((claim, worker),) = await bench.claim(1)
-        await taint(bench, claim)
-        gate = bench.gate(claim, worker)
-
-        exact, below = await verdicts(gate.decide(fetch(claim)), gate.decide(fetch(claim, "call_2", "x.example.org")))
-
-        assert (exact.is_allowed, exact.author, exact.rule) == (
-            True,
-            "rule",
-            "allow *:host:example.org (config.toml)",
-        )
-        assert (below.is_allowed, below.author) == (False, "person")
-        assert exact.egress is not None
-        assert exact.egress.check_url("https://example.org/") == "example.org"
-        assert not exact.egress.may_follow("evil.test")
-        assert below.egress is None
-
-
 @pytest.mark.spec("PER-09.c", "PER-19")
 async def test_a_host_off_the_list_is_network_denied_and_nobody_is_asked(open_bench: OpenBench) -> None:
     listed = NetworkPolicy(NetworkMode.ALLOWLIST, ("example.org",), source="config.toml")
@@ -355,26 +319,6 @@ async def test_what_is_critical_is_asked_each_time_in_both_modes(open_bench: Ope
             assert verdict.author == "person"
 
         assert [request.offers_session for request in callback.shown] == [False, False]
-
-
-@pytest.mark.spec("PER-20")
-async def test_strict_mode_asks_for_each_write_and_lets_reads_run(open_bench: OpenBench) -> None:
-    callback = Callback([Choice.ALLOW_ONCE])
-    rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.PATH, "/work"))
-    async with open_bench(callback, policy=Policy((rule,), Mode.STRICT)) as bench:
-        ((claim, worker),) = await bench.claim(1)
-        gate = bench.gate(claim, worker)
-        read = replace(WRITE_FILE, name="code.read_file", permission=Permission.READONLY)
-
-        for number in range(2):
-            await verdicts(gate.decide(make_call(claim, f"write_{number}")))
-        (reading,) = await verdicts(gate.decide(make_call(claim, "read", definition=read, traits=READ, risk=Risk.READ)))
-
-        assert [(request.tool_call_id, request.offers_session) for request in callback.shown] == [
-            ("write_0", False),
-            ("write_1", False),
-        ]
-        assert (reading.is_allowed, reading.author) == (True, "rule")
 
 
 @pytest.mark.spec("PER-14.c/asked-again")

@@ -1,7 +1,7 @@
 """What was forged, altered or came from elsewhere is refused, and said so in the run's log and in the audit log."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.approvals.deployment_key import open_key
-from soong.orchestrator.client.audit import verify
-from soong.orchestrator.client.keys import KeyRing
+from soong.orchestrator.operations.audit import verify
+from soong.orchestrator.operations.keys import KeyRing
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, UsageError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.explain import text_of
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Answer, Choice, Decision, Provenance, RequestState
 from soong.shared.permissions.signing import Signer
@@ -143,63 +142,79 @@ async def test_a_decision_row_that_is_none_allows_nothing_and_is_reported(
     await plain.close()
 
 
-@pytest.mark.spec("PER-12")
-async def test_an_expired_decision_is_reported_when_it_is_refused(open_bench: OpenBench) -> None:
-    async with open_bench(Callback()) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        await verdicts(gate.decide(make_call(claim)))
-        await bench.pass_time(bench.settings.decision_ttl_s)
-
-        (verdict,) = await verdicts(gate.decide(make_call(claim)))
-
-        assert verdict.is_allowed, "asked anew, not used"
-        assert await security(bench, claim) == (["expired_decision"], ["expired_decision"])
-
-
 # -- keys
 async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | None = None) -> KeyRing:
     """Let the bench's broker sign with a key file, as an orchestrator does; return what operators hold."""
     keyring = KeyRing(bench.store.keys, path, bench.clock, "ada")
     await keyring.adopt(reason="the bench had another")
-    bench.broker._tools = replace(bench.broker._tools, key=await open_key(bench.store, path, bench.clock))
+    bench.broker._context = replace(bench.broker._context, key=await open_key(bench.store, path, bench.clock))
     if callback is not None:
         bench.attach(callback)
     return keyring
 
 
-async def key_of_decision(bench: ConsentHarness, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
-    (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, call_id)))
-    decisions: list[Decision] = []
+@dataclass
+class KeyedBench:
+    """A bench that signs with a key file, a run that asks, and the id of the key that signed for its first call."""
 
-    async def is_committed() -> bool:  # its worker heard of it before that, and compares it when it uses it
-        questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
-        decisions.extend(decision for decision in (questions[-1].decision,) if decision is not None)
-        return bool(decisions)
+    bench: ConsentHarness
+    keyring: KeyRing
+    callback: Callback
+    claim: Claim
+    worker: str
+    first: str = ""
 
-    await until(is_committed)
-    return decisions[0].key_id, verdict.is_allowed
+    async def is_allowed(self, call_id: str) -> bool:
+        (verdict,) = await verdicts(self.bench.gate(self.claim, self.worker).decide(make_call(self.claim, call_id)))
+        return verdict.is_allowed
+
+    async def signed(self, call_id: str) -> tuple[str, bool]:
+        """Return which key signed the decision of a call, and whether that allows it."""
+        is_allowed = await self.is_allowed(call_id)
+        decisions: list[Decision] = []
+
+        async def is_committed() -> bool:  # its worker heard of it before that, and compares it when it uses it
+            questions = await self.bench.store.consent.questions(session_id=self.bench.session_id, include_closed=True)
+            decisions.extend(decision for decision in (questions[-1].decision,) if decision is not None)
+            return bool(decisions)
+
+        await until(is_committed)
+        return decisions[0].key_id, is_allowed
+
+    def exchange(self) -> Signer:
+        """Put another key into the file."""
+        theirs = Signer.generate()
+        theirs.save(self.keyring.file)
+        return theirs
+
+
+@pytest.fixture
+async def keyed(open_bench: OpenBench, tmp_path: Path) -> AsyncIterator[KeyedBench]:
+    async with open_bench() as bench:
+        callback = Callback()
+        keyring = await with_key_file(bench, tmp_path / "signing.key", callback)
+        ((claim, worker),) = await bench.claim()
+        made = KeyedBench(bench, keyring, callback, claim, worker)
+        made.first, _ = await made.signed("call_1")
+        yield made
 
 
 @pytest.mark.spec("PER-12")
 async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_decisions_stay_good(
-    open_bench: OpenBench, tmp_path: Path
+    keyed: KeyedBench,
 ) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
 
-        ended = await keyring.rotate(reason="once a year")
-        second, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
-        (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+    ended = await keyring.rotate(reason="once a year")
+    second, is_allowed = await keyed.signed("call_2")
+    again = await keyed.is_allowed("call_1")
 
-        assert (ended.key_id, ended.successor, is_allowed) == (first, second, True)
-        assert first != second
-        assert again.is_allowed, "what the old key signed is used"
-        states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.keys()}
-        assert states == {first: "retiring", second: "active"}
-        assert (await verify(bench.store.audit, bench.store.keys)).holds
+    assert (ended.key_id, ended.successor, is_allowed) == (first, second, True)
+    assert first != second
+    assert again, "what the old key signed is used"
+    states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.keys()}
+    assert states == {first: "retiring", second: "active"}
+    assert (await verify(bench.store.audit, bench.store.keys)).holds
 
 
 @dataclass(slots=True)
@@ -213,7 +228,7 @@ class RepeatingStore:
     async def settled(self, request_id: str) -> ClosedQuestion | None:
         found = await self.consent.settled(request_id)
         if found is not None and found.decision is not None:
-            await self.notifier.permission_decided(request_id, self.worker, text_of(found.decision))
+            await self.notifier.permission_decided(request_id, self.worker)
             await asyncio.sleep(0.05)
         return found
 
@@ -223,76 +238,60 @@ class RepeatingStore:
 
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize("is_repeated", [False, True], ids=["", "its message is repeated"])
-async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(
-    open_bench: OpenBench, tmp_path: Path, is_repeated: bool
-) -> None:
+async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(keyed: KeyedBench, is_repeated: bool) -> None:
     """An owner whose clock is behind, or which has not seen the new file."""
-    callback = Callback()
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", callback)
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        early = bench.clock.now_us() - 1
-        keyring.file.unlink()
-        await keyring.adopt(reason="a new one")
-        await bench.store.keys.retire_key(
-            first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
-        )
-        gate = bench.gate(claim, worker)
-        if is_repeated:
-            inbox = bench.inboxes[worker]
-            inbox.store = cast(ConsentStore, RepeatingStore(inbox.store, bench.notifier, worker))
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
+    early = bench.clock.now_us() - 1
+    keyring.file.unlink()
+    await keyring.adopt(reason="a new one")
+    await bench.store.keys.retire_key(
+        first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
+    )
+    if is_repeated:
+        inbox = bench.inboxes[keyed.worker]
+        inbox.store = cast(ConsentStore, RepeatingStore(inbox.store, bench.notifier, keyed.worker))
 
-        (verdict,) = await verdicts(gate.decide(make_call(claim, "call_1")))
+    assert await keyed.is_allowed("call_1")
 
-        assert verdict.is_allowed
-        assert len(callback.shown) == 2
-        assert await security(bench, claim) == (["retired_key"], ["retired_key"])
+    assert len(keyed.callback.shown) == 2
+    assert await security(bench, keyed.claim) == (["retired_key"], ["retired_key"])
 
 
 @pytest.mark.spec("PER-12", "PER-14")
 async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_are_asked_again(
-    open_bench: OpenBench, tmp_path: Path
+    keyed: KeyedBench,
 ) -> None:
-    callback = Callback()
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", callback)
-        ((claim, worker),) = await bench.claim()
-        stolen, _ = await key_of_decision(bench, "call_1", claim, worker)
+    bench, keyring, stolen = keyed.bench, keyed.keyring, keyed.first
 
-        ended = await keyring.retire(stolen, is_revoked=True, reason="found in a log")
-        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+    ended = await keyring.retire(stolen, is_revoked=True, reason="found in a log")
+    assert await keyed.is_allowed("call_1")
 
-        assert verdict.is_allowed
-        assert len(callback.shown) == 2, "the person was asked again"
-        questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
-        assert [question.state for question in questions] == [RequestState.EXPIRED, RequestState.DECIDED]
-        assert [one.request_id for one in ended.expired] == [questions[0].request.id]
-        decision = questions[1].decision
-        assert decision is not None
-        assert decision.key_id == ended.successor
+    assert len(keyed.callback.shown) == 2, "the person was asked again"
+    questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
+    assert [question.state for question in questions] == [RequestState.EXPIRED, RequestState.DECIDED]
+    assert [one.request_id for one in ended.expired] == [questions[0].request.id]
+    decision = questions[1].decision
+    assert decision is not None
+    assert decision.key_id == ended.successor
 
 
 async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leaves_old_decisions_good(
-    open_bench: OpenBench, tmp_path: Path
+    keyed: KeyedBench,
 ) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        keyring.file.unlink()
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
+    keyring.file.unlink()
 
-        still, is_allowed = await key_of_decision(bench, "call_2", claim, worker)
-        with pytest.raises(InvalidConfigError, match="is missing, and 1 keys are published"):
-            await open_key(bench.store, keyring.file, bench.clock)
-        await keyring.adopt(reason="the old one is lost")
-        key = await open_key(bench.store, keyring.file, bench.clock)  # the owner starts again
-        await bench.broker.close()
-        bench.broker._tools = replace(bench.broker._tools, key=key)
-        (again,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+    still, is_allowed = await keyed.signed("call_2")
+    with pytest.raises(InvalidConfigError, match="is missing, and 1 keys are published"):
+        await open_key(bench.store, keyring.file, bench.clock)
+    await keyring.adopt(reason="the old one is lost")
+    key = await open_key(bench.store, keyring.file, bench.clock)  # the owner starts again
+    await bench.broker.close()
+    bench.broker._context = replace(bench.broker._context, key=key)
+    again = await keyed.is_allowed("call_1")
 
-        assert (still, is_allowed, again.is_allowed) == (first, True, True)
-        assert keyring.current() not in ("", first)
+    assert (still, is_allowed, again) == (first, True, True)
+    assert keyring.current() not in ("", first)
 
 
 async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
@@ -306,24 +305,18 @@ async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_reported_once(
-    open_bench: OpenBench, tmp_path: Path
-) -> None:
+async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_reported_once(keyed: KeyedBench) -> None:
     """A process that can write the key file, and no table, gets no key of its own published."""
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        theirs = Signer.generate()
-        theirs.save(keyring.file)
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
+    theirs = keyed.exchange()
 
-        signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
+    signed = [await keyed.signed(f"call_{number}") for number in (2, 3)]
 
-        assert signed == [(first, True)] * 2, "what was published goes on signing"
-        assert [key.id for key in await keyring.keys()] == [first]
-        ((told, problem),) = await key_events(bench)
-        assert told == theirs.key_id
-        assert "soong keys adopt" in problem
+    assert signed == [(first, True)] * 2, "what was published goes on signing"
+    assert [key.id for key in await keyring.keys()] == [first]
+    ((told, problem),) = await key_events(bench)
+    assert told == theirs.key_id
+    assert "soong keys adopt" in problem
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
@@ -341,83 +334,61 @@ async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_be
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
-    open_bench: OpenBench, tmp_path: Path
-) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        new = Signer.generate()
-        new.save(keyring.file)  # the secret store exchanges it
-        before, _ = await key_of_decision(bench, "call_2", claim, worker)
+async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(keyed: KeyedBench) -> None:
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
+    new = keyed.exchange()  # the secret store exchanges it
+    before, _ = await keyed.signed("call_2")
 
-        adopted = await keyring.adopt(reason="from the vault")
-        after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
+    adopted = await keyring.adopt(reason="from the vault")
+    after, is_allowed = await keyed.signed("call_3")
 
-        assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
-        entries = await bench.store.audit.audit_entries(kinds=["key_published"])
-        assert entries[-1].data["key"] == new.key_id
-        assert (entries[-1].data["principal"], entries[-1].data["reason"]) == ("ada", "from the vault")
+    assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
+    entries = await bench.store.audit.audit_entries(kinds=["key_published"])
+    assert entries[-1].data["key"] == new.key_id
+    assert (entries[-1].data["principal"], entries[-1].data["reason"]) == ("ada", "from the vault")
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_publish_it(
-    open_bench: OpenBench, tmp_path: Path
-) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        theirs = Signer.generate()
-        theirs.save(keyring.file)
+async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_publish_it(keyed: KeyedBench) -> None:
+    keyring, first = keyed.keyring, keyed.first
+    theirs = keyed.exchange()
 
-        ended = await keyring.rotate(reason="somebody wrote the file")
-        now, _ = await key_of_decision(bench, "call_2", claim, worker)
+    ended = await keyring.rotate(reason="somebody wrote the file")
+    now, _ = await keyed.signed("call_2")
 
-        assert (ended.key_id, ended.replaced, ended.successor) == ("", theirs.key_id, now)
-        assert {key.id for key in await keyring.keys()} == {first, now}
+    assert (ended.key_id, ended.replaced, ended.successor) == ("", theirs.key_id, now)
+    assert {key.id for key in await keyring.keys()} == {first, now}
 
 
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize("is_revoked", [False, True], ids=["retired", "revoked"])
-async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
-    open_bench: OpenBench, tmp_path: Path, is_revoked: bool
-) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        ended, _ = await key_of_decision(bench, "call_1", claim, worker)
-        copy = keyring.file.read_bytes()
-        await keyring.retire(ended, is_revoked=is_revoked, reason="")
-        good, _ = await key_of_decision(bench, "call_2", claim, worker)
-        keyring.file.unlink()
-        keyring.file.write_bytes(copy)
-        keyring.file.chmod(0o600)
-        await bench.pass_time(1)
+async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(keyed: KeyedBench, is_revoked: bool) -> None:
+    bench, keyring, ended = keyed.bench, keyed.keyring, keyed.first
+    copy = keyring.file.read_bytes()
+    await keyring.retire(ended, is_revoked=is_revoked, reason="")
+    good, _ = await keyed.signed("call_2")
+    keyring.file.unlink()
+    keyring.file.write_bytes(copy)
+    keyring.file.chmod(0o600)
+    await bench.pass_time(1)
 
-        after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
+    after, is_allowed = await keyed.signed("call_3")
 
-        assert (after, is_allowed) == (good, True)
-        with pytest.raises(UsageError, match="soong keys rotate"):
-            await keyring.adopt(reason="")
-        with pytest.raises(InvalidConfigError, match="soong keys rotate"):
-            await open_key(bench.store, keyring.file, bench.clock)
+    assert (after, is_allowed) == (good, True)
+    with pytest.raises(UsageError, match="soong keys rotate"):
+        await keyring.adopt(reason="")
+    with pytest.raises(InvalidConfigError, match="soong keys rotate"):
+        await open_key(bench.store, keyring.file, bench.clock)
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_reported(
-    open_bench: OpenBench, tmp_path: Path
-) -> None:
-    async with open_bench() as bench:
-        keyring = await with_key_file(bench, tmp_path / "signing.key", Callback())
-        ((claim, worker),) = await bench.claim()
-        first, _ = await key_of_decision(bench, "call_1", claim, worker)
-        Signer.generate().save(keyring.file)
-        keyring.file.chmod(0o644)
+async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_reported(keyed: KeyedBench) -> None:
+    bench, keyring, first = keyed.bench, keyed.keyring, keyed.first
+    keyed.exchange()
+    keyring.file.chmod(0o644)
 
-        signed = [await key_of_decision(bench, f"call_{number}", claim, worker) for number in (2, 3)]
+    signed = [await keyed.signed(f"call_{number}") for number in (2, 3)]
 
-        assert signed == [(first, True)] * 2
-        ((_, problem),) = await key_events(bench)
-        assert "chmod 600" in problem
+    assert signed == [(first, True)] * 2
+    ((_, problem),) = await key_events(bench)
+    assert "chmod 600" in problem

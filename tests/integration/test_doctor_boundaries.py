@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from soong.orchestrator.cli.boundary_checks import check_boundary, check_configuration, check_data, may_write
-from soong.orchestrator.cli.checks import Level
-from soong.orchestrator.cli.work_checks import check_notifications
+from soong.orchestrator.doctor.checks import check_notifications
+from soong.orchestrator.doctor.machine import Level, check_boundary, check_configuration, check_data, may_write
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.signing import Signer
 from tests.integration.roles import RoleUrls, with_roles
@@ -85,7 +84,7 @@ async def test_a_data_folder_that_cannot_be_written_fails(home: Path) -> None:
 
 @pytest.mark.spec("OPS-07")
 async def test_a_full_disk_of_data_warns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soong.orchestrator.cli.boundary_checks.MIN_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("soong.orchestrator.doctor.machine.MIN_FREE_BYTES", 1 << 62)
 
     finding = await check_data(settings_of(home))
 

@@ -42,19 +42,6 @@ async def test_the_second_of_two_first_owners_waits_and_learns_that_its_key_is_n
         await store.close()
 
 
-async def test_owners_that_start_at_once_publish_one_key(postgres_url: str, tmp_path: Path) -> None:
-    stores = [await open_store(postgres_url, migrate=True) for _ in range(4)]
-    try:
-        keys = [open_key(store, tmp_path / f"{n}.key", SystemClock()) for n, store in enumerate(stores)]
-        opened = await asyncio.gather(*keys, return_exceptions=True)
-
-        refused = [one for one in opened if isinstance(one, InvalidConfigError)]
-        assert (len(await stores[0].keys.signing_keys()), len(refused)) == (1, 3)
-    finally:
-        for store in stores:
-            await store.close()
-
-
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_an_owner_tells_that_its_key_file_was_exchanged_before_anybody_asks(
     sqlite_template: Path, redis_url: str, tmp_path: Path

@@ -92,7 +92,7 @@ async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
         transaction.commit()
 
     assert isinstance(owner.store, SqlStore)
-    owner.store._database.committer = commit_once_the_end_waits
+    owner.store._database._writer.committer = commit_once_the_end_waits
     growing = asyncio.create_task(grow(owner, task, root, "g", "p"))
     assert await asyncio.to_thread(is_written.wait, LIMIT_S)
     advance = await worker.advance([completed(claims["p"])], claim=len(more))

@@ -96,7 +96,7 @@ async def test_a_row_with_half_a_character_is_refused_and_what_is_written_beside
     good, _ = make_token("ada", (Right.READ,), now_us=START_US)
     bad = replace(good, id=HALF)
 
-    with pytest.raises(UsageError, match=r"'\\ud800' in position"):
+    with pytest.raises(UsageError, match="no canonical form"):
         await store.access.add_token(bad)
     await store.access.add_token(good)
 

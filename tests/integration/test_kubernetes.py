@@ -15,8 +15,7 @@ from soong.shared.core import timing
 from soong.shared.core.config import load_config, parse_config
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.roles.role_grants import SLOTS_WANTED
-from soong.shared.toolsets.declarative.definition import Bounds
-from soong.shared.toolsets.declarative.folder import read_tool_files
+from soong.shared.toolsets.declarative.definition import Bounds, read_tool_files
 from tests.extra import kubernetes_validate
 
 ROOT = Path(__file__).parents[2]

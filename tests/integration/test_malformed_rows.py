@@ -27,7 +27,7 @@ from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import DENIED, NODE, Deployment
 from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain
-from tests.model.builders import make_step, make_task, make_worker, open_worker
+from tests.model.builders import make_step, make_task, make_worker, open_worker, take_turn
 from tests.one_loop import OneLoop
 from tests.waiting import until
 from tests.warm import called
@@ -73,12 +73,10 @@ async def a_neighbour_works(deployment: Deployment) -> bool:
     worker = await open_worker(store)
     claims: dict[str, Claim] = {}
     for _ in range(5):
-        advance = await store.claims.advance(
-            worker, (), claim=10, pools=("default",), capabilities=(), live_workers=1, now_us=1
-        )
+        advance = await take_turn(store, worker, claim=10, now_us=1)
         claims |= {claim.step_key: claim for claim in advance.claims}
     ends = [completed(claim) for claim in claims.values()]
-    await store.claims.advance(worker, ends, claim=0, pools=(), capabilities=(), live_workers=1, now_us=1)
+    await take_turn(store, worker, ends, claim=0, now_us=1)
     return (await store.tasks.step(f"{task.id}/neighbour")).status is StepStatus.COMPLETED
 
 

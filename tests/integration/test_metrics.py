@@ -1,8 +1,6 @@
 """What is watched is what the rows say; reading it costs what is open, not what has been; it is told over HTTP."""
 
-import asyncio
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -16,37 +14,26 @@ from os import environ
 from pathlib import Path
 
 import psutil
-import psycopg
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import text
 
 from soong.orchestrator.cli.workers import text_of
-from soong.orchestrator.client.workers import WorkersView, list_workers
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.telemetry.metrics import collect
 from soong.orchestrator.telemetry.metrics import text as metrics_text
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.request import RequestState
-from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
-from soong.shared.storage.sql.engine.engine import make_engine, parse_url
+from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.store import SqlStore
-from soong.shared.storage.sql.tasks import metrics as sql_metrics
 from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.pulling import pulled, taken, work
 from tests.contract.scene import ContractHarness, held, open_scene
-from tests.integration.roles import plain
 from tests.integration.sql_stores import opened
-from tests.model.builders import make_owner, make_request, make_step, make_task, make_worker, open_session
+from tests.model.builders import make_owner, make_request, make_step, make_worker, open_session
 from tests.model.clock import FakeClock
-
-FIGURES = (
-    *(LANES, LIVE_LEASES, sql_metrics.NEXT_IN_LINE, sql_metrics.QUESTIONS, sql_metrics.LOST_LEASES),
-    sql_metrics.BESIDE,
-)
-WATCHED = (*FIGURES, sql_metrics.HOLDINGS, sql_metrics.SHOWN_LIMITS)
+from tests.servers import free_port
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -164,7 +151,7 @@ async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, 
 
     shown = await source.concurrency_limits()
     metrics = await watched(scene, source)
-    listed = text_of(document_of(await list_workers(scene.store.claims, scene.store.sessions, source)))
+    listed = text_of(document_of(await WorkersSchema.read(scene.store.claims, scene.store.sessions, source)))
 
     assert [(bound.scope, bound.used, bound.limit) for bound in shown] == [
         ("model:x", 1, 5),
@@ -243,80 +230,6 @@ async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHar
 # -- what it costs
 
 
-def test_sqlite_reads_what_is_open_by_index(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'soong.db'}"
-    asyncio.run(_filled(url, None))
-    engine = make_engine(parse_url(url), size=1, is_writer=False)
-
-    with engine.connect() as connection:
-        scans = {
-            statement.name: [
-                row[3]
-                for row in connection.execute(text(f"EXPLAIN QUERY PLAN {statement.sqlite}"), {"most": 10}).all()
-                if re.match(r"SCAN (steps|s|head|runs|events|event|tasks|permission_requests)\b(?!.* ix_)", row[3])
-            ]
-            for statement in WATCHED
-        }
-    engine.dispose()
-
-    assert {name: found for name, found in scans.items() if found} == {}
-
-
-def test_postgres_touches_as_few_rows_whatever_has_ended(postgres_url: str) -> None:
-    asyncio.run(_filled(postgres_url, None))
-    before = _rows_touched(postgres_url)
-    asyncio.run(_filled(postgres_url, 50_000))
-    after = _rows_touched(postgres_url)
-
-    assert {name: (before[name], after[name]) for name in before if after[name] > 2 * before[name] + 10} == {}
-
-
-async def _filled(url: str, ended: int | None) -> None:
-    """Make one task that is open and, beside it, steps, runs and events that have ended long ago."""
-    async with opened(url) as store:
-        if ended is None:
-            own = await open_session(store)
-            await store.tasks.create_task(make_task(own.session_id, *(make_step(f"s{number}") for number in range(10))))
-            return
-    with psycopg.connect(plain(url), autocommit=True) as connection:
-        connection.execute(_HISTORY.format(ended).encode())
-
-
-_HISTORY = """
-INSERT INTO steps (key, task_id, session_id, step_id, kind, status, lane, run_id)
-    SELECT 'old/' || n, 'old', 'old', n, 'python', 'completed', 'old:x', 'run_old' || n
-    FROM generate_series(1, {0}) AS n;
-INSERT INTO runs (id, session_id, role, status, end_reason, ended_us, last_seq)
-    SELECT 'run_old' || n, 'old', 'worker', 'completed', 'completed', 1, 1 FROM generate_series(1, {0}) AS n;
-INSERT INTO events (run_id, seq, type, time_us)
-    SELECT 'run_old' || n, 1, 'run_completed', 1 FROM generate_series(1, {0}) AS n;
-INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)
-    SELECT 'req_old' || n, 'run_old' || n, 'old', 'c', 'decided', '{{}}' FROM generate_series(1, {0}) AS n;
-ANALYZE
-"""
-
-
-def _rows_touched(url: str) -> dict[str, int]:
-    """Return how many rows each statement really read, filtered ones included, with the plans that readers get."""
-    engine = make_engine(parse_url(url), size=1, is_writer=False)
-    with engine.connect() as connection:
-        raw = connection.connection.dbapi_connection
-        assert raw is not None
-        touched = {}
-        for statement in WATCHED:
-            cursor = raw.cursor()
-            cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF) {statement.postgres}", {"most": 100})
-            touched[statement.name] = sum(map(_rows_of_line, (line for (line,) in cursor.fetchall())))
-    engine.dispose()
-    return touched
-
-
-def _rows_of_line(line: str) -> int:
-    read = re.search(r"(?:Scan|Search).*actual rows=([\d.]+) loops=(\d+)", line)
-    removed = re.search(r"Rows Removed by (?:Filter|Index Recheck): (\d+)", line)
-    return (round(float(read[1])) * int(read[2]) if read else 0) + (int(removed[1]) if removed else 0)
-
-
 # -- the list of workers
 
 
@@ -332,9 +245,9 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
     await scene.task(replace(make_step("a"), title="Read it"), make_step("b"), make_step("c", pool="big"))
     claim = await scene.claim_one()
 
-    view = await list_workers(scene.store.claims, scene.store.sessions, source)
+    view = await WorkersSchema.read(scene.store.claims, scene.store.sessions, source)
 
-    first, second = json.loads(json.dumps(WorkersSchema.of_view(view).model_dump()))["workers"]
+    first, second = json.loads(json.dumps(view.model_dump()))["workers"]
     assert first["id"] == scene.worker
     assert (first["used"], first["state"]) == (1, "live")
     assert first["runs"][0]["run"] == claim.identity.run_id
@@ -344,7 +257,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
     assert second["queues"] == ["soong.big"]
     assert [(pool.pool, pool.waiting, pool.free_slots) for pool in view.pools] == [
         ("big", 1, 2),
-        ("default", 1, view.workers[0].worker.slots - 1),
+        ("default", 1, view.workers[0].slots - 1),
     ]
     shown = text_of(document_of(view))
     assert "big@far" in shown
@@ -357,15 +270,15 @@ async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlMe
     request = await scene.raised(make_request(claim))
     assert await scene.store.claims.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
 
-    view = await list_workers(scene.store.claims, scene.store.sessions, source)
+    view = await WorkersSchema.read(scene.store.claims, scene.store.sessions, source)
 
-    assert (view.parked, WorkersSchema.of_view(view).parked, view.workers[0].holds) == (1, 1, ())
+    assert (view.parked, view.workers[0].runs) == (1, [])
 
 
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlMetrics) -> None:
     await store.sessions.register_owner(make_owner())
 
-    assert "soong worker" in text_of(document_of(await list_workers(store.claims, store.sessions, source)))
+    assert "soong worker" in text_of(document_of(await WorkersSchema.read(store.claims, store.sessions, source)))
 
 
 # -- over HTTP
@@ -446,11 +359,5 @@ def test_a_port_that_is_taken_is_said_to_be(redis_url: str, tmp_path: Path) -> N
     assert f"port {port}" in said
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def document_of(view: WorkersView) -> dict[str, object]:
-    return WorkersSchema.of_view(view).model_dump()
+def document_of(view: WorkersSchema) -> dict[str, object]:
+    return view.model_dump()

@@ -4,41 +4,25 @@ import asyncio
 import io
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from msgspec.structs import replace
 
 from soong import AgentHandle, ToolCallError, scripted_agent
-from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import SessionTerms, submission
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import configure, get_logger
-from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
+from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.storage.sql.store import SqlStore
-from soong.worker.agent_step import AgentStepRunner
-from soong.worker.function_step import FunctionStepRunner
-from soong.worker.heartbeat import Incarnation
-from soong.worker.run import StepRunner
+from tests.integration.runner_site import RunnerSite
 from tests.integration.sql_stores import opened
-from tests.model.builders import make_owner
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import until
 
 SECRET = "correct-horse-battery-staple"
@@ -69,65 +53,28 @@ async def use_token(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     return {"said": f"the token is {token}", "ok": not is_written}
 
 
-@dataclass
-class Site:
-    """One worker's runner over one database file."""
+STEP: JsonObject = {
+    "id": "a",
+    "instructions": "use ${inputs.token}",
+    "inputs": {"token": "${inputs.token}"},
+    "allowed_tools": TOOLS,
+    "script": "tests.secrets",
+}
+PLAN: JsonObject = {"title": "t", "inputs": {"token": {}}, "steps": [STEP]}
 
-    root: Path
-    store: SqlStore
-    settings: Settings
-    config: Config
 
-    @property
-    def project(self) -> Path:
-        return self.root / "project"
+class Site(RunnerSite):
+    """A site over one database file, whose task is given the secret."""
 
-    @property
-    def artifacts(self) -> FolderArtifacts:
-        return FolderArtifacts(RootedFolder(self.root, "artifacts"))
-
-    async def submit(self) -> str:
+    async def submitted(self) -> str:
         """Write the task; return its id."""
-        catalogue = Catalogue.of(load_settings(agent_home=self.root / "client"))
-        step: JsonObject = {
-            "id": "a",
-            "instructions": "use ${inputs.token}",
-            "inputs": {"token": "${inputs.token}"},
-            "allowed_tools": TOOLS,
-            "script": "tests.secrets",
-        }
-        plan: JsonObject = {"title": "t", "inputs": {"token": {}}, "steps": [step]}
-        prepared = submission(
-            plan_from_json(plan, "plan", catalogue.known()),
-            {"token": SECRET},
-            SessionTerms(
-                project=self.project,
-                approval_mode=ApprovalMode.DENY,
-                model="script",
-                allow=[f"code.write_file:{self.project}"],
-            ),
-            catalogue,
-            SystemClock(),
-        )
-        owner = make_owner()
-        await self.store.sessions.register_owner(owner)
-        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.tasks.create_task(prepared.task)
-        return prepared.task.id
-
-    async def work(self) -> tuple[Claim, StepEnd]:
-        """Claim the step, run it and write its end, as a slot does."""
-        worker_id, incarnation = await self._worker()
-        claim = await self._claim(worker_id, incarnation)
-        end = await self._runner(incarnation, self.config).run(claim, StopSignal())
-        await self._advance(worker_id, (end,))
-        return claim, end
+        return (await self.submit(PLAN, {"token": SECRET}, [f"code.write_file:{self.project}"])).id
 
     async def crash_during_the_search(self) -> Claim:
         """Let a worker die while a hook of its holds the search up, and its lease expire."""
-        worker_id, incarnation = await self._worker()
-        claim, interruption = await self._claim(worker_id, incarnation), StopSignal()
-        running = asyncio.create_task(self._runner(incarnation, parse_config(CONFIG + SLOW)).run(claim, interruption))
+        interruption = StopSignal()
+        claim, runner, worker_id = await self.claimed(SLOW)
+        running = asyncio.create_task(runner.run(claim, interruption))
         await until(lambda: self._has_open_input(claim))
         interruption.stop = "drop"
         running.cancel()
@@ -137,42 +84,6 @@ class Site:
 
     async def _has_open_input(self, claim: Claim) -> bool:
         return any(row.open_input is not None for row in await self.store.runs.calls(claim.identity.run_id))
-
-    async def _worker(self) -> tuple[str, Incarnation]:
-        incarnation = Incarnation(self.store.sessions, SystemClock(), "w@here", 1, ("default",), ())
-        self._runner(incarnation, self.config)  # which announces the tools that it has
-        return await incarnation.register(), incarnation
-
-    def _runner(self, incarnation: Incarnation, config: Config) -> StepRunner:
-        board = MemoryBus()
-        agents = AgentStepRunner(
-            store=self.store,
-            notifier=board,
-            inbox=DecisionInbox(self.store.consent, board, incarnation.worker_id),
-            incarnation=incarnation,
-            artifacts=self.artifacts,
-            clock=SystemClock(),
-            settings=self.settings,
-            config=config,
-        )
-        return StepRunner(FunctionStepRunner(), agents, redactor([SECRET]))
-
-    async def _claim(self, worker_id: str, incarnation: Incarnation) -> Claim:
-        (claim,) = (await self._advance(worker_id, (), 1, incarnation.capabilities)).claims
-        return claim
-
-    async def _advance(
-        self, worker_id: str, ends: Sequence[StepEnd], claim: int = 0, capabilities: Sequence[str] = ()
-    ) -> Advance:
-        return await self.store.claims.advance(
-            worker_id,
-            ends,
-            claim=claim,
-            pools=("default",),
-            capabilities=capabilities,
-            live_workers=1,
-            now_us=SystemClock().now_us(),
-        )
 
     def rows_with(self, word: str) -> list[str]:
         """Return where in the database a word stands, as table.column."""
@@ -202,8 +113,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (tmp_path / folder).mkdir()
     (tmp_path / "project" / "secret.txt").write_text(f"the token is {SECRET}\n", encoding="utf-8")
     async with opened(f"sqlite:///{tmp_path}/soong.db") as store:
-        settings = load_settings(agent_home=tmp_path / "worker")
-        yield Site(tmp_path, store, settings, parse_config(CONFIG))
+        yield Site(tmp_path, store, CONFIG, secrets=[SECRET])
 
 
 @pytest.fixture
@@ -218,7 +128,7 @@ def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 @pytest.mark.spec("EVT-05.c", "EXE-02", "RES-06")
 async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_lines: io.StringIO) -> None:
-    task_id = await site.submit()
+    task_id = await site.submitted()
 
     claim, end = await site.work()
 
@@ -237,7 +147,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
 
 @pytest.mark.spec("EXE-02", "PER-19.a", "PER-19.b", "EVT-03")
 async def test_every_call_of_a_run_has_its_row_with_inputs_facts_and_decision(site: Site) -> None:
-    await site.submit()
+    await site.submitted()
 
     claim, _ = await site.work()
 
@@ -257,7 +167,7 @@ async def test_every_call_of_a_run_has_its_row_with_inputs_facts_and_decision(si
 
 @pytest.mark.spec("EVT-05", "DAG-07")
 async def test_a_read_that_is_run_again_after_a_crash_gets_its_whole_input(site: Site) -> None:
-    await site.submit()
+    await site.submitted()
     claim = await site.crash_during_the_search()
 
     assert site.rows_with(SECRET) == ["calls.inputs", "tasks.inputs"]

@@ -8,7 +8,7 @@ from redis import Redis
 from soong.orchestrator.owner.bootstrap import build
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.wire.events import queue_key
+from soong.shared.engine.wire.notifier import queue_key
 from tests.model.builders import make_session, make_step, make_task, open_worker
 from tests.waiting import until
 

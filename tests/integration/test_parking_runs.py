@@ -9,7 +9,6 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
@@ -18,8 +17,7 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
-from tests.integration.parking import Site, ask, asking, echo, open_site, wait_for
-from tests.integration.waiting_tools import opened
+from tests.integration.parking import Site, ask, asking, echo, open_site
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 from tests.waiting import until
@@ -37,13 +35,10 @@ class RedisBoard(RedisNotifier, RedisSubscriber):
         RedisSubscriber.__init__(self, clients.blocking)
 
 
-@pytest.fixture(params=["memory", "sqlite and redis"])
-def open_here(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
-    """Open a site over the in-memory parts, or over the embedded deployment's."""
-    if request.param == "memory":
-        return lambda **settings: open_site(MemoryStore(), MemoryBus(), tmp_path, **settings)
-    url = sqlite_copy(request.getfixturevalue("sqlite_template"), tmp_path)
-    redis_url: str = request.getfixturevalue("redis_url")
+@pytest.fixture
+def open_here(sqlite_template: Path, redis_url: str, tmp_path: Path) -> OpenSite:
+    """Open a site over the parts of an embedded deployment."""
+    url = sqlite_copy(sqlite_template, tmp_path)
 
     @asynccontextmanager
     async def opened(**settings: object) -> AsyncIterator[Site]:
@@ -74,31 +69,6 @@ async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_
         kinds = [node.kind for node in await site.store.runs.nodes(again["asks"].run_id)]
         assert kinds.count(NodeKind.ASSISTANT) == 2
         assert kinds.count(NodeKind.TOOL_RESULT) == 1
-
-
-@pytest.mark.spec("PER-13")
-async def test_a_run_parks_only_when_every_call_under_way_waits(open_here: OpenSite) -> None:
-    async with open_here() as site:
-        await site.submit(asking("asks", ask("a.pem"), wait_for("slow one"), ask("b.pem")))
-        await site.start_worker()
-        await site.pending(2)
-        await until(lambda: "slow one" in opened)
-        await until(lambda: _time_has_passed(site))
-        assert (await site.steps())["asks"].status is RUNNING
-
-        opened["slow one"].set()
-
-        await site.until_stands(asks=BLOCKED)
-        assert (await site.story())["tool_completed"] == 1
-
-
-async def _time_has_passed(site: Site) -> bool:
-    """Wait for ten times as long as a waiting run does before it parks, looking at the rows."""
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + 10 * site.settings.park_after_s
-    while loop.time() < end_s:
-        await site.store.tasks.steps(site.task_id)
-    return True
 
 
 @pytest.mark.spec("PER-13")
@@ -148,18 +118,6 @@ async def _is_blocked(site: Site, step_key: str) -> bool:
     return (await site.store.tasks.step(step_key)).status is BLOCKED
 
 
-async def test_a_limit_of_none_keeps_every_slot(open_here: OpenSite) -> None:
-    async with open_here(max_parked=0) as site:
-        await site.submit(asking())
-        await site.start_worker()
-        (request,) = await site.pending()
-        await until(lambda: _time_has_passed(site))
-
-        assert (await site.steps())["asks"].status is RUNNING
-        await site.answer(request)
-        await site.until_stands(asks=COMPLETED)
-
-
 @pytest.mark.spec("PER-13", "DAG-06")
 async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open_here: OpenSite) -> None:
     async with open_here() as site:
@@ -173,18 +131,6 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
 
         await site.until_stands(parked=StepStatus.CANCELLED, waits=StepStatus.CANCELLED)
         assert await site.store.consent.pending(site.own.session_id) == []
-
-
-@pytest.mark.spec("PER-05", "PER-14", "PER-13")
-async def test_a_parked_run_of_a_session_that_is_left_alone_is_warned(open_here: OpenSite) -> None:
-    async with open_here(responder_wait_s=0.5) as site:
-        await site.submit(asking(), mode=ApprovalMode.PROMPT)
-        await site.start_worker()
-
-        await site.until_stands(asks=COMPLETED)
-
-        told = await site.story()
-        assert (told["run_parked"], told["permission_failed"], told["tool_denied"]) == (1, 1, 1)
 
 
 # -- both at once
@@ -251,23 +197,6 @@ async def test_an_answer_between_parking_and_stopping_is_used_once_by_the_next_l
         told = await site.story()
         assert (told["run_parked"], told["run_resumed"], told["tool_completed"]) == (1, 1, 1)
         assert len(store.rows.consumed) == 1
-
-
-@pytest.mark.spec("PER-13")
-async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: Path) -> None:
-    store = SlowToPark(is_done_first=True)
-    async with open_site(store, MemoryBus(), tmp_path) as site:
-        await site.submit(asking())
-        process = await site.start_worker()
-        await store.has_begun.wait()
-        process.slots.stop_all("release", "the worker stops")
-
-        await process.slots.until_idle()
-        store.may_go_on.set()
-
-        steps = await site.until_stands(asks=BLOCKED)
-        assert steps["asks"].lost_leases == 0
-        assert (await site.story())["step_released"] == 0
 
 
 async def test_a_worker_that_an_owner_calls_claims_without_a_message(open_here: OpenSite) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import inspect
 
 import soong.shared.agents.runtime
 import soong.worker
-from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
@@ -42,8 +42,7 @@ from tests.integration.roles import (
 )
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
-from tests.model.builders import make_owner, make_session, make_task, make_worker
-from tests.model.clock import START_US
+from tests.model.builders import make_owner, make_session, make_task, make_worker, take_turn
 from tests.servers import PostgresServer
 from tests.system.deployment import Deployment, end
 
@@ -340,9 +339,7 @@ async def test_a_worker_under_its_role_leaves_the_end_of_a_task_to_an_owner(urls
     await store.tasks.submit(session, make_task(session.id, "a"))
 
     async def advance(*ends: StepEnd) -> Advance:
-        return await store.claims.advance(
-            worker.id, ends, claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
-        )
+        return await take_turn(store, worker.id, ends)
 
     (claim,) = (await advance()).claims
     ended = await advance(completed(claim))
@@ -357,14 +354,14 @@ async def test_a_worker_under_its_role_leaves_the_end_of_a_task_to_an_owner(urls
 async def test_a_worker_finds_itself_in_the_list_and_reads_no_figures_of_others(at_work: RoleUrls) -> None:
     store, metrics = await open_store(at_work.worker), SqlMetrics(parse_url(at_work.worker))
     try:
-        view = await list_workers(store.claims, store.sessions, metrics)
+        view = await WorkersSchema.read(store.claims, store.sessions, metrics)
         with pytest.raises(InvalidConfigError, match="orchestrator"):
             await metrics.metrics()
     finally:
         await metrics.close()
         await store.close()
 
-    assert [len(worker.holds) for worker in view.workers] == [1]
+    assert [worker.used for worker in view.workers] == [1]
 
 
 async def test_rights_of_an_older_version_are_taken_away(urls: RoleUrls) -> None:

@@ -26,11 +26,12 @@ from tests.contract import (
     test_task_limits,
     test_unlocking,
 )
-from tests.contract.conftest import OpenStore
+from tests.contract.conftest import OpenStore, other_store, scene, store
 from tests.contract.databases import empty_postgres
-from tests.contract.scene import ContractHarness, open_scene
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, with_roles
 from tests.servers import PostgresServer
+
+__all__ = ["other_store", "scene", "store"]
 
 SUITE = (
     *(test_limits, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
@@ -66,8 +67,8 @@ class _Processes:
         return self.opened[self.given - 1].as_store()
 
     async def close(self) -> None:
-        for store in self.opened:
-            await store.close()
+        for opened in self.opened:
+            await opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +85,3 @@ def open_another(processes: _Processes) -> OpenStore:
     empty_postgres(processes.urls.admin)
     processes.given = 0
     return processes.next
-
-
-@pytest.fixture
-async def store(open_another: OpenStore) -> Store:
-    return await open_another()
-
-
-@pytest.fixture
-async def other_store(open_another: OpenStore) -> Store:
-    return await open_another()
-
-
-@pytest.fixture
-async def scene(store: Store) -> ContractHarness:
-    return await open_scene(store)

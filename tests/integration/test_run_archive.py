@@ -1,21 +1,31 @@
 """When run folders are written, and when again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from soong.orchestrator.owner.run_archive import TRIED_AGAIN
+from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core import timing
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import FailurePolicy
+from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.rooted import RootedFolder
-from tests.contract.scene import ContractHarness, open_scene
-from tests.integration.run_archiving import AwayStore, ended_run, lines, run_folders
+from soong.shared.storage.artifacts import FolderArtifacts
+from tests.contract.scene import ContractHarness, completed, open_scene
+from tests.integration.away_store import AwayStore
+from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders
+from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
+from tests.model.memory.logs import note_run
 from tests.model.memory.store import MemoryStore
-from tests.waiting import others_run, until
+from tests.waiting import others_run
 
 
 @pytest.mark.parametrize(("away", "is_written"), [(2, True), (9, False)], ids=["a while", "for ever"])
@@ -23,7 +33,7 @@ async def test_a_folder_waits_for_a_database_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int, is_written: bool
 ) -> None:
     monkeypatch.setattr(timing, "RETRY_S", (0.01, 0.01, 0.01))
-    store = AwayStore()
+    store = AwayStore("list_runs", "ended_in_open_tasks")
     ended, run_id = await ended_run(store)
     folders = run_folders(store, tmp_path)
     store.away = away
@@ -35,7 +45,7 @@ async def test_a_folder_waits_for_a_database_that_is_away(
 
 
 async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> None:
-    store = AwayStore()
+    store = AwayStore("list_runs", "ended_in_open_tasks")
     ended, _ = await ended_run(store)
     folders = run_folders(store, tmp_path)
     store.away = 100
@@ -63,20 +73,6 @@ async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "runs" / run_id / "events.jsonl")) == len(await store.runs.events(run_id))
 
 
-async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path: Path) -> None:
-    store = MemoryStore()
-    ended, _ = await ended_run(store)
-    ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
-    await store.tasks.finish_task(ownership, ended.task_id, now_us=START_US)
-    (tmp_path / "runs").write_text("a file is in the way")
-    folders = run_folders(store, tmp_path)
-
-    await folders.write(ended.task_id)
-    await folders.close()
-
-    assert await store.tasks.unrecorded(ownership.owner_id) == [ended.task_id]
-
-
 @pytest.mark.spec("EVT-03")
 async def test_folders_that_could_not_be_written_are_tried_again_some_time_later(tmp_path: Path) -> None:
     store, clock = MemoryStore(), FakeClock()
@@ -98,20 +94,6 @@ async def test_folders_that_could_not_be_written_are_tried_again_some_time_later
     assert (at_once, later) == ({ended.task_id}, set())
     assert (tmp_path / "runs" / run_id / "events.jsonl").exists()
     assert await store.tasks.unrecorded(ownership.owner_id) == []
-
-
-@pytest.mark.spec("EVT-03")
-async def test_of_many_that_could_not_be_written_a_few_are_tried_again_at_once(tmp_path: Path) -> None:
-    clock = FakeClock()
-    folders = run_folders(MemoryStore(), tmp_path, clock)
-    stuck = [f"task_{number}" for number in range(2 * TRIED_AGAIN + 1)]
-    for task_id in stuck:
-        folders._give_up(task_id)
-    clock.advance(timedelta(seconds=timing.GIVEN_UP_S))
-
-    looks = [set(folders.set_aside()) for _ in range(3)]
-
-    assert looks == [set(stuck[TRIED_AGAIN:]), set(stuck[2 * TRIED_AGAIN :]), set()]
 
 
 class TriedAgainStore(MemoryStore):
@@ -168,54 +150,118 @@ async def test_a_task_that_is_tried_again_while_its_folders_are_written_gets_tho
     assert all((tmp_path / "runs" / run_id / "events.jsonl").exists() for run_id in runs)
 
 
+# -- folders of runs that have ended while their task lasts
+SWEEP_S = float(Settings.model_fields["sweep_s"].default)
+
+
+@dataclass
+class LastingTask:
+    """A task of two runs, of which the first has ended, and the archive of its owner."""
+
+    store: MemoryStore
+    folders: RunArchive
+    clock: FakeClock
+    own: Ownership
+    worker_id: str
+    task_id: str
+    ended: Claim
+    running: Claim
+    place: Path
+
+    async def write_ended(self) -> bool:
+        """Let the owner look once; say whether the run that has ended has its folder now."""
+        await self.folders.write_ended(self.own.owner_id)
+        if self.folders._early is not None:
+            await self.folders._early
+        return (self.place / self.ended.identity.run_id / "events.jsonl").exists()
+
+    def later(self) -> None:
+        """Let as much time pass as there is before the last sweep within five seconds of the end."""
+        self.clock.advance(timedelta(seconds=5 - 1 - SWEEP_S))
+
+
+async def lasting_task(store: MemoryStore, root: Path) -> LastingTask:
+    own = await open_session(store)
+    task_id = await open_task(store, own, "a", "b")
+    worker_id, clock = await open_worker(store), FakeClock()
+    first, second = (await advance(store, worker_id, [], claim=2)).claims
+    await advance(store, worker_id, [replace(completed(first), usage=CALLED)], claim=0)
+    artifacts, place = FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs")
+    folders = RunArchive(store, artifacts, place, clock)
+    return LastingTask(store, folders, clock, own, worker_id, task_id, first, second, root / "runs")
+
+
 @pytest.mark.spec("EVT-03.d")
-async def test_folders_wait_while_answers_are_dealt_with(tmp_path: Path) -> None:
-    store, is_busy = MemoryStore(), True
-    ended, run_id = await ended_run(store)
-    folders = run_folders(store, tmp_path)
-    folders.waits_while = lambda: is_busy
-    await folders.write(ended.task_id)
-    await asyncio.sleep(0.2)
-    before = (tmp_path / "runs").exists()
+async def test_a_run_that_ended_a_while_ago_has_its_folder_while_its_task_continues(tmp_path: Path) -> None:
+    task = await lasting_task(MemoryStore(), tmp_path)
 
-    is_busy = False
-    await until((tmp_path / "runs" / run_id / "events.jsonl").exists, 10)
+    at_once = await task.write_ended()
+    task.later()
+    later = await task.write_ended()
 
-    assert not before
-    await folders.close()
+    assert (at_once, later) == (False, True)
+    assert [path.name for path in task.place.iterdir()] == [task.ended.identity.run_id]
+    assert await task.store.tasks.unrecorded(task.own.owner_id) == []
 
 
-@pytest.mark.spec("EVT-03.d/answers-come")
-async def test_folders_that_wait_for_answers_are_written_within_five_seconds(tmp_path: Path) -> None:
-    store, clock = MemoryStore(), FakeClock()
-    ended, run_id = await ended_run(store)
-    folders = run_folders(store, tmp_path, clock)
-    folders.waits_while = lambda: True
-    await folders.write(ended.task_id)
+@pytest.mark.spec("EVT-03.d")
+async def test_a_folder_is_written_once_before_the_end_of_its_task_and_once_with_it(tmp_path: Path) -> None:
+    task = await lasting_task(MemoryStore(), tmp_path)
+    log = task.place / task.ended.identity.run_id / "events.jsonl"
+    task.later()
+    await task.write_ended()
+    log.unlink()
+
+    task.later()
+    again = await task.write_ended()
+    await advance(task.store, task.worker_id, [completed(task.running)], claim=0)
+    await task.store.tasks.finish_task(task.own, task.task_id, now_us=START_US)
+    await task.folders.write(task.task_id)
+    await task.folders.close()
+
+    assert (again, log.exists()) == (False, True)
+
+
+class HeldStore(MemoryStore):
+    """Gives the first logs that are asked for when it is let: until then they grow older."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_read, self.may_return = asyncio.Event(), asyncio.Event()
+
+    async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
+        found: Sequence[Event] = await super().events_of(run_ids)
+        if not self.has_read.is_set():
+            self.has_read.set()
+            await self.may_return.wait()
+        return found
+
+
+@pytest.mark.spec("EVT-03.d")
+async def test_a_log_that_was_read_before_the_end_of_its_task_replaces_no_newer_one(tmp_path: Path) -> None:
+    store = HeldStore()
+    task = await lasting_task(store, tmp_path)
+    run_id = task.ended.identity.run_id
+    task.later()
+
+    await task.folders.write_ended(task.own.owner_id)
+    await store.has_read.wait()
+    note_run(store.rows, run_id, EventType.PERMISSION_FAILED, START_US)
+    await task.folders.write(task.task_id)
     await others_run()
+    store.may_return.set()
+    await task.folders.close()
 
-    clock.advance(timedelta(seconds=4))
-
-    await until((tmp_path / "runs" / run_id / "events.jsonl").exists, 10)
+    assert len(lines(task.place / run_id / "events.jsonl")) == len(await store.runs.events(run_id))
 
 
 @pytest.mark.spec("EVT-03.d")
-@pytest.mark.parametrize("limit_s", [3600.0, 0.1])
-async def test_folders_do_not_wait_for_answers_for_ever_nor_at_the_end(
-    tmp_path: Path, limit_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "PUT_OFF_S", limit_s)
-    monkeypatch.setattr(timing, "LEAST_PAUSE_S", 0.01)
-    store = MemoryStore()
-    ended, run_id = await ended_run(store)
-    folders = run_folders(store, tmp_path)
-    folders.waits_while = lambda: True
-    await folders.write(ended.task_id)
-    await asyncio.sleep(0.2)  # longer than the short limit
-    written = tmp_path / "runs" / run_id / "events.jsonl"
-    was_written = written.exists()
+async def test_runs_whose_rows_cannot_be_read_now_get_their_folders_later(tmp_path: Path) -> None:
+    store = AwayStore("list_runs", "ended_in_open_tasks")
+    task = await lasting_task(store, tmp_path)
+    task.later()
+    store.away = 1
 
-    async with asyncio.timeout(10):
-        await folders.close()
+    away = await task.write_ended()
 
-    assert (was_written, written.exists()) == (limit_s < 1, True)
+    assert (away, await task.write_ended()) == (False, True)

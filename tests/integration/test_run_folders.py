@@ -11,8 +11,7 @@ from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder

@@ -7,13 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from soong.orchestrator.client.tail import RunTail, no_subscription
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.run_feed import follow_log
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError, UnavailableError
+from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.notifier import Subscription
+from soong.shared.engine.wire.notifier import (
+    NullNotifier,
+    NullSubscriber,
+    NullSubscription,
+    Subscriber,
+    Subscription,
+)
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
@@ -73,10 +82,16 @@ async def running(clients: RedisClients) -> AsyncIterator[Running]:
     await notifier.close()
 
 
-async def collected(tail: RunTail, run_id: str, seen: list[Event], *, from_seq: int = 1) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        async for event in tail.follow(run_id, from_seq=from_seq):
-            seen.append(event)  # noqa: PERF401  # one by one, for whoever watches the list
+async def collected(store: Store, subscriber: Subscriber, run_id: str, seen: list[Event], *, from_seq: int = 1) -> None:
+    client = Client(store, NullNotifier(), subscriber, FakeClock(), load_settings())
+    service = ServiceParts(client, None, None)  # type: ignore[arg-type]  # what nobody asks for here
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            async for event in follow_log(service, run_id, from_seq=from_seq):
+                seen.append(event)  # noqa: PERF401  # one by one, for whoever watches the list
+    finally:
+        await service.feeds.close()
+        await service.subscriptions.close()
 
 
 def check_whole(seen: Sequence[Event], *, from_seq: int = 1) -> None:
@@ -90,13 +105,13 @@ async def until_seen(seen: Sequence[Event], count: int) -> None:
 
 @pytest.mark.spec("EVT-02.c", "EVT-02.d")
 async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
-    running: Running, clients: RedisClients
+    running: Running, clients: RedisClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await running.write(5)
     seen: list[Event] = []
-    # Nothing but a hint brings what is written later: the slow look is an hour away.
-    tail = RunTail(running.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=3600)
-    following = asyncio.create_task(collected(tail, running.run_id, seen, from_seq=4))
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 3600.0)  # nothing but a hint brings what is written later
+    subscriber = RedisSubscriber(clients.blocking)
+    following = asyncio.create_task(collected(running.scene.store, subscriber, running.run_id, seen, from_seq=4))
     last = (await running.scene.store.runs.run(running.run_id)).last_seq
     await until_seen(seen, last - 3)
     assert [event.seq for event in seen] == list(range(4, last + 1))
@@ -135,9 +150,13 @@ class Meddling:
         await self.meddle()
         return found
 
-    async def listen(self, run_id: str) -> Subscription:
+    @property
+    def runs(self) -> "Meddling":
+        return self
+
+    async def subscribe_run(self, _run_id: str) -> Subscription:
         await self.meddle()
-        subscription = await no_subscription(run_id)
+        subscription = NullSubscription()
         await self.meddle()
         return subscription
 
@@ -150,11 +169,14 @@ class Meddling:
 
 
 @pytest.mark.parametrize("left", range(8))
-async def test_what_is_written_at_any_moment_of_the_switch_is_seen_once(running: Running, left: int) -> None:
+async def test_what_is_written_at_any_moment_of_the_switch_is_seen_once(
+    running: Running, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 0.001)
     await running.write(3)
     rows, seen = Meddling(running, left), list[Event]()
 
-    await collected(RunTail(rows, rows.listen, look_every_s=0.001), running.run_id, seen)  # type: ignore[arg-type]  # what it lacks it takes from the store
+    await collected(rows, rows, running.run_id, seen)  # type: ignore[arg-type]  # what it lacks it takes from the store
 
     check_whole(seen)
     assert [event.data["number"] for event in seen if event.type == "tool_progress"] == list(
@@ -162,14 +184,17 @@ async def test_what_is_written_at_any_moment_of_the_switch_is_seen_once(running:
     )
 
 
-async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running: Running) -> None:
+async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 0.05)
     with ExitStack() as servers:
         redis = servers.enter_context(redis_server())
         clients = RedisClients.of(redis.tcp_url)
         live = replace(running, log=log_of(running.scene, running.claim, RedisNotifier(clients.commands)))
         seen: list[Event] = []
-        tail = RunTail(live.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
-        following = asyncio.create_task(collected(tail, live.run_id, seen))
+        subscriber = RedisSubscriber(clients.blocking)
+        following = asyncio.create_task(collected(live.scene.store, subscriber, live.run_id, seen))
         await live.write(2)
         await asyncio.to_thread(servers.pop_all().close)
         await live.write(3)
@@ -179,21 +204,6 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
         await live.end()
         await following
         await clients.close()
-
-    check_whole(seen)
-
-
-async def test_a_run_is_followed_from_the_start_with_redis_away(running: Running) -> None:
-    clients = RedisClients.of("unix:///nowhere/redis.sock")
-    seen: list[Event] = []
-    tail = RunTail(running.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
-    following = asyncio.create_task(collected(tail, running.run_id, seen))
-
-    await running.write(2)
-    await until_seen(seen, (await running.scene.store.runs.run(running.run_id)).last_seq)
-    await running.end()
-    await following
-    await clients.close()
 
     check_whole(seen)
 
@@ -210,12 +220,13 @@ class Stumbling(MemoryStore):
         return await super().events(run_id, after_seq=after_seq, limit=limit)
 
 
-async def test_a_database_that_is_away_is_waited_for() -> None:
+async def test_a_database_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 0.01)
     scene = await open_scene(Stumbling())
     claim = await scene.start("a")
     running = Running(scene, claim, log_of(scene, claim))
     seen: list[Event] = []
-    following = asyncio.create_task(collected(RunTail(scene.store.runs, look_every_s=0.01), running.run_id, seen))
+    following = asyncio.create_task(collected(scene.store, NullSubscriber(), running.run_id, seen))
 
     await running.write(4)
     await until_seen(seen, 5)
@@ -227,4 +238,4 @@ async def test_a_database_that_is_away_is_waited_for() -> None:
 
 async def test_an_unknown_run_is_named(running: Running) -> None:
     with pytest.raises(NotFoundError, match="run 'run_none'"):
-        await collected(RunTail(running.scene.store.runs), "run_none", [])
+        await collected(running.scene.store, NullSubscriber(), "run_none", [])

@@ -53,7 +53,7 @@ async def test_without_its_file_nothing_is_read_or_written_and_no_empty_one_appe
         with pytest.raises(UnavailableError, match="was removed"):
             await store.sessions.owners()
         with pytest.raises(UnavailableError, match="was removed"):
-            await store.tasks.end_of("task_none")
+            await store.tasks.task("task_none")
 
     assert not is_there(path)
 

@@ -1,18 +1,24 @@
 """When a commit of SQLite is on the disk, who waits for that, and which thread writes it."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
+from sqlalchemy import RootTransaction
 
 from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.storage.sql.engine.database import Database, flush_log
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.store import SqlStore
@@ -24,12 +30,14 @@ from tests.integration.flushes import (
     by_another_program,
     counted_flushes,
     held_flush,
+    log_of,
     scopes,
 )
-from tests.integration.sql_stores import begin, opened
-from tests.integration.test_sql_database import ADD_LIMIT, add
+from tests.integration.sql_stores import begin, claim_one, opened
+from tests.integration.test_sql_database import ADD_LIMIT, add, add_and_fail, at_once
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.clock import START_US
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -41,11 +49,6 @@ def path(tmp_path: Path) -> Path:
 async def store(path: Path) -> AsyncIterator[SqlStore]:
     async with opened(f"sqlite:///{path}") as store:
         yield store
-
-
-@pytest.fixture
-def database(store: SqlStore) -> Database:
-    return store._database
 
 
 @pytest.mark.spec("DAG-03")
@@ -125,21 +128,14 @@ async def test_nobody_hears_of_a_commit_whose_flush_failed(database: Database, p
     def fail(_log: WriteAheadLog) -> None:
         raise OSError(5, "Input/output error")
 
-    database.flusher = fail
+    log_of(database).flusher = fail
     with pytest.raises(UnavailableError, match=r"did not confirm a commit: .*Input/output error"):
         await database.write(add("a"), flush=Flush.BEFORE_RETURN)
     assert await database.write(add("b"), flush=Flush.WITH_NEXT) == "b"
 
-    database.flusher = flush_log
+    log_of(database).flusher = WriteAheadLog.flush
     assert await database.write(add("c"), flush=Flush.BEFORE_RETURN) == "c"
     assert scopes(path) == ["a", "b", "c"]
-
-
-async def test_what_is_flushed_after_its_caller_returns_holds_up_nobody(database: Database, path: Path) -> None:
-    with held_flush(database) as has_begun:
-        assert await database.write(add("a"), flush=Flush.WITH_NEXT) == "a"
-        assert scopes(path) == ["a"]
-        assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
 
 
 async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
@@ -153,7 +149,7 @@ async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{path}{suffix}", f"{image}{suffix}")
 
-    database.flusher = flush
+    log_of(database).flusher = flush
     await SOON(database, add("hop"))
     assert await database.write(add("claim"), flush=Flush.WITH_NEXT) == "claim"
     assert await database.write(add("task"), flush=Flush.BEFORE_RETURN) == "task"
@@ -192,3 +188,219 @@ async def test_a_submission_is_on_the_disk_when_its_caller_hears_of_it(store: Sq
         session = make_session()
         await store.tasks.submit(session, make_task(session.id, make_step("a")))
         assert len(flushes) == 1
+
+
+# -- sQLite's log is flushed as promised also where a commit changes nothing, a flush fails or a loop ends
+HAS_LIMIT = Statement("has limit", "SELECT 1 FROM concurrency_limits WHERE scope = :scope")
+
+
+@pytest.fixture
+async def database(store: SqlStore) -> Database:
+    """A database whose connections are open."""
+    await store._database.write(nothing)
+    await store._database.read(nothing)
+    return store._database
+
+
+def nothing(_tx: Transaction) -> None:
+    """Change nothing: SQLite flushes no commit of that."""
+
+
+def written(path: Path) -> tuple[bytes, int]:
+    """Return what a file holds and when it was last written."""
+    return path.read_bytes(), path.stat().st_mtime_ns
+
+
+def _is_torn(database: Database) -> bool:
+    return log_of(database).failure is not None
+
+
+def fail(_log: WriteAheadLog) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_submission_is_flushed_where_what_is_committed_after_it_changes_nothing(
+    store: SqlStore, database: Database
+) -> None:
+    session, worker_id = await begin(store)
+    claim = await claim_one(store, session, worker_id)
+    await database.write(add("flushed"))
+    new = make_session()
+    with counted_flushes(database) as flushes:
+        submitted, is_parked, refused = await at_once(
+            database,
+            lambda: store.tasks.submit(new, make_task(new.id, make_step("a"))),
+            lambda: store.claims.park(worker_id, claim.lease, ["req_x"], max_parked=5, now_us=START_US),
+            lambda: database.write(add_and_fail("x", ConflictError("no"))),  # has each of them written alone
+        )
+
+        assert not isinstance(submitted, BaseException)
+        assert (is_parked, type(refused)) == (False, ConflictError)
+        assert flushes
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_hop_is_flushed_soon_where_what_is_committed_after_it_changes_nothing(
+    store: SqlStore, database: Database
+) -> None:
+    session, worker_id = await begin(store)
+    await store.tasks.create_task(make_task(session.id, make_step("a"), make_step("b", depends_on=("a",))))
+    claimed = await advance(store, worker_id)
+    with counted_flushes(database) as flushes:
+        claimed = await advance(store, worker_id, *claimed)
+        assert not await store.claims.park(worker_id, claimed[0].lease, ["req_x"], max_parked=5, now_us=START_US)
+
+        await until(lambda: len(flushes) == 1)
+
+
+async def test_closing_flushes_what_a_commit_without_a_change_has_not(path: Path) -> None:
+    async with opened(f"sqlite:///{path}") as store:
+        with counted_flushes(store._database) as flushes:
+            await store._database.write(add("a"), flush=Flush.WITH_NEXT)
+            await store._database.write(nothing)
+            await store.close()
+
+            assert len(flushes) == 1
+
+
+async def test_what_another_process_has_not_flushed_is_flushed_before_a_caller_hears_of_it(
+    database: Database, path: Path
+) -> None:
+    """As when a client repeats a submission, and another process has committed it a moment ago."""
+
+    def is_there(tx: Transaction) -> bool:
+        return bool(tx.value(HAS_LIMIT, scope="task"))
+
+    async with opened(f"sqlite:///{path}", migrate=False) as second:
+        other = second._database
+        await other.write(nothing)
+        with held_flush(database) as has_begun, counted_flushes(other) as flushes:
+            writing = asyncio.create_task(database.write(add("task"), flush=Flush.BEFORE_RETURN))
+            assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
+
+            found = await at_once(
+                other, lambda: other.write(is_there, flush=Flush.BEFORE_RETURN), lambda: other.write(nothing)
+            )
+
+            assert (found[0], bool(flushes)) == (True, True)
+        await writing
+
+
+@pytest.mark.spec("DAG-03")
+async def test_the_log_of_a_database_that_is_named_by_a_link_is_that_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    target, link = tmp_path / "disk" / "target.db", tmp_path / "soong.db"
+    async with opened(f"sqlite:///{target}"):
+        link.symlink_to(target)
+    async with opened(f"sqlite:///{link}") as store:
+        session = make_session()
+        with counted_flushes(store._database) as flushes:
+            await store.tasks.submit(session, make_task(session.id, make_step("a")))
+
+            assert len(flushes) == 1
+            with by_another_process(target):
+                writing = asyncio.create_task(store._database.write(nothing))
+                await asyncio.sleep(0.05)
+                assert not writing.done()
+            await writing
+
+
+async def test_what_could_not_be_flushed_is_soon_flushed_although_nothing_is_written(
+    database: Database, path: Path
+) -> None:
+    log = Path(f"{path}-wal")
+    log_of(database).flusher = fail
+    await SOON(database, add("hop"))
+    await until(partial(_is_torn, database))
+    before, written_ns = written(log)
+    log_of(database).flusher = WriteAheadLog.flush
+
+    await until(lambda: not _is_torn(database))
+
+    # The system had taken it for written; its bytes have been written again, and are the same.
+    after, again_ns = written(log)
+    assert again_ns > written_ns
+    assert after.startswith(before)
+
+
+async def test_nothing_is_written_after_what_could_not_be_flushed_until_that_is_on_the_disk(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_of(database).flusher = fail
+    await SOON(database, add("hop"))
+    await until(partial(_is_torn, database))
+    log_of(database).flusher = WriteAheadLog.flush
+    with monkeypatch.context() as broken:
+
+        def refuse(fd: int, data: bytes, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        broken.setattr(os, "pwrite", refuse)
+        for flush in Flush:
+            with pytest.raises(UnavailableError, match=r"log of the database cannot be written: .*No space left"):
+                await database.write(add(flush.name), flush=flush)
+        assert scopes(path) == ["hop"]
+
+    assert await database.write(add("then")) == "then"
+    assert scopes(path) == ["hop", "then"]
+
+
+async def test_a_commit_that_was_done_and_reported_as_an_error_is_flushed(database: Database, path: Path) -> None:
+    usual = database._writer.committer
+
+    def report_an_error(transaction: RootTransaction) -> None:
+        transaction.commit()
+        raise OSError("the answer was lost")
+
+    with counted_flushes(database) as flushes:
+        database._writer.committer = report_an_error
+        with pytest.raises(UnavailableError, match="did not confirm a commit"):
+            await SOON(database, add("hop"))
+        database._writer.committer = usual
+
+        await until(lambda: len(flushes) == 1)
+    assert scopes(path) == ["hop"]
+
+
+async def test_what_sqlite_has_moved_out_of_its_log_needs_no_flush(path: Path) -> None:
+    def break_connection(_tx: Transaction) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with opened(f"sqlite:///{path}"):
+        pass
+    async with opened(f"sqlite:///{path}", migrate=False) as store:  # its writer has the only connection
+        database = store._database
+        written, broken = await at_once(
+            database,
+            lambda: database.write(add("task"), flush=Flush.BEFORE_RETURN),
+            lambda: database.write(break_connection),
+        )
+
+    assert (written, type(broken)) == ("task", UnavailableError)
+    assert scopes(path) == ["task"]
+
+
+async def test_a_system_without_fdatasync_flushes_by_fsync(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(os, "fsync", flushed.append)
+
+    assert await database.write(add("a"), flush=Flush.BEFORE_RETURN) == "a"
+
+    assert len(flushed) == 1
+
+
+async def test_a_lock_that_cannot_be_taken_is_a_database_that_does_not_answer(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fcntl, "flock", refuse)
+        for write in (partial(database.write, add("a")), partial(SOON, database, add("b"))):
+            with pytest.raises(UnavailableError, match="cannot be locked: No locks available"):
+                await write()
+
+    assert await database.write(add("c")) == "c"

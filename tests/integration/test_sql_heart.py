@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.integration.test_sql_crash import WRITER
-from tests.model.builders import make_worker
 
 
 @pytest.mark.spec("DAG-03")
@@ -34,20 +32,6 @@ async def test_heartbeat_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> 
         # Far under the lease; without the side lock one beat was seen to wait 3.5 s.
         assert max(took) < 1.0
         assert [worker.beat for worker in await store.sessions.workers()] == [30]
-
-
-async def test_heartbeat_of_a_worker_declared_gone_says_so(tmp_path: Path) -> None:
-    async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
-        worker = make_worker()
-        await store.sessions.register_worker(worker)
-        heart = store.heartbeat_writer()
-        assert heart.beat(worker.id)
-
-        await store.sessions.set_worker_state(worker.id, ProcessState.GONE)
-
-        assert not heart.beat(worker.id)
-        assert not heart.beat("wrk_unknown")
-        heart.close()
 
 
 def _busy_writer(url: str, claim: Claim) -> "subprocess.Popen[bytes]":

@@ -21,17 +21,12 @@ from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare, sc
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
+from tests.integration.test_sql_database import url
 from tests.schema_scripts import head, scripts
 
+__all__ = ["url"]
+
 add_dialect_options(metadata)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'soong.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.mark.spec("OPS-07.a")

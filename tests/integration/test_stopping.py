@@ -2,7 +2,7 @@
 
 import asyncio
 
-from soong.orchestrator.approvals.remote_responder import ResponderLease
+from soong.orchestrator.approvals.responders import ResponderLease
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest
 from tests.integration.consent import make_call, open_bench
 from tests.model.memory import MemoryStore

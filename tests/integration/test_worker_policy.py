@@ -3,40 +3,22 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import SessionTerms, submission
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.plan.reader import plan_from_json
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import StepEnd
-from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools import risk
-from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.mcp.toolset import look_now, servers_of
-from soong.worker.agent_step import AgentStepRunner
-from soong.worker.heartbeat import Incarnation
 from tests.integration.mcp.scene import stdio_config
-from tests.model.builders import make_owner
-from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
+from tests.integration.runner_site import RunnerSite
 from tests.scripted import calls as made
 from tests.scripted import error_of as last_error
 from tests.waiting import until
@@ -49,21 +31,12 @@ READ: JsonObject = {"call": "code.read_file", "with": {"path": "notes.md"}}
 
 
 @dataclass
-class Site:
-    """A project, a client's home and a worker's home, over one store; the worker is a runner in this process."""
+class Site(RunnerSite):
+    """A site with a client's configuration, which may change once the step is planned."""
 
-    root: Path
     client_config: str = ""
-    worker_config: str = ""
     allow: Sequence[str] = ()
-    worker_settings: Mapping[str, Any] = field(default_factory=dict)
     later_client_config: str | None = None
-    """What the client's configuration becomes once the step is planned."""
-    store: MemoryStore = field(default_factory=MemoryStore)
-
-    @property
-    def project(self) -> Path:
-        return self.root / "project"
 
     async def run(self, *calls: JsonObject, tools: Sequence[str]) -> tuple[StepEnd, list[Event]]:
         """Plan these calls as one step's script, run it, and return its end and its run's events."""
@@ -71,61 +44,11 @@ class Site:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         (self.project / "notes.md").write_text("notes", encoding="utf-8")
         (self.root / "client" / "config.toml").write_text(self.client_config, encoding="utf-8")
-        catalogue = Catalogue.of(load_settings(agent_home=self.root / "client"))
         step: JsonObject = {"id": "a", "instructions": "x", "allowed_tools": list(tools), **made(*calls)}
-        prepared = submission(
-            plan_from_json({"title": "t", "steps": [step]}, "plan", catalogue.known()),
-            {},
-            SessionTerms(
-                project=self.project,
-                cwd=self.project,
-                approval_mode=ApprovalMode.DENY,
-                model="script",
-                allow=self.allow,
-            ),
-            catalogue,
-            SystemClock(),
-        )
-        owner = make_owner()
-        await self.store.sessions.register_owner(owner)
-        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.tasks.create_task(prepared.task)
+        await self.submit({"title": "t", "steps": [step]}, allow=self.allow)
         if self.later_client_config is not None:
             (self.root / "client" / "config.toml").write_text(self.later_client_config, encoding="utf-8")
-        return await self._work()
-
-    async def _work(self) -> tuple[StepEnd, list[Event]]:
-        settings = load_settings(agent_home=self.root / "worker", **self.worker_settings)
-        clock, board = SystemClock(), MemoryBus()
-        incarnation = Incarnation(self.store, clock, "w@here", 1, ("default",), ())
-        worker_id = await incarnation.register()
-        runs = AgentStepRunner(
-            store=self.store,
-            notifier=board,
-            inbox=DecisionInbox(self.store, board, worker_id),
-            incarnation=incarnation,
-            artifacts=FolderArtifacts(RootedFolder(self.root, "artifacts")),
-            clock=clock,
-            settings=settings,
-            config=parse_config(self.worker_config),
-        )
-        advance = await self.store.claims.advance(
-            worker_id,
-            (),
-            claim=1,
-            pools=("default",),
-            capabilities=incarnation.capabilities,
-            live_workers=1,
-            now_us=clock.now_us(),
-        )
-        (claim,) = advance.claims
-        async with TimeLimit(timedelta(seconds=20).total_seconds()) as limit:
-            end = await runs.run(
-                claim, bind_step(claim.spec, claim.task_inputs, claim.dependencies), limit, StopSignal()
-            )
-        await self.store.runs.append(
-            claim.identity.run_id, claim.fence, events=end.events, nodes=end.nodes, now_us=clock.now_us()
-        )
+        claim, end = await self.work()
         return end, list(await self.store.runs.events(claim.identity.run_id))
 
 
@@ -177,22 +100,6 @@ async def test_a_workers_own_deny_rule_beats_what_the_session_allows(tmp_path: P
 
     (decided,) = [event for event in events if event.type == EventType.PERMISSION_DECIDED]
     assert (error_of(end), decided.data["source"]) == ("permission_denied", "the worker's config.toml")
-    assert not (site.project / "out/a.md").exists()
-
-
-@pytest.mark.spec("PER-10", "PER-18", "PER-20")
-@pytest.mark.parametrize("tighter", ["ask", "strict"])
-async def test_a_workers_own_ask_rule_or_mode_asks_for_what_the_session_allows(tmp_path: Path, tighter: str) -> None:
-    own = '[permission]\nmode = "strict"\n' if tighter == "strict" else rule("ask", f"{tmp_path}/project/out")
-    site = Site(tmp_path, worker_config=own, allow=(f"code.write_file:{tmp_path}/project/out",))
-
-    running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
-    await until(lambda: running.done() or bool(site.store.rows.requests))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-
-    (request,) = site.store.rows.requests.values()
-    assert request.tool == "code.write_file"
     assert not (site.project / "out/a.md").exists()
 
 

@@ -3,14 +3,14 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
 from tests.servers import free_port
+from tests.waiting import blocking_looks
 
 START_S = 90.0
 HOST = "127.0.0.1"
@@ -44,12 +44,8 @@ def environment(address: str, key: str = KEY) -> dict[str, str]:
 
 
 def _wait(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
+    for _ in blocking_looks(START_S, lambda: f"LiteLLM's proxy listens: {log.read_text()[-3000:]}", 0.2):
+        with suppress(httpx.TransportError):
             if httpx.get(f"{address}/health/liveliness", timeout=2).is_success:
                 return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"LiteLLM's proxy did not listen: {log.read_text()[-3000:]}")
+        assert process.poll() is None, log.read_text()[-3000:]

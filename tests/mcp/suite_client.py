@@ -16,8 +16,8 @@ import httpx2
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.tools.ports import Verdict
+from soong.shared.toolsets.mcp.catalogue import LoginFolder
 from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, log_in
-from soong.shared.toolsets.mcp.logins import LoginFolder
 from tests.integration.mcp.scene import McpScene, mcp_scene
 
 DOCUMENT = "https://conformance-test.local/client-metadata.json"

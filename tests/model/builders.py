@@ -22,7 +22,7 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec
-from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, Task
+from soong.shared.engine.tasks.step import Advance, Claim, NewStep, NewTask, Step, StepEnd, Task
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance
 from soong.shared.sandbox.family import ProcessFacts
 from soong.shared.storage.store import Store
@@ -292,6 +292,28 @@ async def open_session(store: Store, session: Session | None = None) -> Ownershi
     await store.sessions.register_owner(make_owner(opened.owner_id))
     await store.sessions.open_session(opened)
     return opened.ownership
+
+
+async def take_turn(
+    store: Store,
+    worker_id: str,
+    ends: Sequence[StepEnd] = (),
+    *,
+    claim: int = 1,
+    capabilities: Sequence[str] = (),
+    live_workers: int = 1,
+    now_us: int = START_US,
+) -> Advance:
+    """Let a worker of the default pool write ends and claim so many steps."""
+    return await store.claims.advance(
+        worker_id,
+        ends,
+        claim=claim,
+        pools=("default",),
+        capabilities=capabilities,
+        live_workers=live_workers,
+        now_us=now_us,
+    )
 
 
 async def open_worker(store: Store, worker: Worker | None = None) -> str:

@@ -68,10 +68,11 @@ def judged(works: Sequence[Work], *, minutes: float, jobs: int) -> Iterator[Outc
 
 def judge_named(jobs: int) -> int:
     """Judge the mutants with names; 1 when one of them is not noticed by its tests."""
-    outcomes = list(judged(list(named_mutants(ROOT)), minutes=LONGEST_MINUTES, jobs=jobs))
-    for one in outcomes:
+    survived = 0
+    for one in judged(list(named_mutants(ROOT)), minutes=LONGEST_MINUTES, jobs=jobs):
         print(f"{one.verdict}: {one.mutant.path}:{one.mutant.line} ({one.mutant.what})", flush=True)
-    return int(any(one.verdict is not Verdict.KILLED for one in outcomes))
+        survived += one.verdict is not Verdict.KILLED
+    return int(survived > 0)
 
 
 def main() -> int:

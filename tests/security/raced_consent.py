@@ -20,7 +20,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 from tests.security.scene import CANARY, SecurityHarness, make_scene
-from tests.security.test_hostile_races import swapping
+from tests.security.test_swapped_paths import exchanging
 
 SHOWN = "as it was shown\n"
 YES = Verdict(is_allowed=True, author="person", reason="looks right", decision_id="dec_1")
@@ -150,7 +150,9 @@ async def raced(stage: Stage, call: str, tries: int) -> Figures:
     """Write while another process exchanges the folder and the link as fast as it can."""
     tool, arguments = CALLS[call]
     metrics = Figures()
-    with swapping(stage.scene) as swaps:
+    link = stage.scene.root / "swap"
+    link.symlink_to(stage.key.parent)
+    with exchanging(link, stage.file.parent) as swaps:
         for _ in range(tries):
             result = await stage.scene.call(tool, **arguments)
             metrics.tries += 1

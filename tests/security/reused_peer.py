@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.client.home_api import ENVIRONMENT_HEADER, environment_digest
+from soong.orchestrator.client.home_api import ENVIRONMENT_HEADER
+from soong.orchestrator.embedded.environment import environment_digest
 from soong.orchestrator.http.home import serve_home
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings

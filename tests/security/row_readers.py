@@ -5,16 +5,16 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from soong.orchestrator.cli.checks import Level, check_database
-from soong.orchestrator.client.client import snapshot_of
-from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.workers import list_workers
+from soong.orchestrator.doctor.checks import check_database
+from soong.orchestrator.doctor.machine import Level
 from soong.orchestrator.operations.documents import respond
+from soong.orchestrator.operations.outcome import read_result
+from soong.orchestrator.operations.snapshots import snapshot_of
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_folder import lines_of
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
-from soong.orchestrator.schemas.task import StepSchema, TaskResult
+from soong.orchestrator.schemas.task import StepSchema
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.telemetry import metrics
 from soong.shared.core.jsontext import dump
@@ -67,7 +67,7 @@ async def read_processes(deployment: Deployment) -> None:
     figures = SqlMetrics(parse_url(url))
     try:
         async with while_reading("workers list"):
-            respond(WorkersSchema.of_view(await list_workers(store.claims, store.sessions, figures)))
+            respond(await WorkersSchema.read(store.claims, store.sessions, figures))
         async with while_reading("metrics"):
             metrics.text(await metrics.collect(store, figures, deployment.bench.clock))
     finally:
@@ -99,9 +99,8 @@ async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
     store = deployment.bench.store
     for task in await store.tasks.list_tasks(limit=limit):
         async with while_reading(f"task {task.id}"):
-            view = await snapshot_of(store, task.id)
-            respond(TaskResult.of_outcome(await outcome_of(store, view, folder)))
-        for step in view.steps:
+            respond(await read_result(store, task.id, folder))
+        for step in (await snapshot_of(store, task.id)).steps:
             async with while_reading(f"step {step.key}"):
                 respond(StepSchema.of(step))
                 await store.tasks.result(step.key)

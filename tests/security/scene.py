@@ -10,12 +10,9 @@ from soong.shared.permissions.gate import verdict_of_policy
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect, parse_allow
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.toolsets.code import code_tools
-from tests.unit.tools.parts import PipelineHarness, make_bench
-from tests.unit.toolsets.parts import declared
+from tests.unit.toolsets.parts import Project, make_project
 
 CANARY = "canary-9f2c"
 NO_CALLBACK = Verdict(is_allowed=False, author="system", reason="no callback", error=ErrorType.PERMISSION_NO_CALLBACK)
@@ -37,19 +34,11 @@ class PolicyGate:
 
 
 @dataclass
-class SecurityHarness:
+class SecurityHarness(Project):
     """``root`` is the project, writable by rule; ``outside`` and ``home`` are not."""
 
-    root: Path
-    outside: Path
-    home: Path
-    bench: PipelineHarness
     gate: PolicyGate
     before: dict[str, bytes] = field(default_factory=dict)
-
-    async def call(self, tool: str, /, **arguments: Json) -> ToolResult:
-        name = tool if "." in tool else f"code.{tool}"
-        return declared(self.bench, await self.bench.call(name, dict(arguments)), name)
 
     async def outcome(self, tool: str, /, **arguments: Json) -> str:
         """Return ``ok``, ``asked`` or the type of the error; a denied question was really asked."""
@@ -61,12 +50,6 @@ class SecurityHarness:
             assert self.gate.asked
             return "asked"
         return result.error.type.value
-
-    def file(self, name: str, content: str | bytes = "") -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
 
     def secret(self, name: str = "secret") -> Path:
         path = self.outside / name
@@ -97,14 +80,11 @@ class SecurityHarness:
 
 
 def make_scene(folder: Path, **place: Any) -> SecurityHarness:
-    root, outside, home = folder / "project", folder / "outside", folder / "home"
-    for each in (root, outside, home):
-        each.mkdir()
-    bench = make_bench(code_tools(PathPolicy(home)), project=root, place=place)
-    allow = parse_allow(f"code.*:{root}", home=str(home))
+    made = make_project(folder, place=place)
+    allow = parse_allow(f"code.*:{made.root}", home=str(made.home))
     gate = PolicyGate(Policy((allow,)))
-    bench.gate.decide = gate.decide  # type: ignore[method-assign]
-    return SecurityHarness(root, outside, home, bench, gate)
+    made.bench.gate.decide = gate.decide  # type: ignore[method-assign]
+    return SecurityHarness(made.root, made.outside, made.home, made.bench, gate)
 
 
 def folder_scope(path: Path) -> Scope:

@@ -17,7 +17,7 @@ import pytest
 from soong.shared.core.jsontext import Json
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from tests.security.scene import CANARY, SecurityHarness, folder_scope, make_scene
 from tests.security.test_bad_inputs import LIMIT_S, NAMES, check_alive
 from tests.unit.tools.parts import make_bench
@@ -126,7 +126,7 @@ async def test_row_17_a_sensitive_name_is_seen_through_its_spelling(
 @pytest.mark.parametrize("pattern", ["NFC", "NFD"])
 async def test_row_17_a_configured_pattern_holds_in_both_forms(tmp_path: Path, form: str, pattern: str) -> None:
     policy = PathPolicy(sensitive=(disguised("gehe\u00efm-\u00e4*", pattern),))
-    bench = make_bench(code_tools(policy), project=tmp_path)
+    bench = make_bench(CodeTools(policy).tools(), project=tmp_path)
     name = disguised("Gehe\u00efm-\u00c4.txt", form)
     (tmp_path / name).write_text(CANARY)
 
@@ -183,10 +183,10 @@ MEASURED = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from tests.unit.tools.parts import make_bench
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 
 async def main(root, tool, arguments):
-    bench = make_bench(code_tools(), project=Path(root))
+    bench = make_bench(CodeTools().tools(), project=Path(root))
     (Path(root).parent / "warm").mkdir()
     await bench.call("code.list_dir", path=str(Path(root).parent / "warm"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -317,7 +317,7 @@ async def test_row_29_what_is_written_is_what_was_given(scene: SecurityHarness, 
 @pytest.mark.parametrize("name", ["tools/x.json", "config.toml", "hooks/pre.py", "mcp.json", "skills/s/SKILL.md"])
 async def test_row_30_a_home_inside_the_project_is_protected_before_it_exists(tmp_path: Path, name: str) -> None:
     scene = make_scene(tmp_path)
-    bench = make_bench(code_tools(PathPolicy(scene.root / "agent-home")), project=scene.root)
+    bench = make_bench(CodeTools(PathPolicy(scene.root / "agent-home")).tools(), project=scene.root)
     scene = replace(scene, bench=bench)
 
     for path in (f"agent-home/{name}", f"AGENT-HOME/{name}", f"x/../agent-home/./{name}"):

@@ -19,7 +19,8 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.security.granting import GrantingGate, granting
 from tests.unit.sandbox.families import is_alive
-from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
+from tests.unit.tools.parts import text_of
+from tests.unit.toolsets.commands import Commands, data_of, make_commands
 from tests.waiting import until
 
 SECRET = "canary-6f1d-" + "secret" * 3
@@ -155,7 +156,7 @@ ROWS = (
 )  # fmt: skip
 
 
-@pytest.mark.spec("CMD-01.d", "CMD-05")
+@pytest.mark.spec("CMD-01.b", "CMD-01.d", "CMD-05")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 async def test_a_bad_command_ends_as_it_must(commands: Commands, row: Row) -> None:
     for name, text in row.files.items():

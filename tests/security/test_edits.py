@@ -180,7 +180,7 @@ HUNKS = [
 ]
 
 
-@pytest.mark.spec("FS-05.d")
+@pytest.mark.spec("FS-05.a", "FS-05.d", "FS-05.f")
 @pytest.mark.parametrize("row", [*EDITS, *FILES, *HUNKS], ids=lambda row: row.id)
 async def test_a_bad_edit_is_refused_and_changes_nothing(scene: SecurityHarness, row: Row) -> None:
     path = scene.file("x", row.content)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox import descriptors
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from tests.unit.tools.parts import make_identity, make_run_dirs
 from tests.unit.toolsets.parts import Project
 
@@ -159,19 +160,26 @@ async def test_links_out_of_the_roots_are_asked_as_what_they_lead_to_and_change_
 
 
 @pytest.mark.spec("FS-07", "FS-06", "FS-03")
-@pytest.mark.parametrize("name", ["write", "read", "search", "list"])
+@pytest.mark.parametrize("name", ["write", "edit", "edit-linked", "read", "search", "list"])
 async def test_a_handler_called_round_the_pipeline_has_no_consent(project: Project, name: str) -> None:
     project.file(".env/x", SECRET)
-    tools = {tool.name: tool for tool in code_tools()}
-    tool, arguments = {
+    (project.outside / "theirs").write_text("one\n")
+    os.link(project.outside / "theirs", project.root / "linked")
+    edits: list[Json] = [{"old": "one", "new": "1"}]
+    tools = {tool.name: tool for tool in CodeTools().tools()}
+    calls: dict[str, tuple[str, JsonObject]] = {
         "write": ("code.write_file", {"path": str(project.outside / "x"), "content": ""}),
+        "edit": ("code.edit_file", {"path": str(project.outside / "theirs"), "edits": edits}),
+        "edit-linked": ("code.edit_file", {"path": "linked", "edits": edits}),
         "read": ("code.read_file", {"path": ".env/x"}),
         "search": ("code.search", {"query": "x", "path": str(project.outside)}),
         "list": ("code.list_dir", {"path": ".env"}),
-    }[name]
+    }
+    tool, arguments = calls[name]
     context = ToolContext(make_identity(role=Role.SUB), make_run_dirs(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
 
     with pytest.raises((ToolError, descriptors.PathRefusedError)) as caught:
         await tools[tool].handler(context, arguments)
 
     assert "not permitted" in str(caught.value)
+    assert (project.outside / "theirs").read_text() == "one\n"

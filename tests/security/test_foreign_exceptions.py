@@ -9,9 +9,10 @@ import pytest
 from soong.shared.core.foreign import ForeignError, call_foreign, contained, place_of, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreHook, PreOutcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreHook, PreOutcome
+from soong.shared.tools.registry import Toolset
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.toolset import Toolset
 from tests.unit.tools.parts import make_bench, make_tool
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ import pytest
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.result import (
     ArtifactRef,
     ContextNode,
@@ -18,16 +19,9 @@ from soong.shared.tools.result import (
     ToolFailure,
     ToolResult,
 )
-from tests.unit.tools.parts import make_bench, make_tool
+from tests.unit.tools.parts import gives, make_bench, make_tool
 
 DIGEST = "0" * 64
-
-
-def gives(output: Any) -> Any:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        return output  # type: ignore[no-any-return]
-
-    return handler
 
 
 @pytest.mark.spec("RES-01", "RES-05")

@@ -1,22 +1,29 @@
 """Hints of a worker that was taken over: whatever it publishes or adds, everybody hears what comes next."""
 
-import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
 import redis
 
-from soong.shared.engine.wire.events import MAX_LENGTH, OWNERS_CHANNEL, REQUESTS, session_channel, worker_channel
-from soong.shared.engine.wire.notifier import Subscription
+from soong.shared.engine.wire.notifier import (
+    MAX_LENGTH,
+    OWNERS_CHANNEL,
+    REQUESTS,
+    session_channel,
+    worker_channel,
+)
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber
+from tests.integration.test_redis_ring import heard, notifier, subscriber
 from tests.servers import RedisServer
 from tests.waiting import until
 
 pytestmark = pytest.mark.spec("PER-12", "OPS-12")
+
+__all__ = ["notifier", "subscriber"]
 
 LAST_ID: Final = f"{2**64 - 1}-{2**64 - 1}"
 PAYLOADS: Final = {
@@ -37,27 +44,6 @@ async def clients(redis_live: RedisServer) -> AsyncIterator[RedisClients]:
     yield made
     await made.commands.delete(REQUESTS)
     await made.close()
-
-
-@pytest.fixture
-async def notifier(clients: RedisClients) -> AsyncIterator[RedisNotifier]:
-    made = RedisNotifier(clients.commands)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def subscriber(clients: RedisClients) -> RedisSubscriber:
-    return RedisSubscriber(clients.blocking)
-
-
-async def heard(subscription: Subscription, wanted: str) -> Sequence[str]:
-    """Wait until ``wanted`` is heard; return all that was heard until then."""
-    everything: list[str] = []
-    async with asyncio.timeout(10):
-        while wanted not in everything:
-            everything += await subscription.wait(1.0)
-    return everything
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)

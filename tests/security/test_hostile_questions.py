@@ -12,16 +12,14 @@ from soong.orchestrator.approvals.approval import Approval
 from soong.orchestrator.approvals.decide import TargetStatus
 from soong.orchestrator.approvals.full_input import EXACT, FullInput
 from soong.orchestrator.cli.console import folded, visible
-from soong.orchestrator.cli.display import LineDisplay
+from soong.orchestrator.cli.display import LineDisplay, TaskView
 from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.prompt import TerminalPrompt, document_of
 from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, list_text, quoted, show_text
-from soong.orchestrator.client.client import TaskSnapshot
-from soong.orchestrator.client.program import called_as
+from soong.orchestrator.cli.summary import Document
+from soong.orchestrator.client.program import program
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.inert import inert
-from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionRequest, Question, RequestState
 from tests.model.builders import make_session
 from tests.unit.cli.test_prompt import make_request
@@ -97,15 +95,16 @@ async def prompted(request: PermissionRequest, width: int = 80) -> str:
         show_mark()
         return next(keys)
 
-    async def whole(asked: PermissionRequest) -> FullInput:
-        return FullInput(asked.arguments, EXACT)
+    async def whole(_id: str) -> Document:
+        return {"full_input": {"input": request.arguments, "note": EXACT}}
 
     output = io.StringIO()
     console = Console(file=output, width=width, height=40, highlight=False, markup=False, force_terminal=False)
     prompt = TerminalPrompt(console, lambda _held: None, read, whole)
-    prompt.take_waiting([request, replace(request, id="req_2")])
-    decision = await prompt(request)
-    assert decision.choice is Choice.DENY
+    question = document_of(request)
+    prompt.take_waiting([question, {**question, "id": "req_2"}])
+    answer = await prompt(question)
+    assert answer.choice is Choice.DENY
     return output.getvalue()
 
 
@@ -131,20 +130,21 @@ async def test_what_the_prompt_writes_is_inert(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_who_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    questions = tuple(replace(hostile_request(text), id=f"req_{number}") for number in range(5))
-    task = Task("task_1", "sess_1", text, TaskStatus.RUNNING, {}, {}, "run_1", 1)
-    view = TaskSnapshot(task, (), (), questions)
+    questions = [document_of(replace(hostile_request(text), id=f"req_{number}")) for number in range(5)]
+    task = {"id": "task_1", "title": text, "status": "running", "kind": "plan"}
+    view = TaskView("task_1", questions)
+    head = {"task": task, "root_run": "run_1", "planned": [], "workers": [], "budgets": [], "steps": []}
+    view.take("task_1", head, is_whole=True)
     output = io.StringIO()
     live = Live(Console(file=output, width=80, height=40, highlight=False, markup=False, force_terminal=False))
 
     LineDisplay().show(view)
-    with called_as("soong"):
-        live.console.print(live.picture(view))
+    live.console.print(live.picture(view))
     live.close()
 
     assert not FORBIDDEN.search(capsys.readouterr().err)
     assert not FORBIDDEN.search(output.getvalue())
-    assert "… and 2 more: soong approvals list" in output.getvalue()
+    assert f"… and 2 more: {program()}" in output.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,17 +14,16 @@ import pytest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
 from soong.shared.storage.sql.engine.tables import metadata
-from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import Deployment, claim_one, deployed
-from tests.integration.consent import Callback
-from tests.integration.roles import WORKER, RoleUrls, plain, with_roles
+from tests.integration.bad_deployment import Deployment, claim_one
+from tests.integration.conftest import deployment, role_urls
+from tests.integration.roles import WORKER, RoleUrls, plain
 from tests.model.builders import make_step, make_task, open_worker
 from tests.security.row_readers import read_everything, read_runs, read_tasks
-from tests.servers import PostgresServer
+
+__all__ = ["deployment", "role_urls"]
 
 SEED: Final = 20261122
 MADE: Final = 8
@@ -94,6 +93,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "started_us": "1",
         "protocol": "1",
         "state": "'live'",
+        "left_over": "''",
         "beat": "1",
         "credential": "(SELECT credential FROM workers WHERE id = %(own_worker)s)",
     },
@@ -236,19 +236,6 @@ def made(random: Random, depth: int = 0) -> Any:
 def texts() -> list[str]:
     random = Random(SEED)
     return [*TEXTS, *(json.dumps({"v": 1, "a": made(random), "message": made(random)}) for _ in range(MADE))]
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_hostile_rows") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 def test_every_column_that_a_worker_may_write_has_a_limit_and_is_covered(role_urls: RoleUrls) -> None:

@@ -15,18 +15,17 @@ from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import parse_strict
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.sandbox.hosts import host_of_url
-from soong.shared.sandbox.key_material import KeyBlocks, is_key
 from soong.shared.sandbox.names import SENSITIVE, STEERING, is_control, is_sensitive
-from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.redact import KeyBlocks, Redactor, is_key
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.foreign_schema import input_schema
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.schema import validate
-from soong.shared.toolsets.code import preview
+from soong.shared.toolsets.code import write_file
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from soong.shared.toolsets.mcp.forms import asks_for_secret, form_of
 from soong.shared.toolsets.mcp.intake import Intake
-from soong.shared.toolsets.mcp.schemas import input_schema
 from soong.shared.toolsets.skills.toolset import read_skill
 from soong.shared.toolsets.web.fetch import TextPage, is_allowed
 
@@ -185,7 +184,7 @@ def test_four_times_the_text_takes_about_four_times_as_long(name: str, tmp_path:
 @pytest.mark.parametrize("kinds", [1, 2, 51, 101, 200, 2_000])
 def test_a_preview_of_the_worst_lines_is_made_in_a_moment(kinds: int) -> None:
     """Comparing lines costs more than their number: their number is bounded, and so is the work."""
-    most = preview.MAX_COMPARED_LINES
+    most = write_file.MAX_COMPARED_LINES
     old, new = [f"{at % kinds}\n" for at in range(most)], [f"{(most - at) % kinds}\n" for at in range(most)]
 
-    assert cpu_s(lambda lines: preview._diff(lines[0], lines[1], "x"), (old, new), 2) < 0.6
+    assert cpu_s(lambda lines: write_file._diff(lines[0], lines[1], "x"), (old, new), 2) < 0.6

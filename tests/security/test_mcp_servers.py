@@ -17,7 +17,7 @@ from tests.security.hostile_mcp_server import DO, REQUESTS
 from tests.waiting import until
 
 PROGRAM = Path(__file__).with_name("hostile_mcp_server.py")
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio, pytest.mark.spec("MCP-01.n")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.spec("MCP-01.n")]
 LONGEST_S = 3.0
 """No message holds the loop so long, also on a machine with much else to do."""
 

@@ -9,7 +9,8 @@ import pytest
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.named_files import MAX_FILE_BYTES, READ_UNNAMED, named_files
 from tests.security.granting import granting
-from tests.unit.toolsets.commands import Commands, make_commands, text_of
+from tests.unit.tools.parts import text_of
+from tests.unit.toolsets.commands import Commands, make_commands
 
 SHORT = 12
 

@@ -18,8 +18,7 @@ from soong.shared.permissions.egress import reachable
 from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.sandbox.egress import EgressPolicy
-from soong.shared.sandbox.hosts import HostRefusedError
+from soong.shared.sandbox.hosts import EgressPolicy, HostRefusedError
 from soong.shared.sandbox.network import open_client
 from soong.shared.tools.definition import Risk, Target
 from soong.shared.tools.result import ErrorType

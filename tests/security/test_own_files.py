@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.security.scene import PolicyGate, SecurityHarness
 from tests.unit.tools.parts import make_bench
@@ -27,7 +27,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SecurityHarness:
     monkeypatch.setenv("SOONG_DATABASE_URL_FILE", str(outside / "database_url"))
     settings: Settings = load_settings(agent_home=home, data_dir=tmp_path / "data")
     place: dict[str, Any] = {"write_roots": (tmp_path,)}
-    bench = make_bench(code_tools(ToolEnvironment.of(settings).paths), project=root, place=place)
+    bench = make_bench(CodeTools(ToolEnvironment.of(settings).paths).tools(), project=root, place=place)
     gate = PolicyGate()
     bench.gate.decide = gate.decide  # type: ignore[method-assign]
     return SecurityHarness(root, outside, home, bench, gate)
@@ -87,7 +87,7 @@ async def test_a_search_of_a_project_around_them_leaves_our_files_out_and_counts
     (tmp_path / "data" / "runs" / "r").mkdir(parents=True)
     (tmp_path / "data" / "runs" / "r" / "log").write_text(f"a run's log {KEY}\n")
     settings = load_settings(agent_home=scene.home, data_dir=tmp_path / "data")
-    bench = make_bench(code_tools(ToolEnvironment.of(settings).paths), project=tmp_path)
+    bench = make_bench(CodeTools(ToolEnvironment.of(settings).paths).tools(), project=tmp_path)
 
     found = await bench.call("code.search", {"query": "canary"})
     listed = await bench.call("code.list_dir", {"path": "home"})

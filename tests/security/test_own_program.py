@@ -19,7 +19,7 @@ from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import ToolContext, ToolDefinition
 from soong.shared.tools.result import ToolError
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.unit.tools.parts import make_identity, make_run_dirs
 
@@ -40,7 +40,9 @@ def is_refused(policy: PathPolicy, project: Path, path: Path) -> bool:
         "code.write_file": {"path": str(path), "content": "x", "overwrite": True},
         "code.edit_file": {"path": str(path), "edits": [{"old": "a", "new": "b"}], "create_if_missing": True},
     }
-    verdicts = {how_refused(tool, context, inputs[tool.name]) for tool in code_tools(policy) if tool.name in inputs}
+    verdicts = {
+        how_refused(tool, context, inputs[tool.name]) for tool in CodeTools(policy).tools() if tool.name in inputs
+    }
     assert len(verdicts) == 1, verdicts
     return verdicts == {"path_protected"}
 

@@ -14,7 +14,8 @@ from soong.shared.core.config import HookConfig
 from soong.shared.sandbox.programs import find_own_program, own_folders
 from soong.shared.tools.result import ErrorType
 from tests.unit.tools.hook_programs import Programs
-from tests.unit.toolsets.commands import make_commands, text_of
+from tests.unit.tools.parts import text_of
+from tests.unit.toolsets.commands import make_commands
 from tests.unit.toolsets.declaring import make_declared
 from tests.unit.toolsets.parts import make_project
 

@@ -20,7 +20,7 @@ sys.stdout.buffer.write(done.stdout + done.stderr)
 
 def environment_seen_by_a_child(late_guard: str) -> bytes:
     code = SERVICE.format(
-        guard="from soong.shared.sandbox.hardening import forbid_inspection",
+        guard="from soong.shared.sandbox.family import forbid_inspection",
         # The kernel forbids inspection by itself when a process changes its user; a service did that before its exec.
         late_guard=f"import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n{late_guard}",
     )

@@ -11,10 +11,12 @@ import pytest
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step
 from soong.shared.permissions.request import Choice
-from soong.shared.sandbox.bubblewrap.wrapped import probe
 from tests.extra import bubblewrap
 from tests.integration.acp_site import EDIT, RUN, AcpSite, acp_site, step
+from tests.unit.sandbox.test_sandbox_runner import nowhere
 from tests.waiting import until
+
+__all__ = ["nowhere"]
 
 AGENT_FOLDER = Path(__file__).parents[1] / "acp"
 pytestmark = [pytest.mark.asyncio, pytest.mark.spec("ACP-01.d")]
@@ -117,15 +119,6 @@ async def test_its_question_shows_the_sandbox_and_it_parks_and_goes_on_in_anothe
 
         assert (ended.status, ended.outcome, ended.output) == (StepStatus.COMPLETED, Outcome.CLEAN, "done")
         assert path.read_text() == "x"
-
-
-@pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A machine without Bubblewrap: no folder of the system on PATH has it."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    probe.cache_clear()
-    yield
-    probe.cache_clear()
 
 
 @pytest.mark.usefixtures("nowhere")

@@ -24,7 +24,8 @@ from soong.shared.tools.result import ErrorType
 from tests.extra import bubblewrap
 from tests.security import attacks_of_commands
 from tests.unit.sandbox.families import is_alive
-from tests.unit.toolsets.commands import Commands, data_of, make_commands, text_of
+from tests.unit.tools.parts import text_of
+from tests.unit.toolsets.commands import Commands, data_of, make_commands
 
 ATTACKS = Path(attacks_of_commands.__file__).read_text(encoding="utf-8")
 TEMPORARY = Path("/tmp/soong-attack")

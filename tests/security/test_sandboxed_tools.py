@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -135,19 +134,14 @@ async def test_a_long_lived_program_of_another_starter_is_wrapped(tmp_path: Path
     access = CommandAccess(readable=(project,), writable=(project,))
     argv = (sys.executable, "-I", "-c", code)
 
-    with runner.wrapped(argv, access, cwd=project, environment=environment) as (wrapped, descriptors):
-        agent = await asyncio.create_subprocess_exec(
-            *wrapped, pass_fds=descriptors, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-    assert agent.stdin is not None and agent.stdout is not None  # noqa: PT018
+    agent = await runner.start(argv, access, cwd=project, env=environment)
     said = []
     for word in (b"one\n", b"two\n"):
-        agent.stdin.write(word)
-        said.append(await agent.stdout.readline())
-    agent.stdin.close()
+        agent.input.write(word)
+        said.append(await agent.output.readline())
 
     assert said == [b"one False\n", b"two False\n"]
-    assert await agent.wait() == 0
+    assert await agent.stop() == 0
 
 
 @pytest.mark.spec("CMD-07.f", "CMD-07.b")

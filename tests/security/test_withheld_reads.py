@@ -15,7 +15,7 @@ from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from tests.security.scene import PolicyGate
 from tests.unit.tools.parts import PipelineHarness, make_bench
 from tests.unit.toolsets.parts import declared
@@ -45,7 +45,7 @@ def bench_of(root: Path, rules: tuple[Rule, ...]) -> PipelineHarness:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"needle {number}\n")
-    tools, policy = code_tools(PathPolicy(root.parent / "home")), Policy(rules)
+    tools, policy = CodeTools(PathPolicy(root.parent / "home")).tools(), Policy(rules)
     bench = make_bench(tools, project=root, place={"withheld": withheld_by_rule(policy, tools, "")})
     bench.gate.decide = PolicyGate(policy).decide  # type: ignore[method-assign]
     return bench
@@ -106,7 +106,7 @@ async def test_a_listing_from_above_a_withheld_folder_leaves_it_out_and_counts(
 @pytest.mark.spec("PER-10.c")
 async def test_a_rule_of_a_step_withholds_from_that_step_alone(tmp_path: Path) -> None:
     root = tmp_path / "project"
-    tools = code_tools(PathPolicy(tmp_path / "home"))
+    tools = CodeTools(PathPolicy(tmp_path / "home")).tools()
     policy = Policy((scoped(Effect.DENY, "code.*", root / "private", step=STEP),))
 
     of_it, of_a_child, of_another = (withheld_by_rule(policy, tools, step) for step in (STEP, f"{STEP}[a]", "task/t"))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts
@@ -24,7 +25,7 @@ from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import ParkingCoordinator
-from soong.worker.process import WorkerProcess
+from soong.worker.process import Connections, RunParts, WorkerProcess
 from soong.worker.run import StepRunner
 from tests.one_loop import NoAsks
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
@@ -211,7 +212,9 @@ class OwnerActor(Actor):
             scheduler=Scheduler(store.tasks, store.runs, Expander(store.tasks, store.runs, clock), clock),
             commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock),
             dispatcher=Dispatcher(store.claims, store.sessions, SimBroker(ground.queues, self), notifier),
-            broker=ApprovalBroker(store, notifier, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
+            broker=ApprovalBroker(
+                ApprovalContext(store, notifier, key, clock, ground.settings, self._owner_id, home=HOME)
+            ),
             recorder=NoFolders(),
             agents=NoAsks(),
         )
@@ -287,18 +290,13 @@ class WorkerActor(Actor):
         asked = AskedCalls.of(self.store, self.notifier, ground.board, self.clock, self, ground.bench.effects, lot)
         work = ScriptedWork(self.store, self.clock, self, ground.bench, asked)
         self.process = WorkerProcess(
-            store=self.store,
-            notifier=self.notifier,
-            subscriber=ground.board,
-            clock=self.clock,
-            settings=settings,
-            incarnation=self.incarnation,
-            runner=StepRunner(FunctionStepRunner(), work),
-            watcher=_NoWatcher(),
-            thread=_Caller(ground.loop, self.main),
+            Connections(self.store, self.notifier, ground.board),
+            RunParts(StepRunner(FunctionStepRunner(), work), _NoWatcher(), self.additional, hurry=lot.hurry),
+            settings,
+            self.incarnation,
+            self.clock,
+            _Caller(ground.loop, self.main),
             ticker=StrandTicker(ground.loop, self.heart),
-            on_drain=lot.hurry,
-            additional=self.additional,
         )
 
     async def live(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -11,7 +11,6 @@ from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import RunGate
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import UnconfirmedDecisionError
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim, Lease
@@ -20,10 +19,12 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.ports import GateCall
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 from soong.worker.parking import ParkingCoordinator, RunParking
-from tests.simulation.effects import Effects, Host
+
+if TYPE_CHECKING:
+    from tests.simulation.work import Effects, Host
 
 HOME: Final = "/home/simulated"
 SIGNER: Final = Signer(Ed25519PrivateKey.from_private_bytes(b"simulated deployments have one!!"))
@@ -53,8 +54,8 @@ class AskedCalls:
     inbox: DecisionInbox
     clock: Clock
     lot: ParkingCoordinator
-    host: Host
-    effects: Effects
+    host: "Host"
+    effects: "Effects"
 
     @classmethod
     def of(
@@ -63,8 +64,8 @@ class AskedCalls:
         notifier: Notifier,
         board: Subscriber,
         clock: Clock,
-        host: Host,
-        effects: Effects,
+        host: "Host",
+        effects: "Effects",
         lot: ParkingCoordinator,
     ) -> "AskedCalls":
         return cls(store, notifier, DecisionInbox(store.consent, board, ""), clock, lot, host, effects)
@@ -97,11 +98,10 @@ class AskedCalls:
 
     async def _make(self, claim: Claim, call_id: str, gate: UntimedGate, parking: RunParking) -> None:
         with parking.call():
-            try:
-                verdict, row = await self._begun(claim, call_id, gate)
-            except UnconfirmedDecisionError:  # as the pipeline does: the gate reads the row now
-                verdict, row = await self._begun(claim, call_id, gate)
+            verdict = await gate.decide(_gate_call(claim, call_id))
+            row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")
             if verdict.is_allowed:
+                await self.store.runs.start_call(row, claim.fence, events=(), now_us=self.clock.now_us())
                 self.host.acts(claim)
                 self.effects.happened(claim.identity.run_id, call_id)
                 await asyncio.sleep(0.5)
@@ -115,14 +115,6 @@ class AskedCalls:
                 now_us=self.clock.now_us(),
                 call=row,
             )
-
-    async def _begun(self, claim: Claim, call_id: str, gate: UntimedGate) -> tuple[Verdict, CallRow]:
-        verdict = await gate.decide(_gate_call(claim, call_id))
-        row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")
-        if verdict.is_allowed:
-            now_us = self.clock.now_us()
-            await self.store.runs.start_call(row, claim.fence, events=(), now_us=now_us, notified=verdict.notified)
-        return verdict, row
 
 
 async def _nothing_is_kept() -> None:

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from soong.shared.core.errors import NotOwnerError, SoongError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
 from soong.shared.engine.tasks.spec import FailurePolicy

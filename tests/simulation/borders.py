@@ -13,6 +13,7 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.storage.store import Store
 from tests.simulation.faults import Dice, Fault
+from tests.waiting import others_run
 
 Method = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -32,7 +33,7 @@ RARE = frozenset({
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 
 READS = frozenset({
-    "task", "list_tasks", "task_with_steps", "status", "end_of", "session_work", "last_runs", "events_of",
+    "task", "list_tasks", "task_with_steps", "status", "session_work", "last_runs", "events_of",
     "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
     "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
     "workers",
@@ -124,7 +125,7 @@ class _BorderPart(_Borders):
         await self._perhaps_crash(name, Fault.CRASH_AFTER)
         if self._strikes(name, Fault.PAUSE_AFTER):
             process.pause(process.dice.random.uniform(0.0, PAUSE_S))
-            await asyncio.sleep(0)
+            await others_run()
         if self._strikes(name, Fault.APPLIED_BUT_ERROR):
             raise UnavailableError("simulated: it was applied, and the answer was lost")
         return outcome
@@ -163,12 +164,12 @@ class _BorderHeartbeatWriter:
         self._inner = inner
         self._process = process
 
-    def beat(self, worker_id: str) -> bool:
+    def beat(self, worker_id: str, left_over: str = "") -> bool:
         self._process.check_running()
         if self._process.is_database_down or self._strikes(Fault.UNAVAILABLE):
             raise UnavailableError("simulated: the database does not answer")
         self._perhaps_crash(Fault.CRASH_BEFORE)
-        outcome = self._inner.beat(worker_id)
+        outcome = self._inner.beat(worker_id, left_over)
         self._process.crossed("beat", (worker_id,), {}, outcome)
         self._perhaps_crash(Fault.CRASH_AFTER)
         if self._strikes(Fault.APPLIED_BUT_ERROR):

@@ -6,7 +6,7 @@ died is started again, nothing is lost any more. Every task must then end within
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
@@ -19,9 +19,9 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.planner import waiting_for_a_pull_worker
-from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Claim, Task
+from soong.shared.engine.tasks.spec import ClaimMode
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Claim, Step, Task
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest
 from soong.shared.storage.store import Store
 from tests.model.builders import make_answer, make_session
@@ -46,6 +46,8 @@ CALM_BOUND_S: Final = 7200.0
 """Virtual seconds within which every task ends once nothing fails any more."""
 
 
+GOES_ON: Final = frozenset({StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
+"""What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""
 A = TypeVar("A", bound=Actor)
 
 
@@ -110,7 +112,7 @@ class ClientActor(Actor):
             return
         task = self._random.choice(list(tasks))
         kind = self._random.choice((CommandKind.PAUSE, CommandKind.RESUME, CommandKind.CANCEL, CommandKind.RETRY))
-        await self._client.command(kind, task, reason="simulated", limit_s=5.0)
+        await self._client.tasks.ask(kind, task, {"reason": "simulated"}, limit_s=5.0)
 
 
 class VisitorActor(Actor):
@@ -395,7 +397,7 @@ class Deployment:
         for task in rows.tasks.values():
             if task.status is TaskStatus.PAUSED:
                 await self._command(CommandKind.RESUME, task)
-            elif not task.status.is_terminal and waiting_for_a_pull_worker(rows.steps_of(task.id)):
+            elif not task.status.is_terminal and _waits_for_a_pull_worker(rows.steps_of(task.id)):
                 await self._command(CommandKind.DISPATCH, task)
         tasks_ended = all(task.status.is_terminal for task in rows.tasks.values())
         steps_ended = all(step.status.is_terminal for step in rows.steps.values())
@@ -408,3 +410,9 @@ class Deployment:
             await client.tasks.ask(kind, task, {})
         except SoongError as error:
             self.note("nemesis", f"no {kind}", str(error))
+
+
+def _waits_for_a_pull_worker(steps: Sequence[Step]) -> bool:
+    """Say whether ready steps wait to be pulled while nothing of the task runs that could take them."""
+    is_waiting = any(step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL for step in steps)
+    return is_waiting and not any(step.status in GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)

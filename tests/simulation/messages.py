@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, REQUESTS
+from soong.shared.engine.wire.notifier import OWNERS_CHANNEL, REQUESTS
 from tests.model.memory import MemoryBus
 from tests.simulation.borders import Crossing
 from tests.simulation.faults import Dice, Fault

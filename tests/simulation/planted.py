@@ -5,15 +5,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.claims import ClaimingRun
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore
-from tests.model.memory.logs import held_run, write_events, write_nodes
-from tests.model.memory.parking import parked
+from tests.model.memory.ending import parked
+from tests.model.memory.logs import held_run, write_events
 from tests.model.memory.rows import Rows, transaction
 
 
@@ -93,10 +93,6 @@ class DoubleStore(MemoryStore):
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        notified: str = "",
     ) -> None:
-        del notified
         held_run(self.rows, call.run_id, fence)
-        write_nodes(self.rows, call.run_id, nodes, now_us)
         write_events(self.rows, call.run_id, events, now_us)

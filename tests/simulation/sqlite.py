@@ -2,7 +2,6 @@
 without a thread, so that a seed decides their order too.
 """
 
-import asyncio
 import shutil
 import sqlite3
 import tempfile
@@ -28,6 +27,7 @@ from soong.shared.storage.sql.store import BEAT, SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 from tests.model.memory.rows import Rows
+from tests.waiting import others_run
 
 T = TypeVar("T")
 
@@ -58,11 +58,11 @@ class InlineDatabase:
         flush: Flush = Flush.BEFORE_RETURN,
     ) -> T:
         del flush
-        await asyncio.sleep(0)
+        await others_run()
         return self.do(function)
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
-        await asyncio.sleep(0)
+        await others_run()
         return self.do(function)
 
     async def write_together(
@@ -73,15 +73,11 @@ class InlineDatabase:
         flush: Flush = Flush.BEFORE_RETURN,
     ) -> Any:
         del flush
-        await asyncio.sleep(0)
+        await others_run()
         (outcome,) = self.do(lambda tx: write(tx, (item,)))
         if isinstance(outcome, SoongError):
             raise outcome
         return outcome
-
-    async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
-        """Build on the loop: a simulated process has one thread, so that a seed plays the same story each time."""
-        return build()
 
     def close(self) -> None:
         self._connection.close()
@@ -92,8 +88,8 @@ class _InlineHeartbeatWriter:
     def __init__(self, database: InlineDatabase) -> None:
         self._database = database
 
-    def beat(self, worker_id: str) -> bool:
-        return self._database.do(lambda tx: tx.count(BEAT, worker_id=worker_id)) > 0
+    def beat(self, worker_id: str, left_over: str = "") -> bool:
+        return self._database.do(lambda tx: tx.count(BEAT, worker_id=worker_id, left_over=left_over)) > 0
 
     def close(self) -> None: ...
 

@@ -136,7 +136,7 @@ def test_a_cancel_ends_what_is_queued_runs_asks_and_waits_within_a_second(seed: 
         await asyncio.sleep(after_s)
         before = quiet.statuses()
 
-        cancelling = asyncio.ensure_future(quiet.client.command(CommandKind.CANCEL, task, reason="enough"))
+        cancelling = asyncio.ensure_future(quiet.client.tasks.cancel(task, reason="enough"))
         took_s = await quiet.until(lambda: len(quiet.ended_steps()) == len(before))
         await cancelling
 

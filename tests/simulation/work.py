@@ -5,22 +5,38 @@ A resumed run goes on where its log ends, as a real one does; a poisonous step e
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.spec import BoundStep
+from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.spec import BoundStep, ClaimMode
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import TimeLimit
+from soong.worker.additional_steps import AdditionalSteps
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
-from tests.simulation.effects import Effects, Host
-from tests.simulation.pulling import Pulling
+from tests.waiting import others_run
+
+
+@dataclass(slots=True)
+class Effects:
+    """Counts by run and call."""
+
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def happened(self, run_id: str, call_id: str) -> None:
+        self.seen[run_id, call_id] += 1
+
+    def repeated(self) -> list[tuple[str, str]]:
+        return [call for call, times in self.seen.items() if times > 1]
 
 
 @dataclass(slots=True)
@@ -30,6 +46,24 @@ class SimulationHarness:
     starts: Counter[str] = field(default_factory=Counter)
     acts: int = 0
     effects: Effects = field(default_factory=Effects)
+
+
+class Host(Protocol):
+    """The worker process in which the work is done."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def additional(self) -> AdditionalSteps:
+        """What the process's runs hold beside their own steps."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def acts(self, claim: Claim) -> None:
+        """Be told of every act: whoever acts must hold the lease, unless it has just been let go again."""
+        ...
 
 
 @dataclass(slots=True)
@@ -99,7 +133,7 @@ class ScriptedWork:
                 task = asyncio.current_task()
                 assert task is not None
                 task.cancel()
-                await asyncio.sleep(0)
+                await others_run()
             case "slow":
                 await asyncio.sleep(15.0)
             case "poison" if self.bench.starts[claim.step_key] <= _number(script["first"]):
@@ -127,3 +161,56 @@ def total(value: Json) -> int:
 
 def _number(value: Json) -> int:
     return int(str(value))
+
+
+class Holder(Protocol):
+    """The worker process, with what its runs hold beside their own steps."""
+
+    @property
+    def additional(self) -> AdditionalSteps: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """``work`` is what becomes of a claimed step by its script, the same as if its own run had it."""
+
+    store: Store
+    host: Holder
+    work: Callable[[Claim, JsonObject], Awaitable[StepEnd]]
+
+    async def run(self, own: Claim) -> StepEnd:
+        holder = Lease(own.step_key, own.identity.run_id, own.fence)
+        while (claim := await self._claim(own, holder)) is not None:
+            script = bind_step(claim.spec, claim.task_inputs, claim.dependencies).inputs
+            if script["is_greedy"]:
+                await self._claim(own, holder)  # which is refused: one at a time
+            end = await self.work(claim, script)
+            if script["is_unreported"] and end.status is StepStatus.COMPLETED:
+                return _answer(own, end)
+            await self.host.additional.end(holder, end)
+        return _answer(own)
+
+    async def _claim(self, own: Claim, holder: Lease) -> Claim | None:
+        """Take the first step that is given; None when none is."""
+        for step in await self.store.tasks.steps(own.identity.task_id):
+            if _is_open(step):
+                claim = await self.host.additional.claim(holder, step.step_id)
+                if isinstance(claim, Claim):
+                    return claim
+        return None
+
+
+def _is_open(step: Step) -> bool:
+    return step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL
+
+
+def _answer(own: Claim, last: StepEnd | None = None) -> StepEnd:
+    """Return the pull worker's own end: with the result of the step that it did not report, if there is one."""
+    return StepEnd(
+        own.step_key,
+        own.identity.run_id,
+        own.fence,
+        StepStatus.COMPLETED,
+        EndReason.COMPLETED,
+        output=None if last is None else last.output,
+    )

@@ -25,19 +25,19 @@ from typing import Any
 
 import psutil
 
-from soong.orchestrator.embedded.early_service import MODULE
 from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.sandbox.subreaper import STAND_IN
 from soong.shared.storage.sql.store import open_store
+from tests.waiting import wait_until
 from tests.warm import WarmProcess, called, warm_parent
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
 SERVED = frozenset({"ask", "resume", "run"})
 """The commands that start a service where none runs."""
-SERVICES = frozenset({"soong.orchestrator.cli", MODULE, "soong.orchestrator.http", "soong.worker"})
+SERVICES = frozenset({"soong.orchestrator.cli", "soong.orchestrator.http", "soong.worker"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MARK = re.compile(r"\n  > \Z")
 
@@ -133,6 +133,20 @@ class CliHarness:
         self._warm.append(command)
         return command
 
+    def up(self) -> "subprocess.Popen[str]":
+        """Start a service that stays, as in another terminal, and return it once it is there."""
+        command = self.start("up")
+        self.until_up()
+        return command
+
+    def up_warm(self) -> WarmCommand:
+        command = self.start_warm("up")
+        self.until_up()
+        return command
+
+    def until_up(self) -> None:
+        until((self.home / "service.json").exists, "the service is up", self.logs)
+
     def serve(self, command: str) -> None:
         """In a warm scene, start the service that this command would start itself, and wait until it is there."""
         if self.is_warm and command in SERVED and not self._has_service():
@@ -222,6 +236,12 @@ class CliHarness:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def interrupted(command: "WarmCommand | subprocess.Popen[str]") -> None:
+    """Interrupt a command, and wait for its end."""
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=LIMIT_S)
+
+
 @contextmanager
 def scene(*, home: str = "home", is_warm: bool = False, models: str = "") -> Iterator[CliHarness]:
     """Make a scene below a short temporary folder, and leave nothing of it. Its agents may choose these ``models``."""
@@ -243,10 +263,7 @@ def permitting(*models: str) -> str:
 
 def until(condition: Callable[[], object], what: str, more: Callable[[], str] = str, limit_s: float = LIMIT_S) -> None:
     """Wait until a condition of other processes holds."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}{more()}"
-        time.sleep(0.1)
+    wait_until(condition, limit_s, lambda: f"{what}{more()}", every_s=0.1)
 
 
 class Terminal:

@@ -5,20 +5,25 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from llmock.testing import LLMockServer
 
 from tests.system.cli_scene import CliHarness, scene
 from tests.system.deployment import Deployment
 from tests.system.faults.servers import MortalPostgres, MortalRedis, mortal_postgres, mortal_redis
+from tests.wires.wire import Wires
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """SQLite and Redis on a unix socket, then PostgreSQL and Redis over TCP; workers are started by the tests."""
+    """SQLite and Redis on a unix socket, then PostgreSQL and Redis over TCP; workers are started by the tests.
+
+    ``EXTRA`` of a module are more settings.
+    """
     if request.param == "sqlite":
         urls = (f"sqlite:///{tmp_path / 'soong.db'}", request.getfixturevalue("redis_url"))
     else:
         urls = (request.getfixturevalue("postgres_url"), request.getfixturevalue("redis_tcp_url"))
-    async with Deployment(*urls, tmp_path) as deployment:
+    async with Deployment(*urls, tmp_path, extra=getattr(request.module, "EXTRA", {})) as deployment:
         yield deployment
 
 
@@ -27,6 +32,15 @@ def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
     """A home and the folder that commands are called in; ``SCENE`` of a module says how they are made."""
     with scene(**getattr(request.module, "SCENE", {})) as one:
         yield one
+
+
+@pytest.fixture
+def wires(cli: CliHarness) -> Iterator[Wires]:
+    """A server of models on every provider's wire, which the processes of the scene find."""
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        yield wires
 
 
 @pytest.fixture

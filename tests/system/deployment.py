@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
+import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client
 from soong.orchestrator.owner.bootstrap import build
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.clock import SystemClock
@@ -26,9 +27,9 @@ from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.step import Step, Task, session_limit
 from soong.shared.permissions.request import PermissionCallback
-from soong.shared.permissions.rules import parse_allow
-from soong.shared.sandbox.marked_project import project_id
+from soong.shared.sandbox.rooted import project_id
 from soong.shared.storage.sql.store import SqlStore, open_store
+from tests.answering import AnsweringProgram
 from tests.waiting import looks
 from tests.warm import WarmProcess, warm_parent
 
@@ -43,6 +44,11 @@ HOLDS_TIMES = os.environ.get("TEST_TIMES") == "exact"
 
 `make chaos` runs the tests marked ``timed`` so. `make test` holds the same promises in virtual time and without slack
 (tests/simulation/test_promised_times.py); here it holds that what is promised happens, and in which order."""
+
+
+# Where the store decides nothing, one of them is enough.
+ON_SQLITE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("service", ["postgres"], indirect=True)
 
 
 @dataclass
@@ -140,11 +146,6 @@ class Deployment:
         self.workers.extend(started)
         await self.until(lambda: self._are_live(started), within_s=30)
 
-    async def start_dying_worker(self, **environment: str) -> None:
-        """Start a worker that will be killed by what it runs, and wait until it was."""
-        process = self._spawn(1, environment)
-        await asyncio.to_thread(process.wait, 30)
-
     def _spawn(self, slots: int, environment: Mapping[str, str], *, pass_fds: tuple[int, ...] = ()) -> WarmProcess:
         self._count += 1
         name = f"w{self._count}"
@@ -227,8 +228,7 @@ class Deployment:
         known = replace(catalogue.known(), load_module=lambda _name: None)
         read = load_plan(plan, known) if isinstance(plan, Path) else plan_from_json(plan, "test")
         folder = str(project or self.home)
-        readonly = catalogue.readonly_tools
-        rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in allow)
+        rules = catalogue.policy.with_rules(catalogue.rules_of(*allow))
         mark = project_id(Path(folder))
         now_us = SystemClock().now_us()
         session = Session(new_id("sess"), folder, folder, approval_mode, now_us, rules.as_json(), project_id=mark)
@@ -252,10 +252,9 @@ class Deployment:
     def attach(self, session_id: str, callback: PermissionCallback) -> None:
         """Let a callback answer a session's questions, as the program of a client does, until the deployment ends."""
         parts = self.orchestrator.parts
-        responder = RemoteResponder(
-            self.store, parts.notifier, parts.subscriber, session_id, "local", "sdk", callback, self.settings
-        )
-        self.responders.append(asyncio.get_running_loop().create_task(responder.run()))
+        client = Client(self.store, parts.notifier, parts.subscriber, SystemClock(), self.settings)
+        answering = AnsweringProgram(client, session_id, callback)
+        self.responders.append(asyncio.get_running_loop().create_task(answering.run()))
 
     async def finished(self, task: Task, *, within_s: float = 60) -> Task:
         """Return the task once it has ended."""

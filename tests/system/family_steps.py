@@ -2,11 +2,12 @@
 
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
+from tests.waiting import wait_until
 
 CHILDREN = 3
 
@@ -15,7 +16,7 @@ def _stay(name: str) -> None:
     folder = Path(os.environ["TEST_PIDS"])
     (folder / f"{name}.tmp").write_text(str(os.getpid()))
     (folder / f"{name}.tmp").rename(folder / f"{name}.pid")
-    time.sleep(300)
+    threading.Event().wait(300)
     os._exit(0)
 
 
@@ -37,8 +38,7 @@ def fork(inputs: JsonObject, context: StepContext) -> Json:
         os._exit(0)
     os.waitpid(middle, 0)
     folder = Path(os.environ["TEST_PIDS"])
-    while len(list(folder.glob("*.pid"))) < CHILDREN:
-        time.sleep(0.02)
+    wait_until(lambda: len(list(folder.glob("*.pid"))) == CHILDREN)
     if inputs.get("stays"):
-        time.sleep(300)
+        threading.Event().wait(300)
     return None

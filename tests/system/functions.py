@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,16 @@ from pathlib import Path
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
+from tests.waiting import others_run, wait_until
+from tests.waiting import until as later
+
+HANGS_S = 600.0
 
 
 @step_function("test.block")
 def block(inputs: JsonObject, context: StepContext) -> Json:
     """Block the thread, as a call into a library without a time limit would."""
-    time.sleep(120)
+    threading.Event().wait(120)
     return None
 
 
@@ -28,13 +33,6 @@ def keep(inputs: JsonObject, context: StepContext) -> Json:
     context.run_dir.joinpath("workspace").mkdir(parents=True)
     if inputs.get("writes"):
         context.run_dir.joinpath("workspace", "notes.txt").write_text("kept")
-    return None
-
-
-@step_function("test.kill_worker")
-def kill_worker(inputs: JsonObject, context: StepContext) -> Json:
-    """End the worker process in the hardest way, as a native crash or the kernel's memory killer would."""
-    os.kill(os.getpid(), signal.SIGKILL)
     return None
 
 
@@ -50,9 +48,8 @@ def note(inputs: JsonObject, context: StepContext) -> Json:
     """Write begin and end of this call to a ledger, and block the thread in between until a file is there."""
     ledger = Path(str(inputs["ledger"]))
     _write(ledger, "begin", context)
-    until = inputs.get("until")
-    while until and not Path(str(until)).exists():
-        time.sleep(0.02)
+    if until := inputs.get("until"):
+        wait_until(Path(str(until)).exists, HANGS_S)
     _write(ledger, "end", context)
     return context.attempt
 
@@ -73,7 +70,7 @@ async def note_deaf(inputs: JsonObject, context: StepContext) -> Json:
     _write(ledger, "begin", context)
     while not until.exists():  # noqa: ASYNC240  # a look of microseconds
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.02)
+            await later(until.exists, HANGS_S)
     _write(ledger, "end", context)
     return context.attempt
 
@@ -83,7 +80,7 @@ def sleep_with_child(inputs: JsonObject, context: StepContext) -> Json:
     """Sleep for an hour beside a child in a session of its own; write the ids of both."""
     child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     Path(str(inputs["ledger"])).write_text(f"begin {os.getpid()} {child.pid}\n")
-    time.sleep(3600)
+    threading.Event().wait(3600)
     return None
 
 
@@ -109,7 +106,7 @@ def answer(inputs: JsonObject, context: StepContext) -> Json:
 
 @step_function("test.answer_later")
 async def answer_later(inputs: JsonObject, context: StepContext) -> Json:
-    await asyncio.sleep(0)
+    await others_run()
     return answer(inputs, context)
 
 

@@ -1,22 +1,23 @@
 """Tools of the tests' own, imported by workers through SOONG_TOOLS, and a scripted agent that calls them."""
 
 import asyncio
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from soong import AgentHandle, Permission, ToolCallError, Toolset, scripted_agent
+from tests.waiting import until as later
+from tests.waiting import wait_until
 
+HANGS_S = 600.0
 tools = Toolset()
 
 
 @tools.tool("test.hang", permission=Permission.READONLY, timeout=timedelta(seconds=1))
 def hang(until: str) -> str:
     """Block the thread until a file is there."""
-    while not Path(until).exists():
-        time.sleep(0.02)
+    wait_until(Path(until).exists, HANGS_S)
     return "ended"
 
 
@@ -26,7 +27,7 @@ async def hang_deaf(ledger: str, until: str) -> str:
     Path(ledger).write_text("begin agent\n")  # noqa: ASYNC240  # a file of a test
     while not Path(until).exists():  # noqa: ASYNC240  # a look of microseconds
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.02)
+            await later(Path(until).exists, HANGS_S)
     return "ended"
 
 
@@ -48,8 +49,7 @@ async def hang_in_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
 async def hang_itself(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
     """Block the thread of the agent itself."""
     Path(inputs["ledger"]).write_text("begin agent\n")  # noqa: ASYNC240  # a file of a test
-    while not Path(inputs["until"]).exists():  # noqa: ASYNC240  # what it is to show
-        time.sleep(0.02)  # noqa: ASYNC251  # likewise
+    wait_until(Path(inputs["until"]).exists, HANGS_S)
     with suppress(OSError):
         Path(inputs["ledger"]).write_text("end agent\n")  # noqa: ASYNC240  # likewise
     return {}

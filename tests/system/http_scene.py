@@ -52,6 +52,23 @@ class Service:
             with error:
                 return error.code, json.loads(error.read())
 
+    def submit(self, token: str, plan: object, *, project: Path | None = None, **more: object) -> str:
+        """Submit a plan; return the path of its task."""
+        body = {"plan": plan, "project": str(project or self.cli.folder), **more}
+        status, document = self.call(token, "/v1/tasks", body)
+        assert status == 201, document
+        return f"/v1/tasks/{document['task']['id']}"
+
+    def read(self, token: str, task: str) -> dict[str, Any]:
+        """Return a task; its steps by their ids are ``steps``."""
+        found = self.call(token, task)[1]
+        return {**found, "steps": {step["id"]: step for step in found["steps"]}}
+
+    def ended(self, token: str, task: str) -> dict[str, Any]:
+        """Return a task once it has ended."""
+        until(lambda: self.read(token, task)["status"] not in ("queued", "running"), f"{task} ends", self.cli.logs)
+        return self.read(token, task)
+
     def is_answering(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ready", timeout=10) as response:

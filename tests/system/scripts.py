@@ -66,20 +66,3 @@ async def pull(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         with suppress(ToolCallError):  # the step was taken back while this worker was away
             await agent.call("agent.task_update_step", step_id=taken["id"], output={"n": taken["inputs"]["n"]})
     return "nothing is left"
-
-
-@scripted_agent("tests.pull_slowly")
-async def pull_slowly(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
-    """Report a step that was cancelled meanwhile."""
-    await agent.call("agent.task_claim_step", step_id="a")
-    await agent.call("test.effect", seconds=8.0)
-    try:
-        await agent.call("agent.task_update_step", step_id="a", output={"n": 1})
-    except ToolCallError as error:
-        return {"type": error.type, "message": error.text}
-    return {}
-
-
-@scripted_agent("tests.write_own")
-async def write_own(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
-    return await agent.call("code.write_file", path="own.txt", content="hello", overwrite=True)

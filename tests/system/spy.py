@@ -27,6 +27,7 @@ MARK = re.compile(rb"\n(?:\x1b\[[0-9;]*m)*  > ")
 SDK = """
 import asyncio, sys
 from soong import Choice, PermissionDecision, Soong
+from soong.orchestrator.operations.responder import ProgramResponder
 
 async def yes(request):
     return PermissionDecision(Choice.ALLOW_ONCE, "the spy says so")
@@ -34,7 +35,10 @@ async def yes(request):
 async def main(way, home, plan):
     async with Soong.embedded(agent_home=home) as soong, asyncio.timeout(20):
         if way == "attach":
-            await soong._client.attach(None, yes, channel="sdk")
+            store = soong._client.store
+            question, *_others = await store.consent.questions()
+            session = await store.sessions.session(question.request.identity.session_id)
+            await ProgramResponder(soong._service, await soong._caller(), session, yes).run()
         elif way == "callback":
             print((await soong.run(plan, permission_callback=yes)).status)
         else:

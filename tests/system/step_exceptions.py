@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
+from tests.waiting import others_run
 
 
 class PanicException(BaseException):
@@ -66,7 +67,7 @@ def cheap(inputs: JsonObject, context: StepContext) -> Json:
 
 @step_function("raise.async")
 async def asynchronous(inputs: JsonObject, context: StepContext) -> Json:
-    await asyncio.sleep(0)
+    await others_run()
     raise_it(inputs)
 
 

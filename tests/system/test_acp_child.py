@@ -15,7 +15,7 @@ from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.sql.store import open_store
 from tests.integration.acp_site import AGENT
-from tests.system.cli_scene import CliHarness, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, interrupted, scene, until
 from tests.system.test_worker_families import ROOT, worker_of
 
 pytestmark = pytest.mark.timeout(400)
@@ -32,11 +32,9 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
         text = f"{entry}\ncommand = {command!r}\n{variables}\nAGENT_STATE = {str(state)!r}\n"
         (one.home / "config.toml").write_text(text)
         one.environment["AGENT_STATE"] = str(state)
-        up = one.start("up")
-        until((one.home / "service.json").exists, "the service is up", one.logs)
+        up = one.up()
         yield one
-        up.terminate()
-        up.communicate(timeout=60)
+        interrupted(up)
 
 
 def questions(cli: CliHarness) -> list[PermissionRequest]:

@@ -10,7 +10,6 @@ import acp
 import pytest
 from acp import RequestError, schema
 from llmock.scenarios import Delay, Match, Reply, ToolCall
-from llmock.testing import LLMockServer
 
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, until
 from tests.waiting import others_run
@@ -118,80 +117,58 @@ async def check_fork(cli: CliHarness, ours: Editor, session_id: str, wires: Wire
 
 
 @pytest.mark.spec("ACP-02.a", "ACP-02.b", "ACP-02.c")
-async def test_a_prompt_shows_the_plan_asks_with_three_answers_and_ends_with_the_answer(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(*writing("note.txt"), planner(text="You asked for a note."), *writing("other.txt"))
-        async with editor(cli, "allow_always") as ours:
-            session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
+async def test_a_prompt_shows_the_plan_asks_with_three_answers_and_ends_with_the_answer(
+    cli: CliHarness, wires: Wires
+) -> None:
+    wires.will(*writing("note.txt"), planner(text="You asked for a note."), *writing("other.txt"))
+    async with editor(cli, "allow_always") as ours:
+        session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
 
-            ended = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Write a note.")])
+        ended = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Write a note.")])
 
-            assert ended.stop_reason == "end_turn"
-            assert ours.said.endswith("The note is written.")
-            assert ours.plans[-1] == {"note: Write it": "completed"}
-            call, options = ours.asked[0]
-            assert len(ours.asked) == 1
-            assert [one.kind for one in options] == ["allow_once", "allow_always", "reject_once"]
-            assert options[1].name == f"Allow for this session: code.write_file on {cli.folder}"
-            assert call.content
-            diff = call.content[0]
-            assert isinstance(diff, schema.FileEditToolCallContent)
-            assert (diff.path, diff.old_text, diff.new_text) == (str(cli.folder / "note.txt"), None, "a note\n")
-            assert (cli.folder / "note.txt").read_text() == "a note\n"
+        assert ended.stop_reason == "end_turn"
+        assert ours.said.endswith("The note is written.")
+        assert ours.plans[-1] == {"note: Write it": "completed"}
+        call, options = ours.asked[0]
+        assert len(ours.asked) == 1
+        assert [one.kind for one in options] == ["allow_once", "allow_always", "reject_once"]
+        assert options[1].name == f"Allow for this session: code.write_file on {cli.folder}"
+        assert call.content
+        diff = call.content[0]
+        assert isinstance(diff, schema.FileEditToolCallContent)
+        assert (diff.path, diff.old_text, diff.new_text) == (str(cli.folder / "note.txt"), None, "a note\n")
+        assert (cli.folder / "note.txt").read_text() == "a note\n"
 
-            again = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("What was it?")])
-            assert again.stop_reason == "end_turn"
-            assert ours.said.endswith("You asked for a note.")
-            assert "Write a note." in str(wires.requests[-1])
+        again = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("What was it?")])
+        assert again.stop_reason == "end_turn"
+        assert ours.said.endswith("You asked for a note.")
+        assert "Write a note." in str(wires.requests[-1])
 
-            listed = await ours.conn.list_sessions(cwd=str(cli.folder))
-            assert [one.session_id for one in listed.sessions] == [session.session_id]
-            ours.updates.clear()
-            await ours.conn.resume_session(cwd=str(cli.folder), session_id=session.session_id, mcp_servers=[])
-            assert not ours.updates
-            assert await ours.shown_again(cli, session.session_id) == ["Write a note.", "What was it?"]
-            assert "The note is written." in ours.said
-            await check_fork(cli, ours, session.session_id, wires)
+        listed = await ours.conn.list_sessions(cwd=str(cli.folder))
+        assert [one.session_id for one in listed.sessions] == [session.session_id]
+        ours.updates.clear()
+        await ours.conn.resume_session(cwd=str(cli.folder), session_id=session.session_id, mcp_servers=[])
+        assert not ours.updates
+        assert await ours.shown_again(cli, session.session_id) == ["Write a note.", "What was it?"]
+        assert "The note is written." in ours.said
+        await check_fork(cli, ours, session.session_id, wires)
     cli.assert_nothing_left()
 
 
-@pytest.mark.spec("ACP-02.b")
-async def test_a_no_in_the_editor_is_a_no(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(*writing("note.txt"))
-        async with editor(cli, "reject_once") as ours:
-            session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
-
-            ended = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Write a note.")])
-
-            assert ended.stop_reason == "end_turn"
-            assert len(ours.asked) == 1
-            assert not (cli.folder / "note.txt").exists()
-
-
 @pytest.mark.spec("ACP-02.a")
-async def test_a_cancelled_prompt_ends_and_the_next_one_begins_anew(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(Delay(60.0, match=Match(model="gpt-5")), planner(text="never said"), planner(text="Hello."))
-        async with editor(cli) as ours:
-            session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
-            asking = asyncio.create_task(
-                ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Wait.")])
-            )
-            await others_run()  # it is sent first
-            with pytest.raises(RequestError, match="Invalid request"):
-                await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("At the same time.")])
-            await asyncio.to_thread(until, cli.task_id, "the ask is there", cli.logs)
+async def test_a_cancelled_prompt_ends_and_the_next_one_begins_anew(cli: CliHarness, wires: Wires) -> None:
+    wires.will(Delay(60.0, match=Match(model="gpt-5")), planner(text="never said"), planner(text="Hello."))
+    async with editor(cli) as ours:
+        session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
+        asking = asyncio.create_task(ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Wait.")]))
+        await others_run()  # it is sent first
+        with pytest.raises(RequestError, match="Invalid request"):
+            await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("At the same time.")])
+        await asyncio.to_thread(until, cli.task_id, "the ask is there", cli.logs)
 
-            await ours.conn.cancel(session_id=session.session_id)
+        await ours.conn.cancel(session_id=session.session_id)
 
-            assert (await asking).stop_reason == "cancelled"
+        assert (await asking).stop_reason == "cancelled"
 
 
 @pytest.mark.spec("ACP-02")

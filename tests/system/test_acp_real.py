@@ -12,11 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from llmock.testing import LLMockServer
 
 from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, until
 from tests.system.test_acp_child import answer, questions
 from tests.system.test_acp_front_end import PLANNER, planner, writing
 from tests.system.test_worker_families import worker_of
@@ -85,8 +84,7 @@ def test_claude_code_asks_for_everything_in_one_inbox_whatever_its_own_settings_
     plan += f"inputs: {json.dumps(write)}}}\n"
     with aimock(aimock_program(), tmp_path, fixtures) as address:
         configure(cli, address, tmp_path / "claude")
-        up = cli.start("up")
-        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+        up = cli.up()
         cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
         asked: dict[str, str] = {}
         refused = ("two acp.claude-code.execute", "three acp.claude-code.read", "four acp.claude-code.edit")
@@ -107,8 +105,7 @@ def test_claude_code_asks_for_everything_in_one_inbox_whatever_its_own_settings_
         assert SECRET not in json.dumps(requests_of(address))
         shown = {step["id"]: step for step in cli.json("tasks", "show", cli.task_id())["steps"]}
         assert (shown["one"]["status"], shown["one"]["output"]) == ("completed", "I wrote it.")
-        up.terminate()
-        up.communicate(timeout=60)
+        interrupted(up)
 
 
 @pytest.mark.spec("ACP-01.c", "ACP-01.d", "DAG-09")
@@ -127,8 +124,7 @@ def test_claude_code_in_a_sandbox_goes_on_after_its_worker_was_killed_and_writes
     with aimock(aimock_program(), tmp_path, [*fixtures, {"match": {}, "response": {"content": "ok"}}]) as address:
         shown = [str(acp_modules()), str(Path(acp_node()).parents[1])]
         configure(cli, address, folder, f"[commands]\nsandbox = 'required'\nsandbox_read = {shown!r}")
-        up = cli.start("up")
-        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+        up = cli.up()
         cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
         until(lambda: EDIT in asked_now(cli, answers=RUN), "the write is asked", cli.logs, limit_s=200)
         programs = agents_of(folder)
@@ -150,48 +146,7 @@ def test_claude_code_in_a_sandbox_goes_on_after_its_worker_was_killed_and_writes
         assert (ended["status"], ended["output"]) == ("completed", "It is written.")
         assert file.read_text() == "kept\n"
         assert json.dumps(requests_of(address)[-1]).count("File created successfully") == 1
-        up.terminate()
-        up.communicate(timeout=60)
-
-
-@pytest.mark.spec("ACP-01.c", "DAG-09")
-def test_what_claude_code_had_begun_when_its_worker_was_killed_is_unknown_and_not_done_twice(
-    cli: CliHarness, tmp_path: Path
-) -> None:
-    log, folder = cli.folder / "log.txt", tmp_path / "claude"
-    append = call("Bash", command=f"echo once >> {log}; sleep 300", description="append")
-    fixtures = [
-        said("APPEND-NOW", 0, **append),
-        *(
-            {"match": {"userMessage": "The connection to you was interrupted", **more}, "response": response}
-            for more, response in (({"hasToolResult": False}, append), ({}, {"content": "It was refused."}))
-        ),
-        {"match": {}, "response": {"content": "ok"}},
-    ]
-    plan = "title: t\nsteps:\n  - {id: it, agent: 'acp:claude-code', instructions: APPEND-NOW}\n"
-    with aimock(aimock_program(), tmp_path, fixtures) as address:
-        configure(cli, address, folder)
-        up = cli.start("up")
-        until((cli.home / "service.json").exists, "the service is up", cli.logs)
-        cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
-        until(lambda: EXECUTE in asked_now(cli, answers=RUN), "the command is asked", cli.logs, limit_s=200)
-        asked_now(cli, answers=EXECUTE)
-        until(log.exists, "the command has begun", cli.logs, limit_s=120)
-
-        worker_of(cli).kill()
-
-        until(lambda: EXECUTE in asked_now(cli, answers=RUN), "it is asked again", cli.logs, limit_s=200)
-        until(lambda: not answer(cli, f"it {EXECUTE}"), "no more is asked", cli.logs)
-        until(lambda: cli.step_statuses()["it"] in {"completed", "failed"}, "it has ended", cli.logs, limit_s=200)
-        assert log.read_text() == "once\n"
-        (ended,) = cli.json("tasks", "show", cli.task_id())["steps"]
-        assert (ended["status"], ended["outcome"]) == ("completed", "partial")
-        assert [one["tool"] for one in ended["unknown_effects"]] == [EXECUTE]
-        assert [one["tool"] for one in ended["denials"]] == [EXECUTE]
-        assert "These may or may not have happened" in json.dumps(requests_of(address)[-1])
-        assert not agents_of(folder)
-        up.terminate()
-        up.communicate(timeout=60)
+        interrupted(up)
 
 
 RUN, EDIT, EXECUTE = (f"acp.claude-code.{kind}" for kind in ("run", "edit", "execute"))
@@ -258,43 +213,39 @@ class Acpx:
 @pytest.mark.spec("ACP-02.a", "ACP-02.b", "ACP-02.c")
 @pytest.mark.parametrize(("flag", "is_written"), [("--approve-all", True), ("--deny-all", False)])
 def test_acpx_shows_the_plan_and_its_answer_comes_back(
-    cli: CliHarness, tmp_path: Path, flag: str, is_written: bool
+    cli: CliHarness, wires: Wires, tmp_path: Path, flag: str, is_written: bool
 ) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(*writing("note.txt"))
-        acpx = Acpx(cli, tmp_path, flag)
+    wires.will(*writing("note.txt"))
+    acpx = Acpx(cli, tmp_path, flag)
 
-        done = acpx("exec", "Write a note.")
-        listed = acpx("sessions", "list")
+    done = acpx("exec", "Write a note.")
+    listed = acpx("sessions", "list")
 
-        assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
-        assert "Allow for this session: code.write_file on" in done.stdout
-        assert (cli.folder / "note.txt").exists() is is_written
-        sessions = re.findall(r"sess_[0-9a-v]{26}", listed.stdout)
-        assert len(set(sessions)) == 1, f"{listed.stdout}\n{listed.stderr}"
-        assert sessions[0] in done.stdout
-        assert "Write a note." in listed.stdout
+    assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
+    assert "Allow for this session: code.write_file on" in done.stdout
+    assert (cli.folder / "note.txt").exists() is is_written
+    sessions = re.findall(r"sess_[0-9a-v]{26}", listed.stdout)
+    assert len(set(sessions)) == 1, f"{listed.stdout}\n{listed.stderr}"
+    assert sessions[0] in done.stdout
+    assert "Write a note." in listed.stdout
 
 
 @pytest.mark.spec("ACP-02.c")
-def test_acpx_resumes_a_session_without_its_history_and_loads_it_with_it(cli: CliHarness, tmp_path: Path) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(planner(text="It is 42."), planner(text="I said 42."))
-        acpx = Acpx(cli, tmp_path, "--ttl", "1")
-        (session,) = set(re.findall(r"sess_[0-9a-v]{26}", acpx("exec", "What is it?").stdout))
+def test_acpx_resumes_a_session_without_its_history_and_loads_it_with_it(
+    cli: CliHarness, wires: Wires, tmp_path: Path
+) -> None:
+    wires.will(planner(text="It is 42."), planner(text="I said 42."))
+    acpx = Acpx(cli, tmp_path, "--ttl", "1")
+    (session,) = set(re.findall(r"sess_[0-9a-v]{26}", acpx("exec", "What is it?").stdout))
 
-        acpx("sessions", "new", "--resume-session", session)
-        assert ("session/resume" in acpx.methods, acpx.told) == (True, [])
-        acpx("sessions", "new", "--resume-session", session, NO_RESUME="1")
-        assert ("session/load" in acpx.methods, acpx.told) == (True, ["What is it?", "It is 42."])
-        said = acpx("prompt", "What did you say?")
-        assert "".join(acpx.told) == "I said 42.", f"{said.stdout}\n{said.stderr}"
-        assert "It is 42." in str(wires.requests[-1]), "the conversation continues"
-        until(lambda: not living(acpx.environment["HOME"]), "acpx has ended what it started", lambda: said.stderr)
+    acpx("sessions", "new", "--resume-session", session)
+    assert ("session/resume" in acpx.methods, acpx.told) == (True, [])
+    acpx("sessions", "new", "--resume-session", session, NO_RESUME="1")
+    assert ("session/load" in acpx.methods, acpx.told) == (True, ["What is it?", "It is 42."])
+    said = acpx("prompt", "What did you say?")
+    assert "".join(acpx.told) == "I said 42.", f"{said.stdout}\n{said.stderr}"
+    assert "It is 42." in str(wires.requests[-1]), "the conversation continues"
+    until(lambda: not living(acpx.environment["HOME"]), "acpx has ended what it started", lambda: said.stderr)
 
 
 def living(home: str) -> list[psutil.Process]:

@@ -1,16 +1,19 @@
-"""Codex and Gemini CLI as children, from npm, offline: what they write is asked for and is what was shown (ACP-01)."""
+"""Codex, Gemini CLI and Claude Code as children, from npm, offline: what they do is asked, shown and ended (ACP-01)."""
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 from tests.system.test_acp_child import answer
+from tests.system.test_acp_real import configure as claude_code
 
 pytestmark = pytest.mark.timeout(600)
 SECRET = "the content of a key"
@@ -86,8 +89,7 @@ def run(cli: CliHarness, agent: str, prompts: list[str], *denied: str) -> tuple[
     """Run a step for each prompt, named for it; return what was asked by step and tool, and the steps at their end."""
     plan = "title: t\nsteps:\n"
     plan += "".join(f"  - {{id: {one.lower()}, agent: 'acp:{agent}', instructions: {one}-NOW}}\n" for one in prompts)
-    up = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    up = cli.up()
     cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
     asked: dict[str, str] = {}
 
@@ -101,8 +103,7 @@ def run(cli: CliHarness, agent: str, prompts: list[str], *denied: str) -> tuple[
     steps = {step["id"]: step for step in cli.json("tasks", "show", cli.task_id())["steps"]}
     for step in steps.values():
         step["events"] = cli.json("runs", "tail", step["run"])
-    up.terminate()
-    up.communicate(timeout=60)
+    interrupted(up)
     return asked, steps
 
 
@@ -150,3 +151,37 @@ def test_what_a_rule_of_its_own_lets_codex_do_unasked_is_recorded_as_that(cli: C
     assert ran.exists()
     assert steps["touch"]["output"].endswith("That is done.")
     assert '"asked": false' in json.dumps(steps["touch"]["events"])
+
+
+def waiting(file: Path) -> list[psutil.Process]:
+    """Return the processes that follow a file."""
+    return [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["tail", "-f", str(file)]]
+
+
+@pytest.mark.spec("ACP-01.d")
+@pytest.mark.parametrize(("agent", "prepare"), [("codex", codex), ("claude-code", claude_code)])
+def test_an_agent_that_is_cancelled_in_its_command_ends_within_a_second_with_all_that_it_started(
+    cli: CliHarness, tmp_path: Path, agent: str, prepare: Callable[[CliHarness, str, Path], None]
+) -> None:
+    file = cli.folder / "followed"
+    file.write_text("")
+    call: dict[str, Any] = {"name": "Bash", "arguments": {"command": f"tail -f {file}", "description": "follow"}}
+    if agent == "codex":
+        call = command(f"tail -f {file}")
+        call["arguments"]["yield_time_ms"] = 200_000
+    plan = f"title: t\nsteps:\n  - {{id: it, agent: 'acp:{agent}', instructions: WAIT-NOW}}\n"
+    with aimock(aimock_program(), tmp_path, fixtures({"WAIT-NOW": call})) as address:
+        prepare(cli, address, tmp_path / "home")
+        up = cli.up()
+        cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
+        until(lambda: not answer(cli) and waiting(file), "its command runs", cli.logs, limit_s=100)
+
+        cli.run("tasks", "cancel", cli.task_id())
+
+        until(lambda: not waiting(file), "its command has ended", cli.logs)
+        (step,) = cli.json("tasks", "show", cli.task_id())["steps"]
+        times = {one["type"]: one["time"] for one in cli.json("runs", "tail", step["run"])}
+        asked, ended = (datetime.fromisoformat(times[f"soong.{name}"]) for name in ("aborted_tools", "run_cancelled"))
+        assert step["status"] == "cancelled"
+        assert (ended - asked).total_seconds() < 1
+        interrupted(up)

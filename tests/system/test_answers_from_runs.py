@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 from soong import Choice, PermissionDecision, PermissionRequest, Soong
-from soong.orchestrator.approvals.remote_responder import SkipQuestionError
 from soong.shared.core.jsontext import Json
 from soong.shared.storage.sql.store import open_store
 from tests.scripted import calls
@@ -39,7 +38,7 @@ ANSWERED = {
     "other_proc": "belongs to a run",
     "enter": "belongs to a run",
     "unmark": "belongs to a run|Operation not permitted",
-    "sdk_attach": OF_A_RUN,
+    "sdk_attach": "runs do not answer for people",
     "http": "belongs to a run",
     "http_gone": "sent",
 }
@@ -124,9 +123,7 @@ async def attempted(service: Service, folder: Path, ways: Sequence[str]) -> Atte
         if request.tool == "code.run_command":
             has_begun.set()
             return PermissionDecision(Choice.ALLOW_ONCE)
-        if not has_begun.is_set():
-            await asyncio.sleep(0.1)
-            raise SkipQuestionError
+        assert has_begun.is_set(), "the spy's question was asked first"
         await asyncio.to_thread(until, is_over, "the spy is done", service.cli.logs, 200)
         return PermissionDecision(Choice.DENY, "the person wakes up")
 
@@ -143,8 +140,12 @@ def plan(folder: Path, ways: Sequence[str]) -> dict[str, Json]:
         "title": "A spy and what it goes for",
         "steps": [
             agent_step("spy", "code.run_command", call),
+            {"id": "later", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 3}},
             *(
-                agent_step(way, "code.write_file", {"path": str(folder / f"{way}.txt"), "content": ""})
+                {
+                    **agent_step(way, "code.write_file", {"path": str(folder / f"{way}.txt"), "content": ""}),
+                    "depends_on": ["later"],
+                }
                 for way in ways
                 if way in ANSWERED or way == "orphan"
             ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, until
+from tests.system.cli_scene import CliHarness, interrupted, until
 
 WRITE = """
 title: Write
@@ -47,8 +47,7 @@ def test_work_and_questions_of_a_running_service_continue_in_a_restored_home(cli
     (cli.home / "agents").mkdir(parents=True)
     (cli.home / "agents" / "ours.md").write_text("---\ndescription: ours\n---\nBe brief.\n")
     (cli.home / "config.toml").write_text('[permission]\nmode = "auto"\n')
-    service = cli.start("up")
-    until((cli.home / "service.json").exists, "the service")
+    service = cli.up_warm()
     task = cli.json(
         "run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}/out",
         "--approvals", "inbox", "--detach",
@@ -64,14 +63,12 @@ def test_work_and_questions_of_a_running_service_continue_in_a_restored_home(cli
 
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
-    service.terminate()
-    service.communicate(timeout=60)
+    interrupted(service)
     shutil.rmtree(cli.home)
     other = restored(cli, archive)
     assert stat.S_IMODE((other.home / "signing.key").stat().st_mode) == 0o600
     assert (other.home / "agents" / "ours.md").exists()
-    service = other.start("up")
-    until((other.home / "service.json").exists, "the restored service")
+    service = other.up_warm()
     until(lambda: other.json("approvals", "list"), "the same question", other.logs)
     (question,) = other.json("approvals", "list")
     assert other.run("approvals", "allow", question["id"]).returncode == 0
@@ -81,25 +78,5 @@ def test_work_and_questions_of_a_running_service_continue_in_a_restored_home(cli
     assert first["attempt"] == 1, "a step that had ended has run again"
     assert other.json("audit", "verify")["holds"] is True
     assert other.json("doctor")["ok"] is True
-    service.terminate()
-    service.communicate(timeout=60)
+    interrupted(service)
     other.assert_nothing_left()
-
-
-@pytest.mark.spec("OPS-13.c")
-def test_a_restore_is_refused_while_a_service_runs_and_where_something_is(cli: CliHarness) -> None:
-    service = cli.start("up")
-    until((cli.home / "service.json").exists, "the service")
-    archive = cli.folder / "backup.tar.gz"
-    assert cli.run("backup", str(archive)).returncode == 0
-
-    running = cli.run("restore", str(archive))
-    service.terminate()
-    service.communicate(timeout=60)
-    stopped = cli.run("restore", str(archive))
-    again = cli.run("backup", str(archive))
-
-    assert (running.returncode, "a service holds" in running.stderr) == (1, True)
-    assert (stopped.returncode, "is not empty: it has" in stopped.stderr) == (2, True)
-    assert (again.returncode, "backup.tar.gz exists" in again.stderr) == (2, True)
-    assert cli.json("doctor")["ok"] in {True, False}, "the home can still be used"

@@ -1,6 +1,5 @@
 """A step goes to a worker that has what it needs, and waits where none has: tools, functions, labels (DIS-04)."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -8,58 +7,14 @@ import pytest
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.sandbox.marked_project import mark_project
+from soong.shared.sandbox.rooted import mark_project
 from tests.scripted import call, calls
-from tests.servers import RedisServer
-from tests.system.auditor import read_effects
-from tests.system.deployment import Deployment
-from tests.system.faults.scene import effects_file, prove, start_workers
+from tests.system.deployment import ON_SQLITE, Deployment
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("CARD-2", "DIS-04")]
+pytestmark = [ON_SQLITE, pytest.mark.spec("CARD-2", "DIS-04")]
 
 TOOL = "tests.system.faults.effect_tool"
-PLAN: JsonObject = {
-    "title": "special",
-    "steps": [
-        {"id": "function", "kind": "python", "call": "test.effect"},
-        {"id": "label", "kind": "python", "call": "test.effect", "needs": ["gpu"]},
-        {
-            "id": "tool",
-            "instructions": "Do it.",
-            "allowed_tools": ["test.effect"],
-            **calls(call("test.effect", seconds=0), output={"done": True}),
-        },
-    ],
-}
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    extra = {"tools": (TOOL,), "no_worker_s": 0.5}
-    url = f"sqlite:///{tmp_path / 'soong.db'}"
-    async with Deployment(url, redis_live.socket_url, tmp_path, extra=extra) as deployment:
-        yield deployment
-
-
-async def test_steps_wait_for_a_worker_that_has_what_they_need(service: Deployment) -> None:
-    await service.start_workers(1, slots=4)
-    task = await service.submit(PLAN)
-
-    async def all_are_told_of() -> bool:
-        return len(await reasons(service, task.root_run_id)) == 3
-
-    await service.until(all_are_told_of)
-    waiting = {step.status for step in (await service.steps(task)).values()}
-    await start_workers(service, 1, SOONG_TOOLS=TOOL, SOONG_LABELS="gpu")
-    await prove(service, task)
-
-    assert waiting == {StepStatus.READY}
-    assert {effect["pid"] for effect in read_effects(effects_file(service))} == {service.workers[1].pid}
-    assert await reasons(service, task.root_run_id) == {
-        "no capable worker: needs the function test.effect",
-        "no capable worker: needs the label 'gpu', the function test.effect",
-        "no capable worker: needs the tool test.effect",
-    }
+EXTRA = {"tools": (TOOL,), "no_worker_s": 0.5}
 
 
 async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Deployment, tmp_path: Path) -> None:

@@ -1,29 +1,21 @@
 """A limit on what runs at once holds over worker processes, however many slots they have (DIS-03)."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from tests.scripted import call, calls
 from tests.system.auditor import read_effects
-from tests.system.deployment import Deployment
+from tests.system.deployment import ON_POSTGRES, Deployment
 from tests.system.faults.scene import begun, effects_file, prove, start_workers
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("DIS-03", "CARD-2")]
+pytestmark = [ON_POSTGRES, pytest.mark.spec("DIS-03", "CARD-2")]
 
 LIMIT = 3
 STEPS = 12
 EFFECT_S = 0.15
 TOOL = "tests.system.faults.effect_tool"
-
-
-@pytest.fixture
-async def service(postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(postgres_url, redis_url, tmp_path, extra={"tools": (TOOL,)}) as deployment:
-        yield deployment
+EXTRA = {"tools": (TOOL,)}
 
 
 def plan(*, is_agent: bool, pool: str = "default") -> JsonObject:

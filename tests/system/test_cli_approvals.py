@@ -15,7 +15,7 @@ from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, CliHarness, Terminal
 
 pytestmark = pytest.mark.timeout(400)
 
-_SHOWN_STEP = re.compile(r"│ step\s+(\w+)")
+_SHOWN_STEP = re.compile(r"\n  step\s+(\w+)")
 
 THREE = """
 title: Three things to ask

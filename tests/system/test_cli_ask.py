@@ -1,22 +1,19 @@
 """``soong ask`` with real processes: an agent on a provider's wire plans, workers work, and it answers."""
 
 import json
-import os
 import re
 import shlex
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
-from llmock.testing import LLMockServer
+from llmock.scenarios import Delay, Match, Reply, ToolCall
 
-from tests.system.cli_scene import CliHarness, permitting, scene, until
+from tests.system.cli_scene import CliHarness, permitting, until
 from tests.wires.wire import Wires
+
+SCENE = {"is_warm": True, "models": "openai-chat:gpt-*"}
 
 PLANNER = "openai-chat:gpt-5"
 WORKER = "openai-chat:gpt-5-mini"
@@ -25,12 +22,6 @@ STEPS = [
     {"id": "look", "instructions": "Say what is in this folder.", "allowed_tools": ["code.list_dir"], "model": WORKER},
     {"id": "judge", "instructions": "Judge ${steps.look}.", "depends_on": ["look"], "model": WORKER},
 ]
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
-        yield one
 
 
 def planner(*calls: ToolCall, text: str = "") -> Reply:
@@ -47,375 +38,196 @@ def _reply(model: str, *calls: ToolCall, text: str = "") -> Reply:
 
 
 @pytest.mark.spec("DIS-01", "DAG-01")
-def test_an_agent_with_a_goal_makes_a_task_and_answers(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__task_create", {"title": "look around", "steps": STEPS})),
-            worker(ToolCall("code__list_dir", {"path": "."})),
-            worker(text="a folder with nothing in it"),
-            worker(text="it is empty"),
-            planner(ToolCall("agent__dispatch_worker", {})),
-            planner(ToolCall("agent__task_complete", {})),
-            planner(text="The folder is empty."),
-        )
+def test_an_agent_with_a_goal_makes_a_task_and_answers(cli: CliHarness, wires: Wires) -> None:
+    wires.will(
+        planner(ToolCall("agent__task_create", {"title": "look around", "steps": STEPS})),
+        worker(ToolCall("code__list_dir", {"path": "."})),
+        worker(text="a folder with nothing in it"),
+        worker(text="it is empty"),
+        planner(ToolCall("agent__dispatch_worker", {})),
+        planner(ToolCall("agent__task_complete", {})),
+        planner(text="The folder is empty."),
+    )
 
-        ended = cli.json("ask", "What is in this folder?", "--model", PLANNER)
+    ended = cli.json("ask", "What is in this folder?", "--model", PLANNER)
 
-        assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "The folder is empty.", 0)
-        assert [(step["id"], step["status"], step["output"]) for step in ended["steps"]] == [
-            ("look", "completed", "a folder with nothing in it"),
-            ("judge", "completed", "it is empty"),
-        ]
-        wires.verdict.assert_ok(strict=True)
-
-
-def test_the_service_of_an_ask_has_the_library_of_its_model_before_its_worker_needs_it(cli: CliHarness) -> None:
-    cli.is_warm = False
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(planner(ToolCall("code__list_dir", {"path": "."})), planner(text="The folder is empty."))
-        asking = cli.start("ask", "What is in this folder?", "--model", PLANNER, "--json")
-        until((cli.home / "service.json").exists, "the service is up", cli.logs)
-
-        service = psutil.Process(cli.record()["pid"])
-        # A part of what that library imports, and nothing else of a service.
-        has_library = any("zstandard" in one.path for one in service.memory_maps())
-        out, err = asking.communicate(timeout=80)
-
-        assert has_library, err
-        assert json.loads(out)["answer"] == "The folder is empty."
-
-
-@pytest.mark.spec("DIS-01")
-def test_a_goal_without_a_model_is_refused_with_what_to_do(cli: CliHarness) -> None:
-    refused = cli.run("ask", "do it")
-
-    assert refused.returncode == 2
-    assert "the agent 'orchestrator' has no model; choose one with --model provider:name" in refused.stderr
-
-
-@pytest.mark.spec("DIS-02")
-def test_an_agent_that_is_not_known_is_refused_with_those_that_are(cli: CliHarness) -> None:
-    refused = cli.run("ask", "do it", "--agent", "reviwer", "--model", PLANNER)
-
-    assert refused.returncode == 2
-    assert "did you mean 'reviewer'? known: default_worker_agent, explorer, implementer" in refused.stderr
+    assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "The folder is empty.", 0)
+    assert [(step["id"], step["status"], step["output"]) for step in ended["steps"]] == [
+        ("look", "completed", "a folder with nothing in it"),
+        ("judge", "completed", "it is empty"),
+    ]
+    wires.verdict.assert_ok(strict=True)
 
 
 @pytest.mark.spec("DIS-02", "DIS-01.b", "DIS-01.e", "DIS-06.c", "ETS-03", "CARD-3")
-def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        (cli.folder / "notes.txt").write_text("three bugs")
-        wires.will(
-            planner(
-                ToolCall("agent__dispatch_worker", {"instructions": "Read ${notes.txt}.", "model": WORKER}),
-                ToolCall("agent__create_sub_agent", {"instructions": "Guess.", "model": OTHER, "agent": "explorer"}),
-            ),
-            worker(ToolCall("code__read_file", {"path": "notes.txt"})),
-            worker(text="it says: three bugs"),
-            _reply("gpt-4o", text="four bugs"),
-            planner(text="There are three bugs."),
-        )
+def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: CliHarness, wires: Wires) -> None:
+    (cli.folder / "notes.txt").write_text("three bugs")
+    wires.will(
+        planner(
+            ToolCall("agent__dispatch_worker", {"instructions": "Read ${notes.txt}.", "model": WORKER}),
+            ToolCall("agent__create_sub_agent", {"instructions": "Guess.", "model": OTHER, "agent": "explorer"}),
+        ),
+        worker(ToolCall("code__read_file", {"path": "notes.txt"})),
+        worker(text="it says: three bugs"),
+        _reply("gpt-4o", text="four bugs"),
+        planner(text="There are three bugs."),
+    )
 
-        ended = cli.json("ask", "How many bugs are there?", "--model", PLANNER)
+    ended = cli.json("ask", "How many bugs are there?", "--model", PLANNER)
 
-        assert (ended["answer"], ended["exit_code"]) == ("There are three bugs.", 0)
-        assert {step["output"] for step in ended["steps"]} == {"it says: three bugs", "four bugs"}
-        runs = cli.json("runs", "list", "--task", ended["id"])
-        (root,) = (run for run in runs if not run["step"])
-        children = {run["role"]: run for run in runs if run["step"]}
-        assert (root["role"], root["definition"], root["model"]) == ("orchestrator", "orchestrator", PLANNER)
-        assert children.keys() == {"worker", "sub"}
-        assert {run["parent_run"] for run in children.values()} == {root["id"]}
-        last = str(wires.requests[-1].body["messages"])
-        assert "it says: three bugs" in last
-        assert "four bugs" in last
-        first = next(one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
-        assert "Read ${notes.txt}." in str(first["messages"])
-        sub = str(next(one.body["messages"] for one in wires.requests if one.body["model"] == "gpt-4o"))
-        assert "Guess." in sub
-        assert "How many bugs" not in sub  # its parent's conversation
+    assert (ended["answer"], ended["exit_code"]) == ("There are three bugs.", 0)
+    assert {step["output"] for step in ended["steps"]} == {"it says: three bugs", "four bugs"}
+    runs = cli.json("runs", "list", "--task", ended["id"])
+    (root,) = (run for run in runs if not run["step"])
+    children = {run["role"]: run for run in runs if run["step"]}
+    assert (root["role"], root["definition"], root["model"]) == ("orchestrator", "orchestrator", PLANNER)
+    assert children.keys() == {"worker", "sub"}
+    assert {run["parent_run"] for run in children.values()} == {root["id"]}
+    last = str(wires.requests[-1].body["messages"])
+    assert "it says: three bugs" in last
+    assert "four bugs" in last
+    first = next(one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
+    assert "Read ${notes.txt}." in str(first["messages"])
+    sub = str(next(one.body["messages"] for one in wires.requests if one.body["model"] == "gpt-4o"))
+    assert "Guess." in sub
+    assert "How many bugs" not in sub  # its parent's conversation
 
 
 @pytest.mark.spec("DIS-11")
-def test_an_ask_whose_steps_a_budget_cut_ends_with_1_and_names_them(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        child = ToolCall("agent__dispatch_worker", {"instructions": "Read.", "model": WORKER})
-        wires.will(planner(child, child, child), worker(text="one"), planner(text="ALL DONE"))
+def test_an_ask_whose_steps_a_budget_cut_ends_with_1_and_names_them(cli: CliHarness, wires: Wires) -> None:
+    child = ToolCall("agent__dispatch_worker", {"instructions": "Read.", "model": WORKER})
+    under_way = Delay(seconds=3, match=Match(model="gpt-5-mini"))  # until all three have asked for room
+    wires.will(planner(child, child, child), under_way, worker(text="one"), planner(text="ALL DONE"))
 
-        ended = cli.json("ask", "Have three read.", "--model", PLANNER, "--budget", BUDGET)
+    ended = cli.json("ask", "Have three read.", "--model", PLANNER, "--budget", BUDGET)
 
-        cut = [step for step in ended["steps"] if (step["error"] or {}).get("type") == "budget_exceeded"]
-        assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "ALL DONE", 1)
-        assert len(cut) == 2
-        assert all("; requests under way reserve" in step["error"]["message"] for step in cut)
-        assert "cut by a budget or a limit: 2 steps" in cli.run("tasks", "show", ended["id"]).stdout
+    cut = [step for step in ended["steps"] if (step["error"] or {}).get("type") == "budget_exceeded"]
+    assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "ALL DONE", 1)
+    assert len(cut) == 2
+    assert all("; requests under way reserve" in step["error"]["message"] for step in cut)
+    assert "cut by a budget or a limit: 2 steps" in cli.run("tasks", "show", ended["id"]).stdout
 
 
 BUDGET = "900tok"
 """The planner's first request takes most of it; with one worker's under way there is no room for another."""
 
 
-@pytest.mark.spec("EXE-04.f", "DAG-05", "DAG-10", "DIS-06")
-def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
-    step = {"id": "look", "instructions": "Look.", "model": OTHER}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__task_create", {"title": "look", "steps": [step]})),
-            Fail(status=401, match=Match(model="gpt-4o")),
-            planner(ToolCall("agent__dispatch_worker", {})),
-            planner(ToolCall("agent__dispatch_worker", {"step_id": "look", "model": WORKER})),
-            worker(text="seen"),
-            planner(ToolCall("agent__task_complete", {})),
-            planner(text="done"),
-        )
-
-        ended = cli.json("ask", "Look.", "--model", PLANNER)
-
-        assert (ended["status"], ended["answer"]) == ("completed", "done")
-        assert [(one["id"], one["status"], one["output"], one["attempt"]) for one in ended["steps"]] == [
-            ("look", "completed", "seen", 2)
-        ]
-        said = [one.body["messages"][-1]["content"] for one in wires.requests if one.body["model"] == "gpt-5"]
-        first, again = json.loads(said[2])["error"], json.loads(said[3])
-        assert first.startswith("execution_failed: step 'look' failed")
-        assert "step_id" in first
-        assert "provider_failed" in first
-        assert (again.get("is_error", False), again["output"]) == (False, "seen")
-
-
-@pytest.mark.spec("DAG-07")
-def test_an_ask_survives_the_death_of_its_owner(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= {**wires.environment, "SOONG_LEASE_S": "3", "SOONG_BEAT_S": "1", "SOONG_SWEEP_S": "0.5"}
-        wires.will(
-            planner(ToolCall("agent__dispatch_worker", {"instructions": "Wait.", "model": WORKER})),
-            Delay(seconds=6, match=Match(model="gpt-5-mini")),
-            worker(text="waited"),
-            planner(text="It has waited."),
-        )
-        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
-        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
-
-        os.kill(cli.record()["pid"], signal.SIGKILL)
-
-        out, err = asking.communicate(timeout=80)
-        ended = json.loads(out) if asking.returncode == 0 else pytest.fail(err + cli.logs())
-        assert (ended["answer"], len(ended["steps"])) == ("It has waited.", 1)
-        assert len([one for one in wires.requests if one.body["model"] == "gpt-5"]) == 2
-
-
 @pytest.mark.spec("DAG-08")
-def test_ctrl_c_pauses_the_agent_and_its_children_and_resume_continues(cli: CliHarness) -> None:
+def test_ctrl_c_pauses_the_agent_and_its_children_and_resume_continues(cli: CliHarness, wires: Wires) -> None:
     step = {"id": "wait", "instructions": "Wait.", "model": WORKER}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__task_create", {"title": "wait", "steps": [step]})),
-            planner(ToolCall("agent__dispatch_worker", {})),
-            Delay(seconds=3, match=Match(model="gpt-5-mini")),
-            worker(text="not seen by anybody"),
-            worker(text="waited"),
-            planner(ToolCall("agent__task_complete", {})),
-            planner(text="It has waited."),
-        )
-        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
-        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
+    wires.will(
+        planner(ToolCall("agent__task_create", {"title": "wait", "steps": [step]})),
+        planner(ToolCall("agent__dispatch_worker", {})),
+        Delay(seconds=3, match=Match(model="gpt-5-mini")),
+        worker(text="not seen by anybody"),
+        worker(text="waited"),
+        planner(ToolCall("agent__task_complete", {})),
+        planner(text="It has waited."),
+    )
+    asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
+    until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
 
-        asking.send_signal(signal.SIGINT)
+    asking.send_signal(signal.SIGINT)
 
-        out, err = asking.communicate(timeout=60)
-        stopped = json.loads(out)
-        assert (asking.returncode, stopped["status"]) == (130, "interrupted"), err
-        statuses = {task["status"] for task in cli.json("tasks", "list")}
-        assert statuses == {"paused"}
-        ended = cli.json("resume", stopped["id"])
-        assert (ended["status"], ended["answer"]) == ("completed", "It has waited.")
+    out, err = asking.communicate(timeout=60)
+    stopped = json.loads(out)
+    assert (asking.returncode, stopped["status"]) == (130, "interrupted"), err
+    statuses = {task["status"] for task in cli.json("tasks", "list")}
+    assert statuses == {"paused"}
+    ended = cli.json("resume", stopped["id"])
+    assert (ended["status"], ended["answer"]) == ("completed", "It has waited.")
 
 
 @pytest.mark.spec("DIS-01.c", "DIS-06.b")
-def test_a_fork_knows_what_its_parent_knew_and_starts_no_agents(cli: CliHarness) -> None:
+def test_a_fork_knows_what_its_parent_knew_and_starts_no_agents(cli: CliHarness, wires: Wires) -> None:
     (cli.folder / "notes.txt").write_text("three bugs")
     fork = {"instructions": "Find the worst of them.", "model": WORKER}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("code__read_file", {"path": "notes.txt"})),
-            planner(ToolCall("agent__fork_agent", fork), ToolCall("agent__list_workers", {})),
-            worker(ToolCall("agent__dispatch_worker", {"instructions": "No fork may do this."})),
-            worker(text="the third"),
-            planner(text="It is the third."),
-        )
+    wires.will(
+        planner(ToolCall("code__read_file", {"path": "notes.txt"})),
+        planner(ToolCall("agent__fork_agent", fork), ToolCall("agent__list_workers", {})),
+        worker(ToolCall("agent__dispatch_worker", {"instructions": "No fork may do this."})),
+        worker(text="the third"),
+        planner(text="It is the third."),
+    )
 
-        ended = cli.json("ask", "Which bug is the worst?", "--model", PLANNER)
+    ended = cli.json("ask", "Which bug is the worst?", "--model", PLANNER)
 
-        assert (ended["answer"], [step["output"] for step in ended["steps"]]) == ("It is the third.", ["the third"])
-        parents = [one.body for one in wires.requests if one.body["model"] == "gpt-5"]
-        first, second = (one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
-        known = parents[1]["messages"]
-        assert first["messages"][: len(known)] == known
-        assert first["messages"][-1]["content"] == "Find the worst of them."
-        assert "agent__dispatch_worker" not in {tool["function"]["name"] for tool in first["tools"]}
-        assert "tool_not_available" in str(second["messages"][-1])
-        wires.verdict.assert_ok()
-        (run,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"])
-        assert (run["role"], run["usage"]["requests"]) == ("fork", 2)
-
-
-@pytest.mark.spec("DIS-05", "DAG-08")
-def test_an_agent_whose_provider_refuses_fails_and_continues_when_it_is_resumed(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("code__list_dir", {"path": "."})),
-            Fail(status=401, match=Match(model="gpt-5")),
-            planner(text="nothing is here"),
-        )
-
-        failed = cli.json("ask", "What is here?", "--model", PLANNER)
-        ended = cli.json("resume", failed["id"])
-
-        assert (failed["status"], failed["exit_code"], failed["answer"]) == ("failed", 1, None)
-        assert "401" in failed["reason"]
-        assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "nothing is here", 0)
-        (run,) = cli.json("runs", "list", "--task", failed["id"])
-        assert run["usage"]["requests"] == 2
+    assert (ended["answer"], [step["output"] for step in ended["steps"]]) == ("It is the third.", ["the third"])
+    parents = [one.body for one in wires.requests if one.body["model"] == "gpt-5"]
+    first, second = (one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
+    known = parents[1]["messages"]
+    assert first["messages"][: len(known)] == known
+    assert first["messages"][-1]["content"] == "Find the worst of them."
+    assert "agent__dispatch_worker" not in {tool["function"]["name"] for tool in first["tools"]}
+    assert "tool_not_available" in str(second["messages"][-1])
+    wires.verdict.assert_ok()
+    (run,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"])
+    assert (run["role"], run["usage"]["requests"]) == ("fork", 2)
 
 
 @pytest.mark.spec("ETS-06", "DIS-02.c")
-def test_an_unknown_definition_is_an_error_of_the_call_and_starts_nobody(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__create_sub_agent", {"instructions": "Look.", "agent": "wizard"})),
-            planner(text="there is no wizard"),
-        )
+def test_an_unknown_definition_is_an_error_of_the_call_and_starts_nobody(cli: CliHarness, wires: Wires) -> None:
+    wires.will(
+        planner(ToolCall("agent__create_sub_agent", {"instructions": "Look.", "agent": "wizard"})),
+        planner(text="there is no wizard"),
+    )
 
-        ended = cli.json("ask", "Use a wizard.", "--model", PLANNER)
+    ended = cli.json("ask", "Use a wizard.", "--model", PLANNER)
 
-        assert (ended["answer"], ended["steps"]) == ("there is no wizard", [])
-        told = str(wires.requests[-1].body["messages"][-1])
-        assert "wizard" in told
-        assert "reviewer" in told
+    assert (ended["answer"], ended["steps"]) == ("there is no wizard", [])
+    told = str(wires.requests[-1].body["messages"][-1])
+    assert "wizard" in told
+    assert "reviewer" in told
 
 
 @pytest.mark.spec("DIS-01", "EVT-01")
-def test_a_follow_up_question_continues_the_conversation_of_its_session(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("code__list_dir", {"path": "."})),
-            planner(text="nothing is here"),
-            planner(text="because nobody put anything here"),
-            planner(text="that was all"),
-        )
+def test_a_follow_up_question_continues_the_conversation_of_its_session(cli: CliHarness, wires: Wires) -> None:
+    wires.will(
+        planner(ToolCall("code__list_dir", {"path": "."})),
+        planner(text="nothing is here"),
+        planner(text="because nobody put anything here"),
+        planner(text="that was all"),
+    )
 
-        first = cli.json("ask", "What is here?", "--model", PLANNER)
-        second = cli.json("ask", "Why?", "--session", first["session"])
-        third = cli.json("ask", "And?", "--session", second["id"])
-        refused = cli.run("ask", "Why?", "--session", first["session"], "--allow", "code.write_file:/tmp/x")
+    first = cli.json("ask", "What is here?", "--model", PLANNER)
+    second = cli.json("ask", "Why?", "--session", first["session"])
+    third = cli.json("ask", "And?", "--session", second["id"])
+    refused = cli.run("ask", "Why?", "--session", first["session"], "--allow", "code.write_file:/tmp/x")
 
-        assert (second["answer"], second["session"]) == ("because nobody put anything here", first["session"])
-        assert third["answer"] == "that was all"
-        asked = [one.body["messages"] for one in wires.requests]
-        assert asked[2][: len(asked[1])] == asked[1]
-        assert [message["content"] for message in asked[2][-2:]] == ["nothing is here", "Why?"]
-        assert asked[3][: len(asked[2])] == asked[2]
-        (run,) = cli.json("runs", "list", "--task", third["id"])
-        assert run["usage"]["requests"] == 1
-        assert refused.returncode == 2
-        assert "--session continues with the folder and the rules of the session" in refused.stderr
-
-
-@pytest.mark.spec("EXE-07", "DAG-01")
-def test_cancelling_an_ask_ends_its_agent_and_its_children_at_once(cli: CliHarness) -> None:
-    child = {"instructions": "Wait.", "model": WORKER}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__dispatch_worker", child)),
-            Delay(seconds=30, match=Match(model="gpt-5-mini")),
-        )
-        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
-        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
-
-        began_s = time.monotonic()
-        cancelled = cli.run("tasks", "cancel", cli.task_id())
-        out, _ = asking.communicate(timeout=30)
-
-        assert cancelled.returncode == 0, cancelled.stderr
-        ended = json.loads(out)
-        assert (ended["status"], ended["exit_code"]) == ("cancelled", 1)
-        # The worker of the child hears of it on its own: its end may come a moment after the agent's.
-        until(lambda: set(cli.step_statuses().values()) == {"cancelled"}, "the child is cancelled", cli.logs)
-        assert time.monotonic() - began_s < 20
-        runs = cli.json("runs", "list", "--task", ended["id"])
-        assert {run["status"] for run in runs} == {"cancelled"}
-        assert len(wires.requests) <= 2
+    assert (second["answer"], second["session"]) == ("because nobody put anything here", first["session"])
+    assert third["answer"] == "that was all"
+    asked = [one.body["messages"] for one in wires.requests]
+    assert asked[2][: len(asked[1])] == asked[1]
+    assert [message["content"] for message in asked[2][-2:]] == ["nothing is here", "Why?"]
+    assert asked[3][: len(asked[2])] == asked[2]
+    (run,) = cli.json("runs", "list", "--task", third["id"])
+    assert run["usage"]["requests"] == 1
+    assert refused.returncode == 2
+    assert "--session continues with the folder and the rules of the session" in refused.stderr
 
 
 @pytest.mark.spec("DIS-06", "DIS-04")
-def test_an_agent_hears_that_no_worker_can_take_a_step_and_decides(cli: CliHarness) -> None:
+def test_an_agent_hears_that_no_worker_can_take_a_step_and_decides(cli: CliHarness, wires: Wires) -> None:
     step = {"id": "draw", "instructions": "Draw.", "model": WORKER, "pool": "gpu"}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= {**wires.environment, "SOONG_NO_WORKER_S": "1"}
-        wires.will(
-            planner(ToolCall("agent__task_create", {"title": "draw", "steps": [step]})),
-            planner(ToolCall("agent__dispatch_worker", {})),
-            planner(ToolCall("agent__task_cancel", {"reason": "nobody draws"})),
-            planner(text="nobody can draw"),
-        )
+    cli.environment |= {"SOONG_NO_WORKER_S": "1"}
+    wires.will(
+        planner(ToolCall("agent__task_create", {"title": "draw", "steps": [step]})),
+        planner(ToolCall("agent__dispatch_worker", {})),
+        planner(ToolCall("agent__task_cancel", {"reason": "nobody draws"})),
+        planner(text="nobody can draw"),
+    )
 
-        ended = cli.json("ask", "Draw.", "--model", PLANNER)
+    ended = cli.json("ask", "Draw.", "--model", PLANNER)
 
-        assert (ended["status"], ended["answer"]) == ("completed", "nobody can draw")
-        assert [one["status"] for one in ended["steps"]] == ["cancelled"]
-        told = str(wires.requests[2].body["messages"][-1])
-        assert "no capable worker: needs the pool" in told
-        assert "gpu" in told
-
-
-@pytest.mark.spec("DIS-11")
-def test_usage_adds_up_what_an_agent_and_its_children_have_used(cli: CliHarness) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})),
-            worker(text="seen"),
-            planner(text="done"),
-        )
-        ended = cli.json("ask", "Look.", "--model", PLANNER)
-
-        by_model = {one["key"]: one for one in cli.json("usage", "--by", "model")}
-        (by_task,) = cli.json("usage", "--by", "task", "--since", "1h")
-        shown = cli.run("usage").stdout
-
-        assert (by_model[PLANNER]["requests"], by_model[WORKER]["requests"]) == (2, 1)
-        assert (by_task["key"], by_task["requests"], by_task["runs"]) == (ended["id"], 3, 2)
-        assert float(by_task["cost_usd"]) > 0
-        assert "input tokens" in shown
+    assert (ended["status"], ended["answer"]) == ("completed", "nobody can draw")
+    assert [one["status"] for one in ended["steps"]] == ["cancelled"]
+    told = str(wires.requests[2].body["messages"][-1])
+    assert "no capable worker: needs the pool" in told
+    assert "gpu" in told
 
 
 @pytest.mark.spec("DIS-02.b")
-def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarness) -> None:
+def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarness, wires: Wires) -> None:
     for folder in (".soong", ".claude"):
         (cli.folder / folder / "agents").mkdir(parents=True)
     own = "---\ndescription: Finds bugs.\nmodel: openai-chat:dear\n---\nYou find bugs."
@@ -423,77 +235,68 @@ def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarnes
     (cli.folder / ".claude/agents/judge.md").write_text("---\nname: judge\ndescription: Judges.\n---\nYou judge.")
     dispatch = {"instructions": "Find a bug.", "agent": "project.finder", "model": WORKER}
     step = {"id": "judge", "instructions": "Judge it.", "agent": "claude.judge", "model": WORKER}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("agent__list_agent_definitions", {})),
-            planner(ToolCall("agent__dispatch_worker", dispatch)),
-            planner(ToolCall("agent__task_create", {"title": "judge", "steps": [step]})),
-            planner(ToolCall("agent__dispatch_worker", {})),
-            planner(text="one bug"),
-            worker(text="a bug"),
-            worker(text="a real bug"),
-        )
+    wires.will(
+        planner(ToolCall("agent__list_agent_definitions", {})),
+        planner(ToolCall("agent__dispatch_worker", dispatch)),
+        planner(ToolCall("agent__task_create", {"title": "judge", "steps": [step]})),
+        planner(ToolCall("agent__dispatch_worker", {})),
+        planner(text="one bug"),
+        worker(text="a bug"),
+        worker(text="a real bug"),
+    )
 
-        ended = cli.json("ask", "Find a bug.", "--model", PLANNER)
+    ended = cli.json("ask", "Find a bug.", "--model", PLANNER)
 
-        assert (ended["answer"], [one["status"] for one in ended["steps"]]) == ("one bug", ["completed", "completed"])
-        asked = [one.body for one in wires.requests]
-        assert {"project.finder", "claude.judge"} <= set(re.findall(r"[a-z]+\.[a-z]+", str(asked[1]["messages"][-1])))
-        told = [str(body["messages"][0]) for body in asked if body["model"] == "gpt-5-mini"]
-        assert ["You find bugs." in words for words in told] == [True, False]
-        assert ["You judge." in words for words in told] == [False, True]
-        assert "dear" not in str(asked)
+    assert (ended["answer"], [one["status"] for one in ended["steps"]]) == ("one bug", ["completed", "completed"])
+    asked = [one.body for one in wires.requests]
+    assert {"project.finder", "claude.judge"} <= set(re.findall(r"[a-z]+\.[a-z]+", str(asked[1]["messages"][-1])))
+    told = [str(body["messages"][0]) for body in asked if body["model"] == "gpt-5-mini"]
+    assert ["You find bugs." in words for words in told] == [True, False]
+    assert ["You judge." in words for words in told] == [False, True]
+    assert "dear" not in str(asked)
 
 
 @pytest.mark.spec("DIS-11", "DIS-07.c")
-def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cli: CliHarness) -> None:
+def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cli: CliHarness, wires: Wires) -> None:
     dispatch = ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})
     (cli.home).mkdir(parents=True, exist_ok=True)
     prices = '[prices."openai-chat:*"]\ninput = 100\noutput = 100000\n'
     (cli.home / "config.toml").write_text(f'[budgets]\nday = "900usd"\n{prices}{permitting(WORKER)}')
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(planner(dispatch), worker(text="looked"), planner(dispatch), worker(text="looked again"))
-        wires.will(planner(text="all is seen"))
+    wires.will(planner(dispatch), worker(text="looked"), planner(dispatch), worker(text="looked again"))
+    wires.will(planner(text="all is seen"))
 
-        failed = cli.json("ask", "Look twice.", "--model", PLANNER, "--budget", "0.0001usd")
-        asked = len(wires.requests)
-        shown = cli.json("budget", failed["session"])
-        ended = cli.json("resume", failed["id"], "--budget", "500usd")
+    failed = cli.json("ask", "Look twice.", "--model", PLANNER, "--budget", "0.0001usd")
+    asked = len(wires.requests)
+    shown = cli.json("budget", failed["session"])
+    ended = cli.json("resume", failed["id"], "--budget", "500usd")
 
-        assert (failed["status"], failed["exit_code"], asked) == ("failed", 1, 1)
-        assert "budget of 0.0001 USD" in failed["reason"]
-        assert (shown["usd"]["limit"], shown["usd"]["reserved"]) == ("0.0001", "0")
-        assert (ended["status"], ended["answer"]) == ("completed", "all is seen")
-        after = cli.json("budget", ended["session"])
-        sums = cli.json("usage", "--by", "session")
-        assert (after["usd"]["limit"], sums[0]["requests"]) == ("500", 5)
-        assert float(after["usd"]["used"]) == pytest.approx(float(sums[0]["cost_usd"]), abs=1e-4)
-        assert cli.json("budget")["usd"]["limit"] == "900"
+    assert (failed["status"], failed["exit_code"], asked) == ("failed", 1, 1)
+    assert "budget of 0.0001 USD" in failed["reason"]
+    assert (shown["usd"]["limit"], shown["usd"]["reserved"]) == ("0.0001", "0")
+    assert (ended["status"], ended["answer"]) == ("completed", "all is seen")
+    after = cli.json("budget", ended["session"])
+    sums = cli.json("usage", "--by", "session")
+    assert (after["usd"]["limit"], sums[0]["requests"]) == ("500", 5)
+    assert float(after["usd"]["used"]) == pytest.approx(float(sums[0]["cost_usd"]), abs=1e-4)
+    assert cli.json("budget")["usd"]["limit"] == "900"
 
 
-def test_the_goals_and_the_agent_in_the_guide_run(cli: CliHarness) -> None:
+def test_the_goals_and_the_agent_in_the_guide_run(cli: CliHarness, wires: Wires) -> None:
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
     section = page.split("## Give an agent a goal")[1].split("\n## ")[0]
     lines = [line.replace("$PWD", str(cli.folder)) for line in section.splitlines() if line.startswith("soong ")]
     assert [line.split()[1] for line in lines] == ["ask", "agents", "agents", "ask"]
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        path = {"path": "tests/test_all.py", "content": "def test_all(): ...\n"}
-        work = {"instructions": "Write a test.", "agent": "test-writer", "allowed_tools": ["code.write_file"]}
-        wires.will(
-            Reply(text="None of them has."),
-            Reply(tool_calls=(ToolCall("agent__dispatch_worker", work),)),
-            Reply(tool_calls=(ToolCall("code__write_file", path),)),
-            Reply(text="I wrote one."),
-            Reply(text="There is a test now."),
-        )
+    path = {"path": "tests/test_all.py", "content": "def test_all(): ...\n"}
+    work = {"instructions": "Write a test.", "agent": "test-writer", "allowed_tools": ["code.write_file"]}
+    wires.will(
+        Reply(text="None of them has."),
+        Reply(tool_calls=(ToolCall("agent__dispatch_worker", work),)),
+        Reply(tool_calls=(ToolCall("code__write_file", path),)),
+        Reply(text="I wrote one."),
+        Reply(text="There is a test now."),
+    )
 
-        done = [cli.run(*shlex.split(line, comments=True)[1:]) for line in lines]
+    done = [cli.run(*shlex.split(line, comments=True)[1:]) for line in lines]
 
     assert [one.returncode for one in done] == [0, 0, 0, 0], done
     assert "None of them has." in done[0].stdout

@@ -1,14 +1,13 @@
 """Hooks of the configuration in a whole service: a worker asks them, and does not start without their programs."""
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.log_entries import SQLITE_EVENTS
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness
 
 LOOK = """
 title: Look
@@ -18,12 +17,6 @@ steps:
     script: builtin.calls
     inputs: {calls: [{call: code.list_dir, with: {path: .}}]}
 """
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
 
 
 def configure(cli: CliHarness, command: str) -> None:
@@ -47,6 +40,7 @@ def events(cli: CliHarness) -> list[tuple[str, str]]:
 
 @pytest.mark.spec("EXE-13.a")
 def test_a_hook_of_the_configuration_stops_a_run(cli: CliHarness) -> None:
+    cli.is_warm = True
     cli.home.mkdir(parents=True, exist_ok=True)
     hook = program(cli.home, """printf '{"action": "stop", "reason": "not after ten"}'""")
     configure(cli, f'["{hook}"]')

@@ -3,18 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from soong.orchestrator.embedded.early_service import MODULE
 from tests.architecture.document_examples import files
 from tests.spec_document import ROOT
-from tests.system.cli_scene import LIMIT_S, CliHarness, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, until
 
 ECHO = """
 title: Echo
@@ -42,12 +38,6 @@ steps:
 """
 
 
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
-
-
 @pytest.mark.spec("OPS-01.a", "OPS-04.a")
 def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: CliHarness) -> None:
     report = cli.json("run", cli.plan(ECHO), "--input", "word=hi")
@@ -64,6 +54,7 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness)
         "- {id: good, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
         "- {id: bad, kind: python, call: builtin.fail, depends_on: [good], inputs: {times: 1, message: broken pipe}}\n"
     )
+    cli.is_warm = True
     done = cli.run("run", plan)
     task = cli.task_id()
 
@@ -80,18 +71,6 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness)
     assert cli.run("resume", task).returncode in (0, 1)
 
 
-def test_the_service_of_a_command_imports_while_its_plan_is_read(cli: CliHarness) -> None:
-    command = cli.start("run", cli.plan(SLOW % 2))
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
-
-    service = psutil.Process(cli.record()["pid"])
-
-    assert MODULE in service.cmdline()
-    assert command.communicate(timeout=60)[0]
-    assert command.returncode == 0
-    cli.assert_nothing_left()
-
-
 def test_a_plan_that_is_wrong_starts_no_service_and_makes_no_home(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan("title: nothing"))
 
@@ -104,6 +83,7 @@ def test_a_plan_that_is_wrong_starts_no_service_and_makes_no_home(cli: CliHarnes
 
 @pytest.mark.spec("PER-02")
 def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: CliHarness) -> None:
+    cli.is_warm = True
     (cli.folder / "out").mkdir()
     denied = cli.json("run", cli.plan(WRITE))
 
@@ -121,6 +101,7 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Cl
 
 @pytest.mark.spec("PER-01", "PER-06", "PER-13.c")
 def test_a_terminal_is_asked_and_its_answer_counts(cli: CliHarness) -> None:
+    cli.is_warm = True
     (cli.folder / "out").mkdir()
     terminal = Terminal(cli, "run", cli.plan(WRITE))
     terminal.expect("code.write_file asks for permission")
@@ -131,39 +112,6 @@ def test_a_terminal_is_asked_and_its_answer_counts(cli: CliHarness) -> None:
 
     assert terminal.wait() == 0, terminal.shown
     assert (cli.folder / "out" / "note.txt").exists()
-
-
-def test_a_no_at_the_terminal_reaches_the_run_with_its_reason(cli: CliHarness) -> None:
-    (cli.folder / "out").mkdir()
-    terminal = Terminal(cli, "run", cli.plan(WRITE))
-    terminal.expect("[1] allow once")
-
-    terminal.answer("3 not today\n")
-
-    assert terminal.wait() == 3, terminal.shown
-    assert "not today" in json.dumps(cli.json("tasks", "show", cli.task_id()))
-    assert not (cli.folder / "out" / "note.txt").exists()
-
-
-def test_ctrl_c_pauses_leaves_no_process_and_resume_finishes_without_doing_anything_twice(cli: CliHarness) -> None:
-    command = cli.start("run", cli.plan(SLOW % 600))
-    cli.until_running("slow")
-    task = cli.task_id()
-
-    os.kill(command.pid, signal.SIGINT)
-    _, told = command.communicate(timeout=60)
-
-    assert command.returncode == 130
-    assert f"soong resume {task}" in told
-    cli.assert_nothing_left()
-    report = cli.json("tasks", "show", task)
-    assert report["status"] == "paused"
-    assert {step["id"]: step["status"] for step in report["steps"]} == {
-        "quick": "completed",
-        "slow": "ready",
-        "last": "pending",
-    }
-    assert [step["fence"] for step in report["steps"] if step["id"] == "quick"] == [1]
 
 
 def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
@@ -178,14 +126,19 @@ def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
     cli.assert_nothing_left()
 
 
-def test_a_paused_task_goes_on_from_where_it_stood(cli: CliHarness) -> None:
+def test_ctrl_c_pauses_leaves_no_process_and_resume_goes_on_from_where_the_task_stood(cli: CliHarness) -> None:
     command = cli.start("run", cli.plan(SLOW % 8))
     cli.until_running("slow")
+    task = cli.task_id()
+
     os.kill(command.pid, signal.SIGINT)
-    command.communicate(timeout=60)
+    _, told = command.communicate(timeout=60)
+    cli.assert_nothing_left()
+    paused = cli.json("tasks", "show", task)
+    report = cli.json("resume", task)
 
-    report = cli.json("resume", cli.task_id())
-
+    assert (command.returncode, f"soong resume {task}" in told, paused["status"]) == (130, True, "paused")
+    assert [step["status"] for step in paused["steps"]] == ["completed", "ready", "pending"]
     steps = {step["id"]: step for step in report["steps"]}
     assert report["exit_code"] == 0
     assert (steps["quick"]["fence"], steps["slow"]["attempt"]) == (1, 1)
@@ -260,17 +213,4 @@ def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
     report = cli.json("run", plan, "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0
-    assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]
-
-
-def test_the_program_of_the_guide_runs_that_plan_and_answers_its_question(cli: CliHarness) -> None:
-    counting_plan(cli)
-    (cli.folder / "program").write_text(shown_file("python.md", "program.py"))  # no name that its own plan counts
-
-    command = [sys.executable, "program"]
-    done = subprocess.run(
-        command, cwd=cli.folder, env=cli.env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-
-    assert done.stdout.startswith("completed {"), done.stderr
     assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]

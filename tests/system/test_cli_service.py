@@ -3,7 +3,6 @@
 import base64
 import json
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
+from tests.servers import free_port
 from tests.system.cli_scene import CliHarness, Terminal, scene, until
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
@@ -21,16 +21,9 @@ ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inpu
 
 
 @pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
-
-
-@pytest.fixture
 def service(cli: CliHarness) -> Iterator[CliHarness]:
     """A service that stays, as in another terminal."""
-    up = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    up = cli.up()
     yield cli
     if up.poll() is None:
         up.send_signal(signal.SIGINT)
@@ -63,15 +56,6 @@ def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
     cli.assert_nothing_left()
 
 
-def test_run_uses_the_service_that_is_up_and_leaves_it_up(service: CliHarness) -> None:
-    pid = service.record()["pid"]
-
-    assert service.json("run", service.plan(ECHO))["exit_code"] == 0
-
-    assert service.record()["pid"] == pid
-    assert psutil.pid_exists(pid)
-
-
 def test_a_second_service_of_one_home_is_refused(service: CliHarness) -> None:
     done = service.run("up")
 
@@ -85,43 +69,6 @@ def test_down_stops_the_service_and_everything_of_it(service: CliHarness) -> Non
     assert done.returncode == 0, done.stderr
     service.assert_nothing_left()
     assert not (service.home / "service.json").exists()
-
-
-@pytest.mark.spec("DIS-04")
-def test_a_worker_joins_from_another_terminal(service: CliHarness) -> None:
-    worker = service.start("worker", "--name", "extra", "--slots", "2", "--pools", "special")
-    plan = service.plan(ECHO.replace("kind: python", "kind: python, pool: special"))
-
-    report = service.json("run", plan)
-
-    assert report["exit_code"] == 0
-    worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=60)
-
-
-def test_a_killed_worker_is_replaced_and_its_step_runs_again_at_once(service: CliHarness) -> None:
-    command = service.start("run", service.plan(NAP % 6), "--json")
-    service.until_running("nap")
-    victim = next(process for process in service.processes() if is_worker(process))
-
-    victim.kill()
-    report = json.loads(command.communicate(timeout=120)[0])
-
-    assert report["exit_code"] == 0
-    assert report["steps"][0]["fence"] > 1
-    assert report["steps"][0]["lost_leases"] == 1
-
-
-def test_a_record_of_a_killed_service_is_replaced(cli: CliHarness) -> None:
-    up = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
-    stale = cli.record()
-    psutil.Process(stale["pid"]).kill()
-    up.communicate(timeout=30)
-    cli.assert_nothing_left()
-    assert cli.record() == stale
-
-    assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
 
 
 BROKEN = {
@@ -153,8 +100,7 @@ def test_workers_that_cannot_start_are_reported_and_nothing_waits_for_them(
 
 def test_workers_that_cannot_start_are_reported_to_a_client_of_a_service_that_runs(cli: CliHarness) -> None:
     cli.environment["SOONG_FUNCTIONS"] = "nothing_of_that_name"
-    up = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    up = cli.up()
     del cli.environment["SOONG_FUNCTIONS"]
 
     done = cli.run("run", cli.plan(ECHO))
@@ -220,21 +166,6 @@ def test_a_service_that_cannot_start_says_why(cli: CliHarness) -> None:
     cli.assert_nothing_left()
 
 
-@pytest.mark.parametrize("is_on_path", [False, True], ids=["called there", "named by PYTHONPATH"])
-def test_a_project_with_packages_of_our_names_is_not_imported(cli: CliHarness, *, is_on_path: bool) -> None:
-    # What PYTHONPATH names is found before what is installed, in every Python program: there only our names are safe.
-    foreign = ("shared", "worker", "orchestrator", *(() if is_on_path else ("celery", "redis")))
-    for name in foreign:
-        (cli.folder / name).mkdir()
-        (cli.folder / name / "__init__.py").write_text(f"raise SystemExit('{name} of the project was imported')")
-    if is_on_path:
-        cli.environment["PYTHONPATH"] = str(cli.folder)
-
-    done = cli.run("run", cli.plan(ECHO), "--json")
-
-    assert json.loads(done.stdout)["exit_code"] == 0, done.stderr
-
-
 def test_a_home_path_of_120_characters_works() -> None:
     with scene(home="h" * 60 + "/" + "o" * 59) as cli:
         assert len(str(cli.home)) > 120
@@ -275,7 +206,7 @@ def test_a_deployment_without_migration_says_so(cli: CliHarness, postgres_url: s
 
 @pytest.mark.spec("OPS-02.b")
 def test_flower_is_behind_a_password_and_changes_nothing(service: CliHarness) -> None:
-    port = _free_port()
+    port = free_port()
     flower = service.start("flower", "--port", str(port))
     user = _when_written(service.home / "flower.auth").strip()
     url = f"http://127.0.0.1:{port}"
@@ -298,15 +229,6 @@ def test_flower_is_behind_a_password_and_changes_nothing(service: CliHarness) ->
     assert not [process for process in service.processes() if "flower_process" in " ".join(process.cmdline())]
 
 
-def test_doctor_sees_the_living_service(service: CliHarness) -> None:
-    report = service.json("doctor")
-
-    says = {check["check"]: check["says"] for check in report["checks"]}
-    assert report["ok"] is True, report
-    assert str(service.record()["pid"]) in says["service"]
-    assert "answers" in says["redis"]
-
-
 def test_doctor_tells_a_frozen_service(service: CliHarness) -> None:
     process = psutil.Process(service.record()["pid"])
     process.suspend()
@@ -323,12 +245,6 @@ def is_worker(process: psutil.Process) -> bool:
     """Say whether it is a worker itself and not its subreaper."""
     words = process.cmdline()
     return "soong.worker" in words and subreaper.STAND_IN not in words
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _when_written(path: Path) -> str:

@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from tests.system.cli_scene import CliHarness, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, until
 
 WRITE = ("tools", "call", "code.write_file", "path=out.txt", "content=hello")
 
@@ -34,61 +33,6 @@ async def program(context: ToolContext) -> str:
 """
 
 
-PLAN = """
-title: Count
-steps:
-  - id: count
-    instructions: count
-    allowed_tools: [team.shout]
-    script: builtin.calls
-    inputs: {calls: [{call: team.shout, with: {text: hello}}]}
-"""
-
-SHOUT = """
-from soong import Permission, Toolset
-
-tools = Toolset()
-
-
-@tools.tool("team.shout", permission=Permission.READONLY)
-def shout(text: str) -> str:
-    'Say it loud.'
-    return text.upper()
-"""
-
-
-@pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        yield one
-
-
-@pytest.mark.spec("PER-03", "EXE-12.c")
-def test_a_person_at_the_terminal_allows_the_call(cli: CliHarness) -> None:
-    terminal = Terminal(cli, *WRITE)
-
-    terminal.expect("code.write_file asks for permission")
-    assert not (cli.folder / "out.txt").exists()
-    terminal.answer("1\n")
-
-    assert terminal.wait() == 0
-    assert (cli.folder / "out.txt").read_text() == "hello"
-    assert not cli.processes()
-
-
-@pytest.mark.spec("PER-03", "PER-14")
-def test_a_persons_no_is_exit_code_3_and_says_why(cli: CliHarness) -> None:
-    terminal = Terminal(cli, *WRITE)
-
-    terminal.expect("[3] deny")
-    terminal.answer("3 not today\n")
-
-    assert terminal.wait() == 3
-    assert "permission_denied" in terminal.shown
-    assert "not today" in terminal.shown
-    assert not (cli.folder / "out.txt").exists()
-
-
 @pytest.mark.spec("PER-05")
 def test_a_terminal_that_ends_instead_of_answering_denies(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE)
@@ -100,14 +44,17 @@ def test_a_terminal_that_ends_instead_of_answering_denies(cli: CliHarness) -> No
     assert "permission_failed" in terminal.shown
 
 
+@pytest.mark.spec("PER-03", "EXE-12.c")
 def test_the_question_leaves_standard_output_to_the_result(cli: CliHarness) -> None:
     terminal = Terminal(cli, *WRITE, "--json", output=cli.folder / "result.json")
 
-    terminal.expect("asks for permission")
+    terminal.expect("code.write_file asks for permission")
+    assert not (cli.folder / "out.txt").exists()
     terminal.answer("1\n")
 
     assert terminal.wait() == 0
     assert json.loads((cli.folder / "result.json").read_text())["is_error"] is False
+    assert (cli.folder / "out.txt").read_text() == "hello"
 
 
 @pytest.mark.spec("EXE-07", "PER-15")
@@ -143,18 +90,6 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: CliHarness, num
     assert result["error"]["type"] == "aborted"
     assert result["metadata"]["abort_reason"] == "interrupted by the person at the terminal"
     until(lambda: not program.is_running(), "the program has ended", limit_s=5)
-
-
-@pytest.mark.spec("REG-06", "REG-07.a")
-def test_workers_run_the_same_tools_that_clients_know(cli: CliHarness) -> None:
-    (cli.folder / "team_tools.py").write_text(SHOUT)
-    cli.environment |= {"SOONG_TOOLS": "team_tools", "PYTHONPATH": str(cli.folder)}
-
-    done = cli.run("run", cli.plan(PLAN), "--json")
-
-    assert done.returncode == 0, done.stderr + cli.logs()
-    assert "HELLO" in done.stdout
-    cli.assert_nothing_left()
 
 
 def children(command: "subprocess.Popen[str]") -> list[psutil.Process]:

@@ -12,8 +12,6 @@ import pytest
 from soong import PermissionDecision, PermissionRequest, Soong
 from tests.scripted import call, calls, error_of
 
-pytestmark = pytest.mark.timeout(120)
-
 CONFIG = """
 [permission]
 timeout_s = 1

@@ -29,7 +29,7 @@ from tests.system.faults.borders import STRUCK
 from tests.system.faults.servers import MortalRedis
 from tests.warm import WarmProcess
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-13", "DAG-07", "DAG-09")]
+pytestmark = pytest.mark.spec("PER-13", "DAG-07", "DAG-09")
 
 TOOLS = "tests.system.faults.append_tool"
 SETTINGS = {"tools": (TOOLS,), "permission_timeout_s": 60.0, "responder_wait_s": 60.0}

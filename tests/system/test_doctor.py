@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("OPS-07.b", "OPS-07.c")]
 
@@ -36,11 +36,9 @@ def service() -> Iterator[CliHarness]:
     with scene() as one:
         (one.folder / "bad_steps.py").write_text(FUNCTIONS)
         one.environment |= {"SOONG_FUNCTIONS": "bad_steps", "SOONG_BEAT_S": "0.5", "SOONG_LEASE_S": "60"}
-        up = one.start("up")
-        until((one.home / "service.json").exists, "the service is up", one.logs)
+        up = one.up_warm()
         yield one
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=60)
+        interrupted(up)
 
 
 def finding(service: CliHarness, check: str) -> dict[str, Any]:
@@ -60,18 +58,6 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) 
     assert seen["says"].startswith("worker-1 ended unexpectedly 3 times, last by exit code 7")
     assert "a step's function or library ends the process" in seen["hint"]
     assert "worker-1 ended unexpectedly 3 times, last by exit code 7" in done.stdout
-
-
-def test_a_worker_that_was_killed_is_reported_with_its_signal(service: CliHarness) -> None:
-    until(lambda: service.json("workers", "list")["workers"], "a worker lives", service.logs)
-    worker = service.json("workers", "list")["workers"][0]
-
-    os.kill(worker["pid"], signal.SIGKILL)
-    until(lambda: finding(service, "workers")["level"] == "warn", "doctor sees it", service.logs)
-
-    seen = finding(service, "workers")
-    assert seen["says"].startswith("worker-1 ended unexpectedly once, last by SIGKILL")
-    assert "memory" in seen["hint"]
 
 
 def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: CliHarness) -> None:

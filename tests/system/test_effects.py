@@ -1,7 +1,6 @@
 """The effect ledger: what a dead worker left half done is told and never repeated by itself (DAG-09)."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,13 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import call, calls
-from tests.servers import RedisServer
-from tests.system.deployment import Deployment
+from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.faults.refund_tool import lines_of
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-09")]
+pytestmark = [ON_SQLITE, pytest.mark.spec("DAG-09")]
 
 TOOLS = "tests.system.faults.refund_tool"
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    url = f"sqlite:///{tmp_path / 'soong.db'}"
-    async with Deployment(url, redis_live.socket_url, tmp_path, extra={"tools": (TOOLS,)}) as deployment:
-        yield deployment
+EXTRA = {"tools": (TOOLS,)}
 
 
 async def start_worker(service: Deployment, *, dies_after_s: str = "") -> None:

@@ -20,7 +20,6 @@ from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import no_tools
 from soong.shared.engine.tasks.step import Task
-from soong.shared.storage.sql.engine.database import commit
 from soong.shared.storage.sql.store import SqlStore
 from tests.model.builders import make_session
 from tests.servers import RedisServer, short_folder
@@ -39,8 +38,6 @@ from tests.system.faults.scene import (
     waves,
 )
 from tests.system.faults.servers import MortalPostgres, mortal_postgres
-
-pytestmark = pytest.mark.timeout(120)
 
 MOST_TASKS = 20
 SHORTER_THAN_TRUST_S = 0.3 * LEASE_S
@@ -148,13 +145,13 @@ def lose_answers(client: Client, *numbers: int) -> list[int]:
 
     def faulty(transaction: RootTransaction) -> None:
         number = next(count)
-        commit(transaction)
+        transaction.commit()
         if number in numbers:
             lost.append(number)
             raise ConnectionResetError("lost answer: the transaction was committed")
 
     assert isinstance(client.store, SqlStore)
-    client.store._database.committer = faulty
+    client.store._database._writer.committer = faulty
     return lost
 
 
@@ -210,25 +207,6 @@ async def _submit_until_refused(service: Deployment) -> Task:
     for _ in range(200):
         await service.submit(waves(8, 8, 0.0))
     raise AssertionError("the disk is not full")
-
-
-async def test_a_database_file_that_cannot_be_written_or_is_gone_is_named(
-    redis_live: RedisServer, tmp_path: Path
-) -> None:
-    path = tmp_path / "soong.db"
-    async with Deployment(f"sqlite:///{path}", redis_live.socket_url, tmp_path) as service:
-        await start_workers(service, 1)
-        await prove(service, await service.submit(waves(1, 1, 0.0)))
-    _check_integrity(path)
-    path.unlink()
-
-    gone = Deployment(f"sqlite:///{path}", redis_live.socket_url, tmp_path, has_own_owner=False)
-    gone.settings = service.settings
-    process = gone._spawn(1, {})
-
-    assert await asyncio.to_thread(process.wait, 30) == 1
-    assert f"there is no database at {path}" in gone.logs()
-    assert not path.exists()
 
 
 @AS_ROOT

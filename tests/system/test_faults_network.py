@@ -14,8 +14,6 @@ from tests.system.faults.proxy import Proxy
 from tests.system.faults.scene import PLUGIN, prove, start_workers, until_begun, waves
 from tests.system.faults.servers import MortalPostgres, MortalRedis
 
-pytestmark = pytest.mark.timeout(120)
-
 Network = tuple[Deployment, Proxy, Proxy]
 
 RESETS = 10

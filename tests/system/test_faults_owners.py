@@ -25,8 +25,6 @@ from tests.system.faults.scene import (
     waves,
 )
 
-pytestmark = pytest.mark.timeout(120)
-
 DEATHS = [
     f"{method}:{moment}"
     for method in ("adopt_sessions", "send", "expand", "retry_step", "finish_task")

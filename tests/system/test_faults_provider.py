@@ -1,34 +1,24 @@
 """A model provider that is busy, down, silent, cut off or confused, over HTTP, beside worker processes (fault 22)."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Step
-from tests.servers import RedisServer
 from tests.system.auditor import audit
-from tests.system.deployment import BEAT_S, Deployment, kill
+from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.faults import threads
 from tests.system.faults.provider import Provider
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DIS-08", "DIS-09")]
+pytestmark = [ON_SQLITE, pytest.mark.spec("DIS-08", "DIS-09")]
 
 LOADED = f"tests.system.faults.provider,{threads.MODULE}"
 BEHAVIOURS = ("plain", "busy", "down", "refusing", "hanging", "cut", "rubbish", "huge", "confused")
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    # Ten megabytes take a busy machine longer than the scaled lease; no lease is to end here.
-    url, extra = f"sqlite:///{tmp_path / 'soong.db'}", {"lease_s": 20.0}
-    async with Deployment(url, redis_live.socket_url, tmp_path, extra=extra) as deployment:
-        yield deployment
+EXTRA = {"lease_s": 20.0}
+"""Ten megabytes take a busy machine longer than the scaled lease; no lease is to end here."""
 
 
 @pytest.fixture
@@ -90,50 +80,3 @@ async def test_each_misfortune_ends_its_step_by_name_and_no_other(service: Deplo
     after = await threads.listed(service)
     assert await threads.outside_pools(service, after) == await threads.outside_pools(service, before)
     assert audit(service.database_url, at_rest=True).broken == []
-
-
-@pytest.mark.spec("DAG-06")
-async def test_a_model_that_does_not_answer_holds_no_cancellation_up(service: Deployment, provider: Provider) -> None:
-    await start(service, provider)
-    task = await service.submit({"title": "t", "steps": [agent_step("hanging")]})
-
-    async def is_asked() -> bool:
-        return provider.hanging == 1
-
-    await service.until(is_asked)
-    await asyncio.sleep(2 * BEAT_S)  # it beats beside a call that hangs
-    asked_at = time.monotonic()
-    await service.command(task, "cancel")
-
-    async def is_over() -> bool:
-        return provider.hanging == 0 and (await service.steps(task))["hanging"].status is StepStatus.CANCELLED
-
-    await service.until(is_over, within_s=5)
-    assert time.monotonic() - asked_at < 5
-    assert (await service.steps(task))["hanging"].lost_leases == 0
-
-
-@pytest.mark.spec("DAG-07", "DAG-03")
-async def test_a_worker_killed_in_a_model_call_is_succeeded_by_another(
-    provider: Provider, redis_live: RedisServer, tmp_path: Path
-) -> None:
-    """Fault 1: the run goes on where its log ends, and asks the model again."""
-    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as service:
-        await start(service, provider)
-        task = await service.submit({"title": "t", "steps": [agent_step("silent")]})
-
-        async def is_asked() -> bool:
-            return provider.hanging == 1
-
-        await service.until(is_asked)
-        kill(service.workers[0])
-        killed_at = time.monotonic()
-        await start(service, provider)
-        ended = await service.finished(task)
-
-        step = (await service.steps(task))["silent"]
-        assert ended.status is TaskStatus.COMPLETED
-        assert (step.lost_leases, step.attempt) == (1, 1)
-        assert provider.asked["silent"] == 2
-        assert time.monotonic() - killed_at < 20
-        assert audit(service.database_url, at_rest=True).broken == []

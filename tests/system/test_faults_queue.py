@@ -4,28 +4,20 @@ import base64
 import gzip
 import json
 import pickle
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis as redis_client
 
-from soong.shared.engine.wire.events import DISPATCH_TASK, queue_key
+from soong.shared.engine.wire.notifier import DISPATCH_TASK, queue_key
 from tests.servers import RedisServer
-from tests.system.deployment import Deployment
+from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.faults.scene import prove, start_workers, waves
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = ON_SQLITE
 
 QUEUE = queue_key("default")
 NO_ARGUMENTS: tuple[list[Any], dict[str, Any], dict[str, Any]] = (["d"], {}, {})
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as deployment:
-        yield deployment
 
 
 class Bomb:

@@ -23,8 +23,6 @@ from tests.system.faults.scene import (
 )
 from tests.system.faults.servers import MortalRedis, mortal_redis
 
-pytestmark = pytest.mark.timeout(120)
-
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 OUTAGE_S = 1.5
 SINGLE: JsonObject = {"title": "told nobody", "steps": [effect_step("a", 0.01)]}

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.core.errors import UnavailableError
 from tests.servers import RedisServer
 from tests.system.auditor import audit
-from tests.system.deployment import BEAT_S, Deployment
-from tests.system.faults.scene import effects_file, prove, small_disk, start_workers, until_begun, waves
-
-pytestmark = pytest.mark.timeout(60)
+from tests.system.deployment import Deployment
+from tests.system.faults.scene import effects_file, small_disk, start_workers, until_begun, waves
 
 
 @pytest.fixture
@@ -28,23 +25,6 @@ async def service(redis_live: RedisServer, path: Path) -> AsyncIterator[Deployme
     patient = {"lease_s": 6.0}
     async with Deployment(f"sqlite:///{path}", redis_live.socket_url, path.parent, patient) as deployment:
         yield deployment
-
-
-async def test_a_file_that_is_away_for_a_moment_costs_nothing(service: Deployment, path: Path) -> None:
-    await start_workers(service, 1, slots=2)
-    task = await service.submit(waves(2, 3, 0.4))
-    await until_begun(service, 1)
-
-    take_away(path)
-    with pytest.raises(UnavailableError, match="was removed"):
-        await service.store.tasks.task(task.id)
-    await asyncio.sleep(BEAT_S)
-    was_made = is_there(path)
-    put_back(path)
-
-    await prove(service, task)
-    assert not was_made
-    assert {step.lost_leases for step in (await service.steps(task)).values()} == {0}
 
 
 async def test_a_file_that_is_gone_for_good_is_said_and_nothing_is_made_in_its_place(

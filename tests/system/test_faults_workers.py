@@ -25,14 +25,13 @@ from tests.system.faults.scene import (
     begun,
     effect_step,
     effects_file,
+    freeze,
     prove,
     start_workers,
     until_begun,
     until_done,
     waves,
 )
-
-pytestmark = pytest.mark.timeout(120)
 
 SLEEP = shutil.which("sleep", path="/usr/bin:/bin")
 HOUR_S = 3600
@@ -95,9 +94,7 @@ async def test_a_worker_frozen_for_three_leases_does_nothing_more_when_it_thaws(
     task = await service.submit({"title": "t", "steps": [effect_step("a", 3.0), effect_step("b", 0.05, "a")]})
     await until_begun(service, 1)
     frozen = service.workers[0]
-    os.kill(frozen.pid, signal.SIGSTOP)
-    await asyncio.sleep(3 * LEASE_S)
-    os.kill(frozen.pid, signal.SIGCONT)
+    await freeze(frozen, 3 * LEASE_S)
     thawed_us = time.monotonic_ns() // 1000
     await start_workers(service, 1)
 
@@ -135,9 +132,7 @@ async def test_a_thawed_worker_ends_the_threads_of_lost_steps_and_repeats_what_m
     await service.command(cancelled, "cancel")
     await service.until(lambda: _has_error(service, late))
 
-    os.kill(service.workers[0].pid, signal.SIGSTOP)
-    await asyncio.sleep(2 * LEASE_S)
-    os.kill(service.workers[0].pid, signal.SIGCONT)
+    await freeze(service.workers[0], 2 * LEASE_S)
     await service.until(lambda: _holds(lambda: len(begun_steps()) == 4 and begun(service) == 2), within_s=15)
     (tmp_path / "until").touch()
 

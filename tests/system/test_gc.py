@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, until
+from tests.system.cli_scene import CliHarness, interrupted, until
 
 SCENE = {"is_warm": True}
 
@@ -18,8 +18,7 @@ steps:
 
 @pytest.mark.spec("OPS-10.d")
 def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliHarness) -> None:
-    service = cli.start_warm("up")
-    until((cli.home / "service.json").exists, "the service")
+    service = cli.up_warm()
     allowed = f"code.write_file:{cli.folder}/out"
     cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
     another = cli.plan(WRITE.replace("note.txt", "other.txt"), "another.yaml")
@@ -37,8 +36,7 @@ def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliH
     assert removed["folders"] >= 1
     assert cli.json("audit", "verify")["holds"] is True
     assert cli.json("doctor")["ok"] is True
-    service.terminate()
-    service.wait(timeout=60)
+    interrupted(service)
 
 
 FAN = """
@@ -65,8 +63,7 @@ steps:
 @pytest.mark.spec("OPS-10.a", "OPS-10.c", "OPS-10.d")
 def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: CliHarness) -> None:
     cli.environment = {"SOONG_GC_OLDER_THAN": "0s", "SOONG_GC_EVERY_S": "0.05", "SOONG_SLOTS": "8"}
-    service = cli.start_warm("up")
-    until((cli.home / "service.json").exists, "the service")
+    service = cli.up_warm()
     names = [f"work{number}" for number in range(6)]
     allowed = ("--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}", "--detach")
     for name in names:
@@ -84,27 +81,6 @@ def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(c
     assert "gc_failed" not in cli.logs()
     service.terminate()
     assert "gc_done" in service.communicate(timeout=60)[1]
-
-
-@pytest.mark.spec("OPS-10.a")
-def test_a_dry_run_shows_counts_and_bytes_and_removes_nothing(cli: CliHarness) -> None:
-    allowed = f"code.write_file:{cli.folder}/out"
-    cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
-
-    shown = cli.run("gc", "--older-than", "0s", "--dry-run").stdout
-
-    assert "would remove 1 tasks, 1 steps, 2 runs (about " in shown
-    assert "1 run folders: " in shown
-    assert len(cli.json("tasks", "list")) == 1
-
-
-def test_a_service_with_a_wrong_setting_says_so_and_does_not_start(cli: CliHarness) -> None:
-    cli.environment = {"SOONG_GC_KEEP": "lots"}
-
-    done = cli.run("up")
-
-    assert done.returncode == 2
-    assert "SOONG_GC_KEEP 'lots' is not a size" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
 pytestmark = [
@@ -32,35 +30,18 @@ def token(service: Service) -> str:
     return service.token("ada", "run")
 
 
-def submit(service: Service, token: str, plan: object) -> str:
-    status, document = service.call(token, "/v1/tasks", {"plan": plan, "project": str(service.cli.folder)})
-    assert status == 201, document
-    return f"/v1/tasks/{document['task']['id']}"
-
-
-def ended(service: Service, token: str, task: str) -> dict[str, Any]:
-    """Return the task once it has ended; its steps by their ids are ``steps``."""
-
-    def document() -> dict[str, Any]:
-        return service.call(token, task)[1]  # type: ignore[no-any-return]
-
-    until(lambda: document()["status"] not in ("queued", "running"), f"{task} ends", service.cli.logs)
-    found = document()
-    return {**found, "steps": {step["id"]: step for step in found["steps"]}}
-
-
 def hanging(step_id: str, **more: object) -> dict[str, object]:
     return {"id": step_id, "kind": "python", "call": "test.hold_lock", **more}
 
 
 @pytest.mark.spec("DAG-05", "OPS-12")
 def test_steps_that_hang_every_worker_are_quarantined_and_the_workers_come_back(service: Service, token: str) -> None:
-    bad = submit(service, token, {"title": "bad", "steps": [hanging("a"), hanging("b")]})
+    bad = service.submit(token, {"title": "bad", "steps": [hanging("a"), hanging("b")]})
 
-    failed = ended(service, token, bad)
-    after = submit(service, token, GOOD)
+    failed = service.ended(token, bad)
+    after = service.submit(token, GOOD)
 
-    assert ended(service, token, after)["status"] == "completed"
+    assert service.ended(token, after)["status"] == "completed"
     assert failed["status"] == "failed"
     for step in failed["steps"].values():
         assert (step["error"]["type"], step["lost_leases"]) == ("poisoned", 3)
@@ -70,11 +51,11 @@ def test_steps_that_hang_every_worker_are_quarantined_and_the_workers_come_back(
 @pytest.mark.spec("DAG-05", "OPS-12")
 def test_a_worker_started_by_hand_is_ended_too_and_says_where_it_hung(service: Service, token: str) -> None:
     worker = service.cli.start("worker", "--pools", "lonely")
-    bad = submit(service, token, {"title": "bad", "steps": [hanging("a", pool="lonely")]})
+    bad = service.submit(token, {"title": "bad", "steps": [hanging("a", pool="lonely")]})
 
     _, said = worker.communicate(timeout=60)
     service.call(token, f"{bad}/cancel", {})
 
     assert worker.returncode == -signal.SIGABRT
     assert "in hold_lock" in said
-    assert ended(service, token, bad)["status"] in ("failed", "cancelled")
+    assert service.ended(token, bad)["status"] in ("failed", "cancelled")

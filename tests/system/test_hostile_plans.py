@@ -25,7 +25,7 @@ def write(inputs, _context):
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         (one.folder / "ours.py").write_text(FUNCTIONS)
         yield one
 
@@ -79,14 +79,14 @@ def test_it_calls_nothing_that_the_deployment_does_not_name(cli: CliHarness, cal
     assert not written.exists()
 
 
-@pytest.mark.parametrize("name", ["allow", "policy", "hooks", "project", "cwd", "env", "functions", "roots"])
 @pytest.mark.parametrize("place", ["plan", "step"])
-def test_it_brings_no_rule_no_hook_no_folder_and_no_setting(cli: CliHarness, name: str, place: str) -> None:
-    value = ["code.write_file:/"]
-    plan = plan_of(cli, {**ECHO, name: value}) if place == "step" else plan_of(cli, ECHO, **{name: value})
+def test_it_brings_no_rule_no_hook_no_folder_and_no_setting(cli: CliHarness, place: str) -> None:
+    names = ("allow", "policy", "hooks", "project", "cwd", "env", "functions", "roots")
+    fields = {key: ["code.write_file:/"] for key in names}
+    plan = plan_of(cli, {**ECHO, **fields}) if place == "step" else plan_of(cli, ECHO, **fields)
 
     done = cli.run("run", plan)
 
     assert done.returncode == 2
-    assert "unknown field" in done.stderr or "no such field" in done.stderr
-    assert name in done.stderr
+    refused = [line for line in done.stderr.splitlines() if "unknown field" in line or "no such field" in line]
+    assert [name for name in names if not any(name in line for line in refused)] == []

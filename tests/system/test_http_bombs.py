@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from tests.security.plan_bombs import SHAPES
-from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
 pytestmark = [pytest.mark.spec("OPS-12"), pytest.mark.timeout(300)]
@@ -99,28 +98,6 @@ def test_a_small_plan_does_not_wait_for_large_ones(service: Service, api: psutil
 GOOD: dict[str, Any] = {"title": "good", "steps": [{"id": "e", "kind": "python", "call": "builtin.echo"}]}
 
 
-def submit(service: Service, token: str, plan: dict[str, Any], **inputs: Any) -> str:
-    """Submit a plan and return the path of its task."""
-    body = {"plan": plan, "inputs": inputs, "project": str(service.cli.folder)}
-    status, document = service.call(token, "/v1/tasks", body)
-    assert status == 201, document
-    return f"/v1/tasks/{document['task']['id']}"
-
-
-def ended(service: Service, token: str, task: str) -> dict[str, Any]:
-    """Return a task once it has ended."""
-
-    def document() -> dict[str, Any]:
-        return service.call(token, task)[1]  # type: ignore[no-any-return]
-
-    until(lambda: document()["status"] not in ("queued", "running"), f"{task} ends", service.cli.logs)
-    return document()
-
-
-def steps_of(task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {step["id"]: step for step in task["steps"]}
-
-
 def test_a_plan_whose_children_are_gigabytes_fails_and_other_plans_go_on(service: Service) -> None:
     runner, pid = service.token("ada", "run"), service.cli.record()["pid"]
     owner = psutil.Process(pid)
@@ -134,13 +111,13 @@ def test_a_plan_whose_children_are_gigabytes_fails_and_other_plans_go_on(service
         "steps": [{"id": "m", "kind": "map", "over": list(range(1_000)), "title": "${inputs.x}" * 500, "step": child}],
     }
 
-    bad = submit(service, runner, bomb, x="x" * 450_000)
-    good = submit(service, runner, GOOD)
+    bad = service.submit(runner, bomb, inputs={"x": "x" * 450_000})
+    good = service.submit(runner, GOOD)
 
-    assert ended(service, runner, good)["status"] == "completed"
-    failed = ended(service, runner, bad)
+    assert service.ended(runner, good)["status"] == "completed"
+    failed = service.ended(runner, bad)
     assert failed["status"] == "failed"
-    step = steps_of(failed)["m"]
+    step = failed["steps"]["m"]
     assert step["error"]["type"] == "limit_exceeded"
     assert "the children of the map step would take more than 128 MiB" in step["error"]["message"]
     assert service.cli.record()["pid"] == pid

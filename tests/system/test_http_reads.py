@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.scripted import calls as made
-from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
 pytestmark = pytest.mark.spec("FS-06", "PER-02", "OPS-12.a")
@@ -37,12 +36,8 @@ def call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 def ended(service: Service, token: str, plan: dict[str, Any], project: Path) -> tuple[str, dict[str, Any]]:
     """Submit a plan that nobody answers for; return all that its runs were told, and its result."""
-    submission = {"plan": plan, "project": str(project), "approval_mode": "deny"}
-    status, told = service.call(token, "/v1/tasks", submission)
-    assert status == 201, told
-    path = f"/v1/tasks/{told['task']['id']}"
-    until(lambda: service.call(token, path)[1]["status"] == "completed", "the task ends", service.cli.logs)
-    runs = [step["run"] for step in service.call(token, path)[1]["steps"]]
+    path = service.submit(token, plan, project=project, approval_mode="deny")
+    runs = [step["run"] for step in service.ended(token, path)["steps"].values()]
     nodes = [service.call(token, f"/v1/runs/{run}/{what}")[1] for run in runs for what in ("nodes", "events")]
     return json.dumps(nodes), service.call(token, f"{path}/result")[1]
 

@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import socket
-import sqlite3
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,21 +78,6 @@ def test_no_process_of_the_service_knows_a_token(service: Service) -> None:
     assert not files
 
 
-def test_a_revoked_token_is_refused_at_once_and_listed_as_such(service: Service) -> None:
-    text = service.token("eve", "read", "admin")
-    token_id = text[6:36]
-
-    before = service.call(text, "/v1/me")
-    revoked = service.cli.run("tokens", "revoke", token_id)
-    after = service.call(text, "/v1/me")
-    listed = {one["id"]: one for one in service.cli.json("tokens", "list")}
-
-    assert (before[0], revoked.returncode, after[0]) == (200, 0, 401)
-    assert listed[token_id]["state"] == "revoked"
-    assert text[-43:] not in json.dumps(listed)
-    assert service.cli.run("tokens", "revoke", text).returncode == 2
-
-
 def test_the_api_is_started_again_on_the_same_socket(service: Service) -> None:
     api = service.api()
 
@@ -126,30 +109,6 @@ def test_the_api_serves_a_running_service_from_a_process_of_its_own(service: Ser
 
     assert told == {"status": "ok"}
     assert serve.returncode == 0
-
-
-def test_a_newer_schema_is_refused_in_one_sentence() -> None:
-    with scene() as cli:
-        file = cli.folder / "newer.db"
-        cli.environment.update(SOONG_DATABASE_URL=f"sqlite:///{file}", SOONG_REDIS_URL="redis://127.0.0.1:1/0")
-        assert cli.run("migrate").returncode == 0
-        with sqlite3.connect(file) as rows:
-            rows.execute("UPDATE alembic_version SET version_num = '9999'")
-        rows.close()
-
-        done = cli.run("serve", "--port", "0")
-
-        assert done.returncode == 1
-        assert done.stderr.startswith("soong: the database has schema 9999, newer than this program's")
-        assert done.stderr.count("\n") == 1
-
-
-def test_a_frozen_client_does_not_hold_the_others(service: Service) -> None:
-    token = service.token("ada", "read")
-    with socket.create_connection(("127.0.0.1", service.port)) as frozen:
-        frozen.sendall(b"GET /v1/me HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bea")
-
-        assert service.call(token, "/v1/me")[0] == 200
 
 
 @pytest.mark.spec("OPS-04")

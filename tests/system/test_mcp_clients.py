@@ -1,6 +1,7 @@
 """Clients that are not ours use ``soong mcp serve`` and ``/mcp``: Claude Code and the MCP Inspector."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -15,9 +16,14 @@ import pytest
 
 from tests.aimock.server import aimock
 from tests.extra import acp_node, aimock_program, mcp_modules
+from tests.servers import free_port
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
-from tests.system.transcripts import check_transcript, shortened
+
+WRITES: Final = os.environ.get("WRITE_TRANSCRIPTS") == "1"
+_ID: Final = re.compile(r"\b(task|sess|run|req|agent|wrk|dec)_[0-9a-v]{26}")
+_DIGEST: Final = re.compile(r"\b([0-9a-f]{4})[0-9a-f]{28,60}\b")
+_TIME: Final = re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+Z")
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.d", "PER-13.g")]
 
@@ -41,24 +47,36 @@ print(json.dumps({"hookSpecificOutput": {"hookEventName": "Elicitation", "action
 """Stands where a person's keys are: Claude Code without a terminal has its dialogs answered by this hook."""
 
 
+def shortened(text: str, folder: Path) -> str:
+    """Return a text with short ids and the folder of the reader's example."""
+    text = text.replace(str(folder), "/home/ada/project")
+    text = _TIME.sub("2026-11-25T12:00:00Z", text)
+    return _DIGEST.sub("b1a5…", _ID.sub(r"\1_01a2…", text))
+
+
+def check_transcript(page: Path, name: str, lines: Sequence[str], folder: Path) -> None:
+    """Compare a transcript with its block of the page, or write the block."""
+    seen = "\n".join(shortened(line, folder).rstrip() for line in lines)
+    text = page.read_text(encoding="utf-8")
+    block = re.compile(rf"(?<=<!-- transcript: {re.escape(name)} -->\n)```text\n(.*?)\n```", re.DOTALL)
+    found = block.search(text)
+    assert found is not None, f"{page.name} has no block for the transcript {name!r}"
+    if WRITES:
+        page.write_text(f"{text[: found.start()]}```text\n{seen}\n```{text[found.end() :]}", encoding="utf-8")
+        return
+    assert found[1] == seen, f"{page.name}, {name}: written is\n{found[1]}\nand seen was\n{seen}"
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
     with scene(is_warm=True) as cli:
-        port = _free_port()
+        port = free_port()
         cli.start_warm("up", "--http", str(port))
         until((cli.home / "service.json").exists, "the service is up", cli.logs)
         cli.environment["HTTP_PORT_OF_TEST"] = str(port)
         yield cli
         assert cli.run("down").returncode == 0
         cli.assert_nothing_left()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _server(cli: CliHarness, *options: str) -> dict[str, Any]:

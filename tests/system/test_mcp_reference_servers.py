@@ -2,10 +2,9 @@
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import psutil
 import pytest
 
 from tests.extra import acp_node, mcp_servers
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.loopback import http_on_a_thread
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 from tests.system.test_acp_child import questions
 
 pytestmark = pytest.mark.timeout(400)
@@ -25,13 +25,8 @@ PYPI = ("fetch", "git", "time")
 def page(tmp_path: Path) -> Iterator[str]:
     """Serve a page, and yield its address."""
     (tmp_path / "page.html").write_text("<html><body><h1>A page</h1><p>Nine lives.</p></body></html>")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    yield f"http://127.0.0.1:{server.server_port}/page.html"
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    with http_on_a_thread(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as port:
+        yield f"http://127.0.0.1:{port}/page.html"
 
 
 @pytest.fixture
@@ -44,11 +39,9 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
         as_ada = ["git", "-c", "user.name=ada", "-c", "user.email=ada@example.org", "-C", str(one.folder)]
         subprocess.run([*as_ada, "init", "-q"], check=True)
         subprocess.run([*as_ada, "commit", "-q", "--allow-empty", "-m", "the first one"], check=True)
-        up = one.start("up")
-        until((one.home / "service.json").exists, "the service is up", one.logs)
+        up = one.up()
         yield one
-        up.terminate()
-        up.communicate(timeout=60)
+        interrupted(up)
         one.assert_nothing_left()
         assert processes(one) == []
 

@@ -16,7 +16,7 @@ from soong.shared.sandbox.family import HAS_MARK
 from tests.architecture.document_examples import agrees, perform, sittings
 from tests.integration.http.mcp_clients import done, refused
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.spec("MCP-02")]
 
@@ -40,8 +40,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 def service() -> Iterator[CliHarness]:
     """A service that stays, for the tests that need one."""
     with scene(is_warm=True) as cli:
-        cli.start_warm("up")
-        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+        cli.up_warm()
         yield cli
         assert cli.run("down").returncode == 0
         cli.assert_nothing_left()

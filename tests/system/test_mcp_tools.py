@@ -9,11 +9,10 @@ import pytest
 
 from soong.shared.permissions.request import PermissionRequest
 from tests.integration.mcp.scene import SERVER, stdio_config
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 from tests.system.test_acp_child import questions
 
 RUNS = 200
-READ = "internal.read_mcp_resource"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -40,35 +39,12 @@ def servers(cli: CliHarness) -> list[int]:
     return [one.pid for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:] == wanted]
 
 
-@pytest.mark.spec("MCP-01.g", "MCP-01.i")
-def test_two_hundred_runs_at_once_share_one_server_and_it_ends_with_the_service(cli: CliHarness) -> None:
-    shown = cli.json("mcp", "show", "t")
-    (tool,) = (one for one in shown["tools"] if one["native_name"] == "meet")
-    reading = {"call": READ, "with": {"server": "t", "uri": "note://9"}}
-    plan = "title: Meet\nsteps:\n" + "".join(step(f"s{n}", ("meet", {"count": RUNS})) for n in range(RUNS))
-    inputs = json.dumps({"calls": [reading]})
-    plan += f"  - {{id: read, allowed_tools: [{READ}], script: builtin.calls, inputs: {inputs}}}\n"
-    allowed = (f"{tool['name']}:{tool['scope']}", f"{READ}:{shown['resources_scope']}")
-
-    ended = cli.json("run", cli.plan(plan), *(word for one in allowed for word in ("--allow", one)))
-
-    *met, read = sorted(ended["steps"], key=lambda one: str(one["id"]) == "read")
-    assert read["output"]["results"][0]["value"] == "note 9"
-    outputs = [result for one in met for result in one["output"]["results"]]
-    assert [one["error"] for one in outputs if one["is_error"]] == []
-    assert len(outputs) == RUNS
-    assert len({one["value"]["pid"] for one in outputs}) == 1
-    cli.assert_nothing_left()
-    assert not {one["value"]["pid"] for one in outputs} & set(servers(cli))
-
-
 @pytest.mark.spec("MCP-01.d", "MCP-01.f", "PER-13.g", "CARD-3.c")
 def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_again(cli: CliHarness) -> None:
     note = cli.folder / "note.txt"
     last = {"path": str(note), "text": "x"}
     calls = [("ask_in_rounds", {}), ("where", {}), ("die", {}), ("where", {}), ("write_note", last)]
-    up = cli.start_warm("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    up = cli.up_warm()
     cli.run("run", cli.plan("title: One\nsteps:\n" + step("it", *calls)), "--approvals", "inbox", "--detach")
     asked: list[PermissionRequest] = []
 
@@ -94,8 +70,7 @@ def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_agai
     assert (denied["error"]["type"], note.exists()) == ("permission_denied", False)
     assert servers(cli) == [after["value"]["pid"]]
 
-    up.terminate()
-    up.communicate(timeout=60)
+    interrupted(up)
 
     cli.assert_nothing_left()
     assert servers(cli) == []

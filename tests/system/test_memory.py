@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from llmock.scenarios import Match, Reply, ToolCall
-from llmock.testing import LLMockServer
 
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from tests.architecture.document_examples import agrees, perform, sittings
@@ -41,24 +40,21 @@ def test_the_first_minute_of_the_page_is_as_it_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("MEM-01.a", "MEM-01.b", "MEM-02.a", "MEM-02.c")
-def test_an_agent_recalls_and_its_session_is_remembered_by_a_run_of_its_own(cli: CliHarness) -> None:
+def test_an_agent_recalls_and_its_session_is_remembered_by_a_run_of_its_own(cli: CliHarness, wires: Wires) -> None:
     note = cli.home / "memory" / "user" / "language.md"
     note.parent.mkdir(parents=True)
     note.write_text("Answer in German.\n")
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(
-            planner(ToolCall("internal__recall_memory", {"query": "which language"})),
-            planner(text=LONG),
-            planner(ToolCall("final_result", PROPOSED)),
-        )
+    wires.will(
+        planner(ToolCall("internal__recall_memory", {"query": "which language"})),
+        planner(text=LONG),
+        planner(ToolCall("final_result", PROPOSED)),
+    )
 
-        ended = cli.json("ask", "Why is the suite slow?", "--model", PLANNER)
-        until(lambda: len(cli.json("memory", "list")) == 2, "the job has proposed something", cli.logs)
+    ended = cli.json("ask", "Why is the suite slow?", "--model", PLANNER)
+    until(lambda: len(cli.json("memory", "list")) == 2, "the job has proposed something", cli.logs)
 
-        assert (ended["status"], ended["answer"]) == ("completed", LONG.strip())
-        bodies = [json.dumps(record.body, ensure_ascii=False) for record in server.state.journal.records()]
+    assert (ended["status"], ended["answer"]) == ("completed", LONG.strip())
+    bodies = [json.dumps(record.body, ensure_ascii=False) for record in wires.server.state.journal.records()]
     assert "Answer in German." in bodies[1]
     assert "from a person" in bodies[1]
     assert "Why is the suite slow?" in bodies[2]

@@ -9,16 +9,14 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
-from tests.model.builders import make_answer
 from tests.notification_receivers import HttpReceiver, Received, http_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
 from tests.system.cli_scene import scene
 from tests.system.deployment import Deployment
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-11.a", "OPS-11.c")]
+pytestmark = pytest.mark.spec("OPS-11.a", "OPS-11.c")
 
 SECRET = "whsec_" + base64.b64encode(b"a key of thirty-two random bytes").decode()
 CONFIG = """
@@ -89,40 +87,6 @@ async def _holds(received: Sequence[Received]) -> bool:
 async def _is_sent(service: Deployment) -> bool:
     notices = await service.store.outbox.notices(include_ended=True, limit=10)
     return [notice.state.value for notice in notices] == ["sent"]
-
-
-@pytest.mark.spec("OPS-11.b")
-async def test_a_question_of_a_real_worker_is_sent_with_its_lineage_and_answered_elsewhere(
-    receiver: HttpReceiver, no_owner: Deployment
-) -> None:
-    async with no_owner as service:
-        service.settings.home.joinpath("config.toml").write_text(CONFIG.replace('"end"', '"question"'))
-        await service.start_orchestrator()
-        try:
-            await service.start_workers(1)
-            step = {
-                "id": "write",
-                "instructions": "x",
-                "allowed_tools": ["code.write_file"],
-                **calls(call("code.write_file", path="report.md", content="what only its reader may know")),
-            }
-            task = await service.submit({"title": "asks", "steps": [step]}, approval_mode=ApprovalMode.INBOX)
-            await service.until(lambda: _holds(receiver.taken))
-            (request,) = await service.store.consent.pending(task.session_id)
-            await service.store.consent.answer(make_answer(request))
-            await service.orchestrator.parts.notifier.permission_raised(request.id, task.session_id)
-            ended = await service.finished(task)
-        finally:
-            await service.orchestrator.stop()
-
-    (taken,) = receiver.taken
-    (notice,) = Webhook(SECRET).verify(taken.body, taken.headers)["data"]["notices"]
-    assert ended.status is TaskStatus.COMPLETED
-    assert (notice["request_id"], notice["tool"], notice["risk"]) == (request.id, "code.write_file", "write")
-    assert (notice["role"], len(notice["lineage"])) == ("worker", 1)
-    assert notice["command"] == f"soong approvals show {request.id}"
-    assert b"what only" not in taken.body
-    assert b"report.md" not in taken.body
 
 
 def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver) -> None:

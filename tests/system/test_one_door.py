@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
+from tests.system.cli_scene import LIMIT_S
 from tests.system.http_scene import Service, http_service
+from tests.warm import called
 
 PLAN = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 ELSEWHERE = {"OTHER_API_KEY": "a-secret-of-this-terminal"}
 """A command with another secret than the service calls the operations in its own process."""
 BY_SOCKET = """
-import json, sys
+import asyncio, json, sys
 from pathlib import Path
 from soong.orchestrator.client.home_api import ApiProblemError, HomeApi
 method, path, body, headers = json.loads(sys.argv[2])
 try:
-    print(json.dumps(HomeApi(Path(sys.argv[1])).call(method, path, body=body, headers=headers)))
+    reply = HomeApi(Path(sys.argv[1])).reply(method, path, body=body, headers=headers)
+    print(json.dumps(asyncio.run(reply).document))
 except Exception as error:
     print(json.dumps(error.__cause__.document))
 """
@@ -44,15 +47,9 @@ def by_socket(service: Service, method: str, path: str, body: object = None, **h
 
 def printed(service: Service, words: tuple[str, ...], environment: Mapping[str, str] = {}) -> Any:
     """Return the JSON that a command prints."""
-    program = [sys.executable, "-P", "-m", "soong.orchestrator.cli", *words, "--json"]
-    done = subprocess.run(
-        program,
-        env={**service.cli.env, **environment},
-        cwd=service.cli.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    cli = service.cli
+    words = (*words, "--json")
+    done = called("soong.orchestrator.cli", words, env={**cli.env, **environment}, cwd=cli.folder, limit_s=LIMIT_S)
     return json.loads(done.stdout)
 
 
@@ -85,26 +82,3 @@ def test_a_wrong_id_is_refused_in_the_same_words(service: Service) -> None:
     for environment in ({}, ELSEWHERE):
         told = printed(service, ("tasks", "show", wrong), environment)
         assert (told["error"]["message"], told["exit_code"]) == (over_http["detail"], 2)
-
-
-@pytest.mark.spec("OPS-01")
-def test_too_little_right_is_refused_and_nothing_happens(service: Service) -> None:
-    task = service.cli.task_id()
-    status, document = service.call(service.token("reader", "read"), f"/v1/tasks/{task}/retry", {"from": "echo"})
-
-    assert (status, document["code"], document["right"]) == (403, "forbidden", "run")
-    assert service.cli.task_id() == task
-    assert printed(service, ("tasks", "show", task))["status"] == "completed"
-
-
-@pytest.mark.spec("DAG-01")
-def test_a_submission_with_one_key_is_one_task_on_each_way(service: Service) -> None:
-    token = service.token("local", "run")
-    body = {"plan": PLAN, "project": str(service.cli.folder), "approval_mode": "deny"}
-    first = by_socket(service, "POST", "/v1/tasks", body, **{"idempotency-key": "once"})
-    again = by_socket(service, "POST", "/v1/tasks", body, **{"idempotency-key": "once"})
-    other = by_socket(service, "POST", "/v1/tasks", {**body, "project": "/tmp"}, **{"idempotency-key": "once"})
-
-    assert again["task"]["id"] == first["task"]["id"]
-    assert other["code"] == "idempotency_key_reused"
-    assert service.call(token, f"/v1/tasks/{first['task']['id']}")[0] == 200

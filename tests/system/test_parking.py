@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import PermissionRequest
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
-from tests.system.deployment import Deployment, end, kill
-
-pytestmark = pytest.mark.timeout(90)
+from tests.system.deployment import ON_SQLITE, Deployment, end, kill
 
 PARKS: dict[str, str] = {"SOONG_PARK_AFTER_S": "0.2"}
 """The setting of a worker whose waiting runs park soon."""
@@ -109,19 +107,6 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     assert (await service.store.runs.run(run.id)).fence == run.fence + 1
 
 
-@pytest.mark.spec("PER-13.b", "PER-13.l")
-async def test_a_worker_parks_its_runs_after_the_time_that_the_file_of_its_home_gives(
-    service: Deployment, file: Path
-) -> None:
-    config = service.settings.home / "config.toml"
-    config.write_text(f"{config.read_text()}[permission]\npark_after_s = 0.2\n", encoding="utf-8")
-    await service.start_workers(1, slots=1)
-
-    _, request = await asking(service, file)
-
-    assert (await service.store.runs.run(request.identity.run_id)).status is RunStatus.PARKED
-
-
 @pytest.mark.spec("PER-13", "DAG-07", "DAG-09")
 @pytest.mark.parametrize(
     ("service", "killed"), [("sqlite", "parked"), ("sqlite", "decided"), ("postgres", "owner")], indirect=["service"]
@@ -155,7 +140,7 @@ async def test_when_any_process_is_killed_the_tool_runs_once_and_nobody_is_asked
 
 
 @pytest.mark.spec("PER-13")
-@pytest.mark.parametrize("service", ["sqlite"], indirect=True)
+@ON_SQLITE
 async def test_a_worker_that_is_asked_to_stop_parks_what_waits_instead_of_waiting_for_it(
     service: Deployment, file: Path
 ) -> None:

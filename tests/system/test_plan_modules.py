@@ -105,13 +105,3 @@ def test_a_plan_on_standard_input_loads_no_module(cli: CliHarness) -> None:
     assert done.returncode == 2
     assert "SOONG_FUNCTIONS does not name the module 'research'" in done.stderr
     assert not (cli.home / "service.json").exists()
-
-
-def test_a_script_that_no_worker_has_pauses_the_task_and_says_what_to_do(cli: CliHarness) -> None:
-    done = cli.run("run", cli.plan(PLAN.replace("modules: [research]\n", "")))
-
-    assert done.returncode == 1
-    assert "step 'note' needs the function 'research.note', which no worker of the running service has" in done.stderr
-    assert "run again with SOONG_FUNCTIONS=MODULE" in done.stderr
-    (task,) = cli.json("tasks", "list")
-    assert task["status"] == "paused"

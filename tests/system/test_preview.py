@@ -14,9 +14,9 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule
 from soong.shared.storage.sql.store import open_store
 from tests.system.cli_scene import CliHarness, Terminal
-from tests.system.deployment import Deployment
+from tests.system.deployment import ON_POSTGRES, Deployment
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("PER-17")]
+pytestmark = pytest.mark.spec("PER-17")
 
 PLAN = """
 title: Three writers
@@ -102,19 +102,9 @@ def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli:
     assert rule.source.startswith("step consent by ")
 
 
-def test_stopping_at_a_preview_starts_nothing(cli: CliHarness) -> None:
-    terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
-
-    terminal.expect("step first (1 of 2)")
-    terminal.answer("3\n")
-
-    assert terminal.wait() == 130
-    assert "stopped before anything was started" in terminal.shown
-    assert not (cli.home / "soong.db").exists()
-
-
 @pytest.mark.spec("DAG-10")
 def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness) -> None:
+    cli.is_warm = True
     done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
 
     denied = {denial["step"] for denial in done["denials"]}
@@ -143,6 +133,7 @@ WRITER: Mapping[str, Json] = {
 
 
 @pytest.mark.spec("PER-04", "PER-18")
+@ON_POSTGRES
 async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alone(
     service: Deployment, folder: Path
 ) -> None:

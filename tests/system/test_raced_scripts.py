@@ -30,7 +30,7 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         one.home.mkdir(parents=True)
         (one.home / "config.toml").write_text("[tools]\ndangerous = true\n")
         (one.home / "config.toml").chmod(0o600)

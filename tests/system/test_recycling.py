@@ -4,18 +4,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
-from tests.servers import RedisServer
-from tests.system.deployment import Deployment
+from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.faults.scene import (
     effect_step,
     prove,
@@ -25,13 +21,7 @@ from tests.system.faults.scene import (
     waves,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as deployment:
-        yield deployment
+pytestmark = ON_SQLITE
 
 
 async def lives(service: Deployment, pid: int) -> list[Worker]:
@@ -46,16 +36,6 @@ async def handed_back(service: Deployment, task: Task) -> int:
         for event in await service.store.runs.events(step.run_id)
     ]
     return types.count(EventType.STEP_RELEASED)
-
-
-async def claimed_by(service: Deployment, task: Task) -> set[Json]:
-    """Return the incarnations that have claimed steps of a task."""
-    events = [
-        event
-        for step in await service.store.tasks.steps(task.id)
-        for event in await service.store.runs.events(step.run_id)
-    ]
-    return {event.data["worker"] for event in events if event.type == EventType.STEP_CLAIMED}
 
 
 @pytest.mark.spec("OPS-06.a", "OPS-06.b")
@@ -76,44 +56,6 @@ async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(ser
     assert [worker.pid for worker in service.workers if worker.poll() is None] == pids
     assert {step.lost_leases for task in tasks for step in await service.store.tasks.steps(task.id)} == {0}
     assert sum([await handed_back(service, task) for task in tasks]) == 0
-
-
-@pytest.mark.spec("OPS-06")
-async def test_a_worker_that_recycles_ends_what_it_holds_first_and_beats_meanwhile(service: Deployment) -> None:
-    await start_workers(service, 1, slots=2, SOONG_RECYCLE_AFTER="1", SOONG_DRAIN_S="0.1")
-    pid = service.workers[0].pid
-    task = await service.submit({"title": "t", "steps": [effect_step("long", 4.0), effect_step("short", 0.05)]})
-
-    async def has_begun_to_stop() -> bool:
-        return (await lives(service, pid))[0].state is ProcessState.DRAINING
-
-    await service.until(has_begun_to_stop)
-    (draining,) = await lives(service, pid)
-    later = await service.submit({"title": "t", "steps": [effect_step("later", 0.01)]})
-    await prove(service, task, later)
-
-    first, *_, last = await lives(service, pid)
-    steps = await service.steps(task)
-    assert first.beat > draining.beat
-    assert (steps["long"].fence, steps["long"].lost_leases) == (1, 0)
-    assert await handed_back(service, task) == 0
-    assert await claimed_by(service, later) != {first.id}
-    assert last.id != first.id
-
-
-async def test_a_worker_that_holds_too_much_memory_recycles_once_it_has_worked(service: Deployment) -> None:
-    await start_workers(service, 1, slots=2, SOONG_RECYCLE_MEMORY_MB="1")
-    pid = service.workers[0].pid
-    await asyncio.sleep(2 * service.settings.beat_s)
-    idle = await lives(service, pid)
-    task = await service.submit(waves(2, 1, 0.01))
-    await prove(service, task)
-
-    async def has_recycled() -> bool:
-        return len(await lives(service, pid)) == 2
-
-    await service.until(has_recycled)
-    assert len(idle) == 1
 
 
 @pytest.mark.spec("OPS-06")

@@ -15,7 +15,7 @@ from tests.scripted import call, calls
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment, promised
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.timed]
+pytestmark = pytest.mark.timed
 
 FUNCTIONS = "tests.system.functions"
 LOOKS: JsonObject = {"id": "a", "instructions": "", **calls(call("code.list_dir", path="."), output={"done": True})}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, until
+from tests.system.cli_scene import CliHarness
 
 PLAN = """
 title: Who
@@ -60,8 +60,7 @@ def test_a_service_that_lingers_makes_way_for_a_command_with_other_modules(cli: 
 def test_a_service_that_stays_runs_no_other_module_of_the_same_name(cli: CliHarness) -> None:
     first, second = project(cli, "first"), project(cli, "second")
     cli.environment |= {"SOONG_FUNCTIONS": "work", "SOONG_IMPORT_PATH": str(first.parent)}
-    cli.start("up")
-    until((cli.home / "service.json").exists, "the service", cli.logs)
+    cli.up()
     del cli.environment["SOONG_FUNCTIONS"], cli.environment["SOONG_IMPORT_PATH"]
 
     assert answer_of(cli, first) == "first"

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.boundary_checks import check_artifacts
-from soong.orchestrator.cli.checks import Level
 from soong.orchestrator.client.bootstrap import open_artifacts
+from soong.orchestrator.doctor.machine import Level, check_artifacts
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.s3_artifacts import S3Artifacts
@@ -14,7 +13,7 @@ from tests.s3_server import CREDENTIALS, s3_server
 from tests.scripted import call, calls
 from tests.system.deployment import Deployment
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("EVT-04.b")]
+pytestmark = pytest.mark.spec("EVT-04.b")
 
 
 async def test_a_deliverable_goes_through_the_bucket_and_no_artifact_is_on_the_disk(

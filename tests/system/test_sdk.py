@@ -9,7 +9,6 @@ import pytest
 
 from soong import (
     Choice,
-    ErrorType,
     PermissionDecision,
     PermissionRequest,
     Soong,
@@ -21,16 +20,10 @@ from soong.orchestrator.schemas.task import TaskLimitSchema
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Budget, session_scope
 from tests.scripted import call, calls, error_of
-from tests.system.deployment import Deployment
-
-pytestmark = pytest.mark.timeout(120)
+from tests.system.deployment import ON_SQLITE, Deployment
 
 APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
 EXAMPLE: Mapping[str, Any] = {"functions": ("approve",), "import_path": str(APPROVE.parent)}
-ECHO: Mapping[str, Json] = {
-    "title": "echo",
-    "steps": [{"id": "say", "kind": "python", "call": "builtin.echo", "inputs": {"a": 1}}],
-}
 
 
 @pytest.fixture
@@ -58,32 +51,8 @@ async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) 
     assert sorted(path.name for path in (folder / "notes").iterdir()) == ["left.txt", "right.txt"]
 
 
-@pytest.mark.spec("OPS-04", "PER-05")
-async def test_without_a_callback_a_run_says_what_was_denied(service: Deployment, folder: Path) -> None:
-    await service.start_workers(1)
-
-    home = service.settings.home
-    async with Soong.connect(service.database_url, service.redis_url, agent_home=home, **EXAMPLE) as soong:
-        outcome = await soong.run(APPROVE, {"folder": str(folder)}, project=folder)
-        again = await soong.result(outcome.id)
-
-    assert outcome.status is TaskStatus.COMPLETED
-    assert {denial.error for denial in outcome.denials} <= {error.value for error in ErrorType}
-    assert len(outcome.denials) == 2
-    assert again.status is TaskStatus.COMPLETED
-
-
-@pytest.mark.spec("OPS-04")
-async def test_a_plan_may_be_a_mapping(service: Deployment) -> None:
-    await service.start_workers(1)
-
-    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        outcome = await soong.run(ECHO)
-
-    assert outcome.outputs == {"say": {"a": 1}}
-
-
 @pytest.mark.spec("DIS-07.e")
+@ON_SQLITE
 async def test_a_program_raises_what_a_task_may_use_and_continues_it(service: Deployment) -> None:
     await service.start_workers(1)
     agent: Mapping[str, Json] = {"instructions": "x", **calls(call("code.list_dir", path="."), output="seen")}
@@ -121,6 +90,7 @@ RELATIVE: Mapping[str, Json] = {
 
 @pytest.mark.spec("OPS-04")
 @pytest.mark.parametrize("where", ["elsewhere", "project", "project/inside"])
+@ON_SQLITE
 async def test_relative_paths_lead_to_the_same_file_by_a_run_and_by_a_call(
     service: Deployment, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

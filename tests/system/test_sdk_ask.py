@@ -86,21 +86,3 @@ async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkey
     early = [delta for delta, has_ended in seen if not has_ended]
     assert any(delta.text.startswith("It is all") for delta in early)
     assert not any("says I" in delta.text for delta in early)
-
-
-async def test_a_callback_that_fails_changes_nothing_of_the_answer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        for name, value in wires.environment.items():
-            monkeypatch.setenv(name, value)
-        wires.will(StreamFault("stall", after_chunks=2, stall_seconds=2.0), planner(text="All is well here."))
-
-        def take(delta: AnswerDelta) -> None:
-            raise ValueError(delta.text)
-
-        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
-            ended = await soong.ask("Look.", model=PLANNER, project=folder, on_answer=take)
-
-    assert ended.answer == "All is well here."

@@ -1,6 +1,5 @@
 """What an MCP server asks, from a worker to the callback of the program that waits for the task."""
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from soong import (
 from soong.shared.core.jsontext import Json
 from tests.integration.mcp.scene import stdio_config
 from tests.scripted import call, calls
-from tests.system.deployment import Deployment
-
-pytestmark = pytest.mark.timeout(120)
+from tests.system.deployment import ON_SQLITE, Deployment
 
 SERVER = Path(__file__).parents[1] / "integration" / "mcp" / "asking_server.py"
 SHARE: Mapping[str, Any] = {"key": "x", "pages": ["https://sign-in.example.org/a"]}
@@ -51,6 +48,7 @@ async def started(service: Deployment) -> dict[str, Any]:
 
 
 @pytest.mark.spec("MCP-01.l", "MCP-01.k", "PER-13.g", "PER-12.b")
+@ON_SQLITE
 async def test_the_question_of_a_workers_call_reaches_the_programs_callback_and_its_answer_is_signed(
     service: Deployment, tmp_path: Path
 ) -> None:
@@ -80,27 +78,3 @@ async def test_the_question_of_a_workers_call_reaches_the_programs_callback_and_
     assert question.decision is not None
     assert (question.decision.author, question.decision.reason) == ("person", '{"colour":"blue","size":7}')
     assert question.decision.signature
-
-
-@pytest.mark.spec("MCP-01.l", "PER-14")
-async def test_that_callback_grants_nothing_else_and_one_that_stays_silent_declines(
-    service: Deployment, tmp_path: Path
-) -> None:
-    asked: list[ElicitationRequest] = []
-
-    async def silent(request: ElicitationRequest) -> ElicitationAnswer:
-        asked.append(request)
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with Soong.connect(**await started(service)) as soong:
-        alone = await soong.run(plan(call("mcp.t.order")), elicitation_callback=silent, project=tmp_path)
-        never_asked = len(asked)
-        late = await soong.run(
-            plan(call("mcp.t.order")), permission_callback=allows, elicitation_callback=silent, project=tmp_path
-        )
-
-    assert never_asked == 0
-    assert [denial.error for denial in alone.denials] == ["permission_no_callback"]
-    assert [one["value"]["result"] for one in results(late)] == ["decline None"]
-    assert len(asked) == 1

@@ -2,20 +2,18 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from soong.orchestrator.embedded.listening import HttpLock, listen
+from soong.orchestrator.embedded.listening import listen
 from tests.servers import free_port
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 
 WAITS = """
 title: Waits
@@ -89,33 +87,30 @@ def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_
 
     assert second.poll() is None
     until(lambda: is_answering(port), "the API answers again", cli.logs)
-    second.send_signal(signal.SIGINT)
-    second.communicate(timeout=60)
+    interrupted(second)
     cli.assert_nothing_left()
 
 
 def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: CliHarness) -> None:
     cli.home.mkdir(mode=0o700)
-    former, listener = HttpLock(cli.home), listen("127.0.0.1", 0, ())
+    listener = listen("127.0.0.1", 0, ())
     port = listener.getsockname()[1]
 
     up = cli.start("up", "--http", str(port))
     assert told(up, "http_port_awaited")
     listener.close()
-    former.close()
 
     until(lambda: is_answering(port), "it answers", cli.logs)
-    up.send_signal(signal.SIGINT)
-    up.communicate(timeout=60)
+    interrupted(up)
     assert up.returncode == 0
     cli.assert_nothing_left()
 
 
 def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
-    cli: CliHarness, tmp_path: Path
+    cli: CliHarness,
 ) -> None:
     """It hangs on a database that takes connections and says nothing, as long as its driver waits for one."""
-    listener, lock = listen("127.0.0.1", 0, ()), HttpLock(tmp_path)
+    listener = listen("127.0.0.1", 0, ())
     parent, ours = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -125,10 +120,10 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
                 "-P",
                 "-m",
                 "soong.orchestrator.http",
-                *map(str, (listener.fileno(), parent, lock.descriptor)),
+                *map(str, (listener.fileno(), parent)),
             ],
             env={**cli.env, "SOONG_DATABASE_URL": f"postgresql://{address}/x", "SOONG_REDIS_URL": f"redis://{address}"},
-            pass_fds=(listener.fileno(), parent, lock.descriptor),
+            pass_fds=(listener.fileno(), parent),
         )
         silent.settimeout(60)
         connection, _ = silent.accept()
@@ -138,7 +133,6 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
         assert child.wait(5) == 0
         connection.close()
     listener.close()
-    lock.close()
 
 
 @pytest.mark.spec("OPS-01", "OPS-06")
@@ -161,8 +155,7 @@ def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: C
     assert cli.run("approvals", "allow", question["id"]).returncode == 0
     until(lambda: set(cli.step_statuses().values()) == {"completed"}, "all steps are completed", cli.logs)
     assert (cli.folder / "note.txt").read_text() == "hello"
-    up.send_signal(signal.SIGINT)
-    up.communicate(timeout=60)
+    interrupted(up)
     assert up.returncode == 0
     cli.assert_nothing_left()
 
@@ -180,7 +173,6 @@ def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(c
     assert json.loads(said)["exit_code"] == 0
     assert "takes over" in words
     assert cli.record()["pid"] == up.pid != ephemeral
-    up.send_signal(signal.SIGINT)
-    up.communicate(timeout=60)
+    interrupted(up)
     assert up.returncode == 0
     cli.assert_nothing_left()

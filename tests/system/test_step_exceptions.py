@@ -1,6 +1,5 @@
 """Whatever a step function raises is the end of its step alone, in a real worker process."""
 
-import asyncio
 import json.decoder
 
 import pytest
@@ -11,7 +10,6 @@ from soong.shared.engine.tasks.status import StepStatus
 from tests.system.deployment import Deployment
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.parametrize("service", ["sqlite"], indirect=True),
 ]
 MODULE = "tests.system.step_exceptions"
@@ -55,23 +53,3 @@ async def test_an_exception_from_a_library_is_shown_with_the_line_of_the_functio
     assert error.message.startswith("JSONDecodeError: ")
     assert f"(at {functions.__file__}:" in error.message
     assert f"raised at {json.decoder.__file__}:" in error.message
-
-
-@pytest.mark.spec("DAG-06")
-async def test_a_cancelled_task_still_reaches_a_function_that_awaits(service: Deployment) -> None:
-    await service.start_workers(1)
-    nap: dict[str, Json] = {"id": "nap", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 60}}
-    task = await service.submit({"title": "t", "steps": [nap]})
-
-    async def runs() -> bool:
-        return (await service.steps(task))["nap"].status is StepStatus.RUNNING
-
-    await service.until(runs)
-    async with asyncio.timeout(30):
-        await service.command(task, "cancel")
-        await service.finished(task)
-
-    async def is_cancelled() -> bool:
-        return (await service.steps(task))["nap"].status is StepStatus.CANCELLED
-
-    await service.until(is_cancelled)

@@ -10,8 +10,8 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.step import Outcome
 from tests.scripted import call, calls
-from tests.system.cli_scene import CliHarness, until
-from tests.system.deployment import Deployment
+from tests.system.cli_scene import CliHarness, interrupted
+from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment
 
 SCENE = {"is_warm": True}
 
@@ -86,6 +86,7 @@ ECHO: Mapping[str, Json] = {"kind": "python", "call": "builtin.echo"}
 
 
 @pytest.mark.spec("DAG-01", "OPS-04.b")
+@ON_POSTGRES
 async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> None:
     await service.start_workers(1)
     plan: Mapping[str, Json] = {
@@ -130,6 +131,7 @@ WRITER: Mapping[str, Json] = {
 
 
 @pytest.mark.spec("DAG-10.b")
+@ON_SQLITE
 async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_got(service: Deployment) -> None:
     """anthropics/claude-code#32402: denials were no part of the result; vastsa/PI-Desktop#215: nor what was granted."""
     await service.start_workers(1)
@@ -164,8 +166,7 @@ steps:
 @pytest.mark.spec("DAG-08.d", "DIS-08")
 def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> None:
     # A service that lives may have packages and keys that this command has not: it is not refused here.
-    service = cli.start_warm("up")
-    until((cli.home / "service.json").exists, "the service")
+    service = cli.up_warm()
     failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "mistral:without-package"))
 
     resumed = cli.json("resume", "--last", "--model", "script")
@@ -177,5 +178,4 @@ def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> No
         "script",
         "mistral:without-package",
     ]
-    service.terminate()
-    service.wait(timeout=60)
+    interrupted(service)

@@ -21,11 +21,11 @@ from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
 from tests.system.cli_scene import scene
-from tests.system.deployment import Deployment, kill
+from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
 from tests.system.test_parking import PARKS, appends
 from tests.waiting import others_run
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-05.a")]
+pytestmark = pytest.mark.spec("OPS-05.a")
 
 
 async def allow(request: PermissionRequest) -> PermissionDecision:
@@ -74,6 +74,7 @@ async def arrived(service: Deployment, collector: OtlpReceiver) -> None:
     await service.until(is_there)
 
 
+@ON_POSTGRES
 async def test_a_run_over_three_processes_with_one_killed_is_one_tree_that_equals_the_rows(
     collector: OtlpReceiver, traced: Deployment
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_run_over_three_processes_with_one_killed_is_one_tree_that_equal
     assert all(span.status.code == span.status.STATUS_CODE_ERROR for span in lost)
 
 
+@ON_SQLITE
 async def test_a_run_that_waits_is_short_spans_that_are_linked(collector: OtlpReceiver, traced: Deployment) -> None:
     file = traced.home / "lines.txt"
     file.write_text("", encoding="utf-8")
@@ -142,6 +144,7 @@ async def _stands(service: Deployment, task: Task, status: StepStatus) -> bool:
     return (await service.steps(task))["asks"].status is status
 
 
+@ON_SQLITE
 async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_up(
     collector: OtlpReceiver, traced: Deployment
 ) -> None:

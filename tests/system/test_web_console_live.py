@@ -90,10 +90,8 @@ class Behind:
     def submit(self, name: str) -> str:
         waits = {"until": str(self.folder / name)}
         steps = [{"id": f"{name}{number}", "inputs": waits, **step} for number, step in enumerate(PLANS[name])]
-        body = {"plan": {"title": name, "steps": steps}, "project": str(self.project)}
-        status, made = self.service.call(self.tokens["ada"], "/v1/tasks", body)
-        assert status == 201, made
-        return str(made["task"]["id"])
+        plan = {"title": name, "steps": steps}
+        return self.service.submit(self.tokens["ada"], plan, project=self.project).rpartition("/")[2]
 
     def cancel(self, task: str) -> None:
         status, said = self.service.call(self.tokens["ada"], f"/v1/tasks/{task}/cancel", {})

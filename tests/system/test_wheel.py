@@ -42,21 +42,6 @@ from setuptools.build_meta import build_sdist, build_wheel
 print({"wheel": build_wheel, "sdist": build_sdist}[sys.argv[1]](sys.argv[2]))
 """
 
-SDK_PROGRAM = """
-import asyncio
-
-from soong import Soong, TaskStatus
-
-
-async def main() -> None:
-    async with Soong.embedded(workers=1, functions=("hello",)) as client:
-        outcome = await client.run("hello.yaml", {"name": "Grace"})
-        assert outcome.status is TaskStatus.COMPLETED
-        print(outcome.outputs["greet"])
-
-
-asyncio.run(main())
-"""
 
 STEPS = """
 from soong import step_function
@@ -237,17 +222,6 @@ def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: 
 
 
 @pytest.mark.spec("OPS-09.c")
-def test_a_program_with_the_sdk_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
-    (cli.folder / "program.py").write_text(SDK_PROGRAM)
-
-    done = _run(cli, installed / "bin" / "python", "program.py")
-
-    assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
-    assert "Hello Grace" in done.stdout
-    cli.assert_nothing_left()
-
-
-@pytest.mark.spec("OPS-09.c")
 def test_a_step_runs_a_function_of_a_package_that_is_called_shared(installed: Path) -> None:
     with scene() as cli:
         (cli.folder / "shared").mkdir()
@@ -260,14 +234,6 @@ def test_a_step_runs_a_function_of_a_package_that_is_called_shared(installed: Pa
         assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
         assert json.loads(done.stdout)["steps"][0]["output"] == 42
         cli.assert_nothing_left()
-
-
-@pytest.mark.spec("OPS-09.c")
-def test_a_tool_is_called_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
-    done = _run(cli, installed / "bin" / "soong", "tools", "call", "code.list_dir")
-
-    assert done.returncode == 0, done.stderr
-    assert "hello.yaml" in done.stdout
 
 
 @pytest.mark.spec("OPS-09.c")

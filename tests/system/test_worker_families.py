@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.servers import RedisServer
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 from tests.system.family_steps import CHILDREN
 from tests.unit.sandbox.families import is_alive
 
@@ -45,8 +45,7 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
 
 @pytest.fixture
 def up(cli: CliHarness) -> "Iterator[subprocess.Popen[str]]":
-    command = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    command = cli.up()
     yield command
     if command.poll() is None:
         command.send_signal(signal.SIGINT)
@@ -92,8 +91,7 @@ def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
     assert command.stderr is not None
     said = next(line for line in command.stderr if "died" in line)
     assert said.endswith("died (SIGKILL, killed, perhaps out of memory); 1 step starts again\n")
-    command.send_signal(signal.SIGINT)
-    command.communicate(timeout=60)
+    interrupted(command)
 
 
 @pytest.mark.spec("DAG-07")
@@ -127,16 +125,14 @@ def test_what_a_step_forked_ends_with_a_service_that_is_asked_to_stop(
 
 def test_what_a_step_forked_ends_with_a_worker_that_restarts(cli: CliHarness, tmp_path: Path) -> None:
     cli.environment |= {"SOONG_RECYCLE_AFTER": "1", "SOONG_LOG_LEVEL": "info"}
-    up = cli.start("up")
-    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    up = cli.up()
 
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
     worker = worker_of(cli)
 
     until(lambda: not {"child", "deaf"} & left(tmp_path).keys(), "its children have ended", limit_s=60)
     assert worker.is_running()
-    up.send_signal(signal.SIGINT)
-    up.communicate(timeout=60)
+    interrupted(up)
     assert not left(tmp_path)
 
 
@@ -161,6 +157,7 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
     assert not left(tmp_path)
 
 
+@pytest.mark.spec("DAG-05.d")
 def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(
     cli: CliHarness, redis_live: RedisServer
 ) -> None:

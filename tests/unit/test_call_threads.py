@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 from contextvars import ContextVar
 from random import Random
 
@@ -12,6 +11,7 @@ import pytest
 from soong.shared.core.call_threads import in_thread
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
+from tests.waiting import blocking_looks
 
 _WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -68,14 +68,11 @@ def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
     child = os.fork()
     if child == 0:
         os._exit(asyncio.run(call()))
-    ended, status = 0, 0
-    for _ in range(600):
+    for _ in blocking_looks():
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            break
-        time.sleep(0.05)
-
-    assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)
+            assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)
+            return
 
 
 def test_a_loop_that_is_not_asyncios_makes_the_calls_itself() -> None:

@@ -14,8 +14,8 @@ from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest
+from soong.shared.tools.registry import Toolset
 from soong.shared.tools.result import ErrorType
-from soong.shared.tools.toolset import Toolset
 from tests.unit.cli.calling import soong
 
 FILE: Final = """

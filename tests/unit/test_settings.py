@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings
 
 
 def test_the_default_is_embedded_below_the_home(monkeypatch: pytest.MonkeyPatch) -> None:

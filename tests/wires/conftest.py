@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from llmock.testing import LLMockServer
 
-from soong.shared.agents.model import forget_models
+from soong.shared.agents.model import provider_model
 from tests.wires.wire import Wires
 
 
@@ -22,6 +22,6 @@ def wires(_server: LLMockServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wi
     wires = Wires(_server)
     for name, value in wires.environment.items():
         monkeypatch.setenv(name, value)
-    forget_models()  # their clients belong to the loop of another test
+    provider_model.cache_clear()  # their clients belong to the loop of another test
     yield wires
-    forget_models()
+    provider_model.cache_clear()

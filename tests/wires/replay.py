@@ -1,10 +1,9 @@
 """A server that plays a recording, and the model that asks it: through the provider's own client."""
 
-import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
@@ -12,6 +11,7 @@ from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestPar
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
+from tests.loopback import http_on_a_thread
 from tests.wires.recordings import Exchange
 
 PIECE_BYTES: Final = 97
@@ -56,14 +56,8 @@ def playing(recording: Recording) -> Iterator[str]:
         def log_message(self, *_words: Any) -> None:
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_on_a_thread(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def environment(address: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCall
 from soong.shared.agents.messages import assistant_node, opening_nodes, result_node
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.ports import StartedCall
 from soong.shared.tools.result import TextBlock, ToolResult
 from tests.unit.agents.parts import Notebook, make_task

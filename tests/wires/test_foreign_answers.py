@@ -13,7 +13,7 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewNode
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.ports import CallRecord, ToolCall
 from soong.shared.tools.result import ToolResult
 from tests.unit.agents.parts import Notebook, make_task

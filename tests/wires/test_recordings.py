@@ -11,12 +11,12 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCa
 from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.messages import arguments_of, assistant_node, calls_of, messages_of
-from soong.shared.agents.model import forget_models, resolve_model
+from soong.shared.agents.model import provider_model, resolve_model
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import dump
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
@@ -83,7 +83,7 @@ async def play(exchanges: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> li
         for name, value in environment(address).items():
             monkeypatch.setenv(name, value)
         while recording.next is not None:
-            forget_models()  # a model's connections are closed with it
+            provider_model.cache_clear()  # a model's connections are closed with it
             before = len(recording.asked)
             runs.append(await _run(recording))
             assert len(recording.asked) > before, runs[-1].end.error
@@ -117,7 +117,7 @@ async def played(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             pytest.skip("not replayed: no exchange with a model on these wires")
         parts = [list(part) for _, part in groupby(exchanges, lambda one: (one.wire, one.model))]
         _PLAYED[name] = [run for part in parts for run in await play(part, monkeypatch)]
-        forget_models()
+        provider_model.cache_clear()
     return _PLAYED[name]
 
 
@@ -141,7 +141,7 @@ async def test_a_client_with_retries_of_its_own_sends_each_attempt_once(monkeypa
     with playing(recording) as address:
         for name, value in environment(address).items():
             monkeypatch.setenv(name, value)
-        forget_models()
+        provider_model.cache_clear()
         run = await _run(recording)
 
     assert run.end.end_reason is EndReason.PROVIDER_FAILED

@@ -1,8 +1,11 @@
-"""The calls of a foreign agent's run: through the same pipeline, ledger and gate as those of any run.
+"""The calls of a foreign agent's run, by the pipeline, ledger and gate of any run, and what the agent has used.
 
 An agent that is resumed asks again for what it was about to do. So a call's id is made of what it is: the same call
 gets the same id, and with it the question that was asked before, or its answer (PER-13). A call that has ended is over:
 the same again is another one.
+
+A limit ends the run (DIS-07, DIS-11). Turns are counted here. Tokens are reported at the end of a prompt and costs
+while it runs, by agents that do so: a limit in what an agent does not report ends nothing.
 """
 
 import asyncio
@@ -10,21 +13,27 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Final
 
 from acp import RequestError, schema
+from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.acp_agents import RUN_COMMAND
+from soong.shared.agents.charging import Reserved, Spending
+from soong.shared.agents.definition import AgentLimits
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject, canonical
+from soong.shared.engine.runs.budgets import MICRO, BudgetSpentError, Charge
 from soong.shared.engine.runs.events import Node, NodeKind
+from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schedule import Executor
-from soong.worker.acp.narrative import AgentNarrative
+from soong.worker.acp.narrative import AgentNarrative, usage_of_node
 
 _PREFIX: Final = "acp-"
 MAX_OPEN: Final = 32
@@ -33,7 +42,10 @@ MAX_ID_CHARS: Final = 200
 
 MAX_TERMINALS: Final = 16
 REFUSED_CODE: Final = 126
-"""The exit code of a command that was not run, as a shell says it."""
+"""The exit code of a command that was not run, as in a shell."""
+
+MOST_USD: Final = Decimal(1_000_000)
+"""The largest cost of one run; a larger amount is a mistake."""
 
 
 @dataclass(slots=True)
@@ -115,27 +127,12 @@ class AgentCalls:
             self._ids.discard(call.id)
         self._ended[key] += 1
         self.made += 1
-        self.account(call.tool, result)
+        self.incidents.take(call.tool, result)
         return result
 
     async def _refused(self, call: ToolCall) -> ToolResult:
         failure = ToolFailure(ErrorType.LIMIT_EXCEEDED, f"more than {MAX_OPEN} calls at once", "wait for their ends")
         return refusal(call.id, failure)
-
-    def account(self, tool: str, result: ToolResult) -> None:
-        """Note what a call was refused, and what nobody knows the end of (DAG-10)."""
-        if result.error is None:
-            return
-        entry: dict[str, Json] = {
-            "tool_call_id": result.tool_call_id,
-            "tool": tool,
-            "type": str(result.error.type),
-            "message": result.error.message,
-        }
-        if result.error.type.is_denial:
-            self.incidents.denials.append(entry)
-        elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
-            self.incidents.unknown_effects.append({**entry, **result.error.details})
 
 
 def _key(tool: str, arguments: JsonObject) -> str:
@@ -225,13 +222,9 @@ class AgentTerminals:
 
 def _text(result: ToolResult) -> str:
     """Return the output as an agent reads it; of a command that was not run, why."""
-    if result.error is not None and not _ran(result):
+    if result.error is not None and not (isinstance(result.data, dict) and "exit_code" in result.data):
         return f"{result.error.message}\n"
     return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
-
-
-def _ran(result: ToolResult) -> bool:
-    return isinstance(result.data, dict) and "exit_code" in result.data
 
 
 def _code(result: ToolResult) -> int:
@@ -239,3 +232,124 @@ def _code(result: ToolResult) -> int:
     if not isinstance(code, int):
         return 0 if result.error is None else REFUSED_CODE
     return code if code >= 0 else 128 - code
+
+
+class LimitReachedError(Exception):
+    """A limit ends the run."""
+
+    def __init__(self, reason: EndReason, message: str, type: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.type = type
+
+
+@dataclass(slots=True)
+class UsageMeter:
+    """One run's. ``budgets`` are those of its session, of its task and of the day."""
+
+    limits: AgentLimits
+    budgets: Spending | None
+    counts_turns: bool = False
+    """Its task has limits."""
+    read: int = 0
+    written: int = 0
+    cached: int = 0
+    _past_usd: Decimal | None = None
+    """The cost of former prompts and former lives."""
+    _told_usd: Decimal | None = None
+    """The largest cost of this life's session that was reported."""
+    _closed_usd: Decimal = field(default_factory=Decimal)
+    """The part of it that belongs to former prompts."""
+    _past_turns: int = 0
+    """The run's turns before the prompt under way."""
+    _reserved: Reserved | None = None
+    _charged: Charge = field(default_factory=Charge)
+
+    def restore(self, nodes: Sequence[Node]) -> None:
+        """Count what former lives have used."""
+        for node in nodes:
+            read, written, cached, cost = usage_of_node(node)
+            self.read, self.written, self.cached = self.read + read, self.written + written, self.cached + cached
+            if cost is not None:
+                self._past_usd = (self._past_usd or Decimal()) + cost
+
+    def usage(self, turns: int, calls: int) -> Usage:
+        """Return what the run has used in all."""
+        return Usage(turns, self.read, self.written, calls, self.cost_usd, self.cached)
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """Return what the run has cost; None where nothing was reported."""
+        if self._told_usd is None:
+            return self._past_usd
+        return (self._past_usd or Decimal()) + self._told_usd - self._closed_usd
+
+    def tell(self, said: schema.UsageUpdate) -> None:
+        """Take the costs that the agent reports: they only grow."""
+        cost = said.cost
+        if cost is None or cost.currency.upper() != "USD" or not 0 <= cost.amount <= MOST_USD:
+            return
+        self._told_usd = max(self._told_usd or Decimal(), Decimal(str(cost.amount)))
+
+    def of_prompt(self, answer: schema.PromptResponse) -> tuple[RequestUsage, Decimal | None]:
+        """Return what a prompt has used that has ended, and count it."""
+        used = answer.usage
+        read, written, cached = 0, 0, 0
+        if used is not None:
+            cached = used.cached_read_tokens or 0
+            read, written = used.input_tokens + cached + (used.cached_write_tokens or 0), used.output_tokens
+        self.read, self.written, self.cached = self.read + read, self.written + written, self.cached + cached
+        cost = None
+        if self._told_usd is not None:
+            cost = self._told_usd - self._closed_usd
+            self._past_usd, self._closed_usd = (self._past_usd or Decimal()) + cost, self._told_usd
+        return RequestUsage(input_tokens=read, output_tokens=written, cache_read_tokens=cached), cost
+
+    def check(self, turns: int) -> None:
+        """Raises: LimitReachedError, when no other turn may begin."""
+        tokens, cost = self.read + self.written, self.cost_usd
+        if turns >= self.limits.max_turns:
+            raise LimitReachedError(EndReason.MAX_TURNS, f"the run had {turns} turns of its agent")
+        if self.limits.tokens is not None and tokens >= self.limits.tokens:
+            words = f"the run has used {tokens:,} of its {self.limits.tokens:,} tokens"
+            raise LimitReachedError(EndReason.TOKEN_LIMIT, words)
+        if self.limits.cost_usd is not None and cost is not None and cost >= Decimal(str(self.limits.cost_usd)):
+            words = f"the run has cost {cost:f} of its {self.limits.cost_usd:g} USD"
+            raise LimitReachedError(EndReason.COST_LIMIT, words)
+
+    # -- budgets
+    async def begin(self, turns: int) -> None:
+        """Ask the budgets before a prompt; ``turns`` are those of the run so far.
+
+        Raises: LimitReachedError, LeaseLostError.
+        """
+        self._past_turns = turns
+        if self.budgets is None:
+            return
+        try:
+            self._reserved, self._charged = await self.budgets.reserve(Charge()), Charge()
+        except BudgetSpentError as error:
+            raise LimitReachedError(error.end_reason, str(error), type=error.code) from error
+
+    async def charge(self, turns: int, tokens: int = 0) -> None:
+        """Charge what the prompt under way has used; ``turns`` of the run have ended. Raises: LeaseLostError."""
+        if self._reserved is None or self.budgets is None:
+            return
+        cost = (self._told_usd or Decimal()) - self._closed_usd
+        microusd = int((cost * MICRO).to_integral_value(rounding="ROUND_CEILING"))
+        now = Charge(tokens, microusd, max(0, turns - self._past_turns) if self.counts_turns else 0)
+        if now != self._charged:
+            self._charged = now
+            await self.budgets.settle(self._reserved, now)
+
+    async def charge_and_ask(self, turns: int) -> None:
+        """Charge what is used, and ask the budgets whether there is more; ``turns`` of the run have ended.
+
+        Raises: LimitReachedError, LeaseLostError.
+        """
+        before = self._charged
+        await self.charge(turns)
+        if self._charged != before:
+            kept, charged = self._reserved, self._charged
+            await self.begin(self._past_turns)
+            self._reserved, self._charged = kept, charged

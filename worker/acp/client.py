@@ -1,4 +1,4 @@
-"""Our side of the protocol: what an agent asks its client for, and what it tells it.
+"""Our side of the protocol: the requests of an agent to its client, and its reports.
 
 Implements the SDK's ``Client``. Every read, write, command and question becomes a call of the run
 (:mod:`soong.worker.acp.calls`); nothing else is done for the agent.
@@ -94,7 +94,7 @@ class AcpClient:
     ) -> schema.RequestPermissionResponse:
         with self._asked(session_id):
             said = self.narrative.progress(tool_call)
-            once = option_once(options)
+            once = _only(options, "allow_once")
             if said is None or said.is_over or once is None:
                 words = "the call is over, or one too many"
                 words = "the agent offers no option that allows this call alone" if once is None else words
@@ -140,7 +140,7 @@ class AcpClient:
                 own.ended.set_result(None)
 
     def end_turn(self) -> None:
-        """End what the agent has not reported the end of: its turn is over. What nobody has decided is withdrawn."""
+        """End the calls whose end the agent has not reported: its turn is over. Undecided calls are withdrawn."""
         for own in list(self._own.values()):
             if not own.permitted.done() and own.task is not None:
                 own.task.cancel()
@@ -157,7 +157,7 @@ class AcpClient:
         self, session_id: str, path: str, content: str, **_: Any
     ) -> schema.WriteTextFileResponse | None:
         with self._asked(session_id):
-            await write_text(self.calls, path, content)
+            _data(await self.calls.make(WRITE_FILE, {"path": path, "content": content, "overwrite": True}), path)
             return schema.WriteTextFileResponse()
 
     async def create_terminal(
@@ -250,31 +250,15 @@ async def read_text(calls: AgentCalls, path: str, line: int | None, limit: int |
     raise RequestError(_FAILED, f"{path!r} is too long to be read at once; ask with line and limit")
 
 
-async def write_text(calls: AgentCalls, path: str, content: str) -> None:
-    """Write a complete file. Raises: RequestError, when it is refused or fails."""
-    _data(await calls.make(WRITE_FILE, {"path": path, "content": content, "overwrite": True}), path)
-
-
-def failure_of(result: ToolResult) -> RequestError:
-    """Return a failed call as the agent receives it."""
-    assert result.error is not None
-    if result.error.type is ErrorType.FILE_NOT_FOUND:
-        return RequestError.resource_not_found(str(result.error.details.get("path") or result.error.message))
-    hint = f" ({result.error.hint})" if result.error.hint else ""
-    return RequestError(_FAILED, f"{result.error.message}{hint}", {"type": str(result.error.type)})
-
-
 def _data(result: ToolResult, path: str) -> Mapping[str, object]:
-    if result.error is not None:
-        raise failure_of(result)
+    if (error := result.error) is not None:
+        if error.type is ErrorType.FILE_NOT_FOUND:
+            raise RequestError.resource_not_found(str(error.details.get("path") or error.message))
+        hint = f" ({error.hint})" if error.hint else ""
+        raise RequestError(_FAILED, f"{error.message}{hint}", {"type": str(error.type)})
     if not isinstance(result.data, Mapping):
         raise RequestError(_FAILED, f"{path!r} is too large to be given at once; ask with line and limit")
     return result.data
-
-
-def option_once(options: Sequence[PermissionOption]) -> str | None:
-    """Return the id of the option that allows this call alone; None when there is none."""
-    return _only(options, "allow_once")
 
 
 def allowed(option_id: str) -> RequestPermissionResponse:
@@ -291,5 +275,6 @@ def refused(options: Sequence[PermissionOption]) -> RequestPermissionResponse:
 
 
 def _only(options: Sequence[PermissionOption], kind: str) -> str | None:
+    """Return the id of the first option of a kind whose id no other has; None when there is none."""
     count = Counter(option.option_id for option in options)
     return next((one.option_id for one in options if one.kind == kind and count[one.option_id] == 1), None)

@@ -1,6 +1,7 @@
 """One agent's process and the session in it: started, talked to, and ended with all that it started."""
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -17,8 +18,8 @@ from soong.shared.agents.acp_agents import RUN_COMMAND, WRITE_FILE, AcpAgent
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
-from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
-from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher
+from soong.shared.sandbox.command import CommandAccess, CommandRunner, SandboxUnavailableError
+from soong.shared.sandbox.duplex import DuplexProcess
 from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.result import ErrorType
@@ -29,11 +30,11 @@ _ERROR_CHARS: Final = 1_000
 
 MAX_GARBAGE_LINES: Final = 100
 MAX_BYTES: Final = 512 * 1024 * 1024
-"""Of all messages of a run."""
+"""The most for all messages of a run."""
 
 
 class AgentFailedError(Exception):
-    """The agent cannot continue: says why. ``type`` is that of the step's error."""
+    """The agent cannot continue; the message is the reason. ``type`` is that of the step's error."""
 
     def __init__(self, message: str, type: str = "agent_failed", *, is_retryable: bool = True) -> None:
         super().__init__(message)
@@ -42,7 +43,7 @@ class AgentFailedError(Exception):
 
 
 class AgentProgram(Value):
-    """What is started: an absolute program, its arguments, its full environment, and what a sandbox lets it reach."""
+    """The process to start: an absolute program, its arguments, its full environment, and its access in a sandbox."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -54,7 +55,7 @@ class AgentProgram(Value):
         """Find it, for a run with these tools. Nothing in a folder that the run can write is taken for it.
 
         Raises:
-            InvalidConfigError: this machine does not have it; says how to get it.
+            InvalidConfigError: this machine does not have it; the message names the way to get it.
         """
         program, env = agent.program(untrusted_folders(run_dirs))
         for file in agent.readable:
@@ -66,12 +67,12 @@ class AgentProgram(Value):
 
 
 class AgentProtocolError(Exception):
-    """What the process writes is not the protocol; says what."""
+    """The process does not follow the protocol; the message names the violation."""
 
 
 @dataclass(slots=True)
 class ProcessTransport:
-    """One process's. ``heard`` is called for each message; ``failed`` once, with what is wrong."""
+    """One process's. ``heard`` is called for each message; ``failed`` once, with the error."""
 
     process: DuplexProcess
     heard: Callable[[], object]
@@ -79,7 +80,7 @@ class ProcessTransport:
     room: asyncio.Event
     """Is set while the client takes more requests."""
     is_mute: bool = False
-    """Nothing is sent any more: the process is being ended, and what it hears now it would take for an answer."""
+    """Nothing is sent any more: the process is being ended, and would take a message for an answer."""
     _garbage: int = 0
     _bytes: int = 0
 
@@ -131,7 +132,7 @@ class AgentConnection:
 
     agent: AcpAgent
     client: AcpClient
-    launcher: ProcessLauncher
+    runner: CommandRunner
     heard: Callable[[], object]
     failed: Callable[[AgentFailedError], object]
     process: DuplexProcess | None = None
@@ -143,7 +144,7 @@ class AgentConnection:
     async def confinement(self, program: AgentProgram) -> str:
         """Say in one line how a sandbox confines it; empty: there is none. Raises: AgentFailedError."""
         try:
-            return await asyncio.to_thread(self.launcher.confinement, program.access)
+            return await asyncio.to_thread(self.runner.confinement, program.access)
         except SandboxUnavailableError as error:
             raise _no_sandbox(error) from error
 
@@ -154,8 +155,7 @@ class AgentConnection:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if await self.confinement(program):
                 make_state(self.agent)
-            command = DuplexCommand(program.argv, program.cwd, program.env, program.access)
-            self.process = await self.launcher.start(command)
+            self.process = await self.runner.start(program.argv, program.access, cwd=program.cwd, env=program.env)
         except SandboxUnavailableError as error:
             raise _no_sandbox(error) from error
         except (OSError, ValueError) as error:
@@ -245,14 +245,12 @@ class AgentConnection:
             hint = "; sign in with its own program first" if error.code == RequestError.auth_required().code else ""
             raise AgentFailedError(f"it refused {method} ({error}{details}){hint}") from error
         except ConnectionError:
-            raise AgentFailedError(f"it ended before it had answered {method}{self._last_words()}") from None
+            said = self.process.last_errors[-_ERROR_CHARS:] if self.process is not None else ""
+            words = f"; it said: {said}" if said else ""
+            raise AgentFailedError(f"it ended before it had answered {method}{words}") from None
         except ValidationError as error:
             words = f"its answer to {method} is not the protocol's: {str(error)[:_ERROR_CHARS]}"
             raise AgentFailedError(words, "agent_protocol") from error
-
-    def _last_words(self) -> str:
-        said = self.process.last_errors.strip()[-_ERROR_CHARS:] if self.process is not None else ""
-        return f"; it said: {said}" if said else ""
 
     def kill(self) -> None:
         """Begin to end it, at once.
@@ -271,7 +269,8 @@ class AgentConnection:
         if self._peer is not None:
             await self._peer.close()
         if self.process is not None:
-            await self.process.end()
+            with contextlib.suppress(OSError):  # it was never started, which was said before
+                await self.process.end()
 
 
 def _no_sandbox(error: SandboxUnavailableError) -> AgentFailedError:

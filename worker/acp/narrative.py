@@ -1,12 +1,13 @@
-"""What a foreign agent says of its work, as the nodes and events of its run.
+"""A foreign agent's reports on its work, as the nodes and events of its run; its prompts, and its output.
 
 Its messages and thoughts become assistant nodes, each before the call that follows them; its plan and the calls that it
-makes without asking become events. Nothing here is believed: it is what the agent said.
+makes without asking become events. Nothing here is verified: the agent reports it.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, cast
@@ -25,18 +26,21 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.acp_agents import AcpAgent, OwnKind
+from soong.shared.agents.conversation import UnwrittenLog
 from soong.shared.agents.messages import assistant_node, result_node
 from soong.shared.agents.model_answers import AnswerView
-from soong.shared.agents.ports import RunTranscript
-from soong.shared.core.clock import Clock
-from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node, NodeKind
+from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.turn import output_of
+from soong.shared.core.errors import InvalidJsonError
+from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
+from soong.shared.engine.runs.events import EventType, NewNode, Node, NodeKind
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schema import repaired, validate
 
 MAX_TEXT_CHARS: Final = 1024 * 1024
-"""Of one message; the rest is left out."""
+"""The most of one message; the rest is left out."""
 MAX_KEPT_CALLS: Final = 5_000
 MAX_CALL_TEXT_CHARS: Final = 12_000
 MAX_TITLE_CHARS: Final = 1_000
@@ -45,6 +49,18 @@ _KINDS: Final[Mapping[str, OwnKind]] = {"search": OwnKind.READ, **{kind.value: k
 _STOPPED: Final = frozenset({"completed", "failed"})
 
 Progress = schema.ToolCallStart | schema.ToolCallProgress | schema.ToolCallUpdate
+
+_FENCED: Final = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+GO_ON: Final = (
+    "The connection to you was interrupted and is back. Continue the step where you stopped. What you were about to do "
+    "and did not do is asked again when you do it. If you had finished, give your last answer again."
+)
+
+PROMPT_AFTER_NO: Final = (
+    "Your turn ended because something that you asked for was refused. Do not try it again in another way. Finish the "
+    "step with what you have, and say what was refused."
+)
+"""For agents that end their turn at a no, as Codex does."""
 
 
 def kind_of(stated: str | None) -> OwnKind:
@@ -67,7 +83,7 @@ class AgentCall:
     output: Any = None
     is_asked: bool = False
     _text: str | None = None
-    """What it ended with; then nothing else of it is kept."""
+    """Its text at its end; content, input and output are then dropped."""
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +95,7 @@ class AgentCall:
         self.content, self.input, self.output = (), None, None
 
     def take(self, said: Progress) -> None:
-        """Take what an update says; what it leaves out stays."""
+        """Take the fields of an update; those that it leaves out stay."""
         if not self.is_asked:  # what was shown to the gate is what was decided on
             self.title = (said.title or self.title)[:MAX_TITLE_CHARS]
             self.kind = said.kind or self.kind
@@ -93,7 +109,9 @@ class AgentCall:
     def arguments(self) -> dict[str, Json]:
         """Return the input of its question: all that the agent has shown of it."""
         diffs: list[Json] = [
-            {"path": one.path, "old": one.old_text, "new": one.new_text} for one in self.content if _is_diff(one)
+            {"path": one.path, "old": one.old_text, "new": one.new_text}
+            for one in self.content
+            if isinstance(one, schema.FileEditToolCallContent)
         ]
         raw: Json = self.input if isinstance(self.input, dict) else {} if self.input is None else {"raw": self.input}
         return {
@@ -112,22 +130,16 @@ class AgentCall:
         return "\n".join(text for one in self.content if (text := _text_of(one)))[:MAX_CALL_TEXT_CHARS]
 
 
-def _is_diff(content: Any) -> bool:
-    return isinstance(content, schema.FileEditToolCallContent)
-
-
 def _text_of(content: Any) -> str:
     block = content.content if isinstance(content, schema.ContentToolCallContent) else None
     return block.text if isinstance(block, schema.TextContentBlock) else ""
 
 
 @dataclass(slots=True)
-class AgentNarrative:
+class AgentNarrative(UnwrittenLog):
     """One run's. ``turns`` counts as for a model: what comes after the calls before it have ended is another turn."""
 
     agent: AcpAgent
-    transcript: RunTranscript
-    clock: Clock
     view: AnswerView
     on_turn: Callable[[int], object]
     turns: int = 0
@@ -138,9 +150,7 @@ class AgentNarrative:
     _last_text: str = ""
     """The last message that is complete."""
     _is_between: bool = True
-    """The next thing that the agent says begins a turn."""
-    _nodes: list[NewNode] = field(default_factory=list)
-    _events: list[NewEvent] = field(default_factory=list)
+    """The next text of the agent begins a turn."""
     _known: set[str] = field(default_factory=set)
     """Ids of calls that have a node already."""
 
@@ -212,7 +222,7 @@ class AgentNarrative:
         self.on_ended(call)
 
     def _add_unasked(self, call: AgentCall) -> None:
-        """Keep a call that the agent made without asking, as it tells it."""
+        """Keep a call that the agent made without asking, as it reports it."""
         own = f"own-{hashlib.sha256(call.id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
         tool = self.agent.tool(kind_of(call.kind))
         arguments: dict[str, Json] = {"title": call.title, "paths": list(call.paths[:MAX_ENTRIES])}
@@ -243,23 +253,6 @@ class AgentNarrative:
         self._close([], usage, cost_usd)
         self._is_between, self._last_text = True, ""
         return said
-
-    def note(self, type: str, data: JsonObject) -> None:
-        self._events.append(NewEvent(type, data, self.clock.now_us()))
-
-    def add_node(self, node: NewNode) -> None:
-        self._nodes.append(node)
-
-    async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
-        """Write what waits. Raises: LeaseLostError."""
-        nodes, events = self.take()
-        if nodes or events:
-            await self.transcript.append(nodes, events, calls)
-
-    def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
-        taken = tuple(self._nodes), tuple(self._events)
-        self._nodes, self._events = [], []
-        return taken
 
     def _speak(self) -> None:
         if self._is_between:
@@ -301,3 +294,51 @@ def usage_of_node(node: Node) -> tuple[int, int, int, Decimal | None]:
     cost = details.get("cost_usd") if isinstance(details, Mapping) else None
     numbers = [found.get(name) or 0 for name in ("input_tokens", "output_tokens", "cache_read_tokens")]
     return numbers[0], numbers[1], numbers[2], Decimal(str(cost)) if cost is not None else None
+
+
+def prompt_of(task: AgentTask) -> str:
+    """Return the first prompt: the rules, the instructions, the facts, and the form of the result."""
+    facts = dump({"inputs": task.inputs, "run_dirs": task.run_dirs})
+    parts = [task.system, task.instructions, f"Inputs and folders, as JSON:\n{facts}"]
+    if task.output_schema is not None:
+        schema = dump(task.output_schema)
+        parts.append(f"End with one JSON value in a ```json block, and nothing after it. Its schema:\n{schema}")
+    return "\n\n".join(filter(None, parts))
+
+
+def prompt_to_go_on(unknown: list[JsonObject]) -> str:
+    """Return the prompt for an agent that another process takes up; ``unknown`` are effects that nobody knows of."""
+    if not unknown:
+        return GO_ON
+    lines = "\n".join(f"- {one.get('tool')} {one.get('shown') or one.get('message')}" for one in unknown)
+    return f"{GO_ON}\nThese may or may not have happened; look before you do one again:\n{lines}"
+
+
+def read_output(text: str, schema: JsonObject | None) -> tuple[Json, str]:
+    """Return the output that a message gives, or what is wrong with it."""
+    text = text.strip()
+    if schema is None:
+        return (output_of(text), "") if text else (None, "your last message was empty")
+    problem = "there is no JSON value in your last message"
+    for candidate in _candidates(text):
+        try:
+            value = parse_strict(candidate)
+        except InvalidJsonError as error:
+            problem = f"the result is not JSON: {error}"
+            continue
+        value = repaired(schema, value)
+        violations = validate(schema, value)
+        if not violations:
+            return value, ""
+        problem = "the result breaks its schema: " + "; ".join(map(str, violations))
+    return None, problem
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """Yield what may be the value, the least likely first: the problem of the last is reported."""
+    start, end = text.find("{"), text.rfind("}")
+    if 0 <= start < end:
+        yield text[start : end + 1]
+    yield from _FENCED.findall(text)
+    if text.startswith(("{", "[")):
+        yield text

@@ -1,8 +1,8 @@
-"""The tools of a foreign agent as the pipeline knows them: one for each kind of the protocol, with what a call touches.
+"""The tools of a foreign agent for the pipeline: one for each kind of the protocol, with what a call touches.
 
-An agent says itself what its call is: kind, title, paths, a diff, its raw input. All of that is the input that a person
-is shown and a decision is bound to. What the agent then does is its own program's doing: the gate is before it and
-not around it (docs/reference/acp.md).
+An agent describes its own call: kind, title, paths, a diff, its raw input. All of that is the input that a person
+is shown and a decision is bound to. The agent's program then acts by itself: the gate is before it and not around it
+(docs/reference/acp.md).
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.sandbox.paths import Located, PathPolicy
 from soong.shared.tools.definition import Handler, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.schema import string
 from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
 from soong.shared.toolsets.code.named_files import is_network_client
 from soong.shared.toolsets.code.paths import stands_key
-from soong.shared.toolsets.code.preview import MAX_COMPARED_LINES
-from soong.shared.toolsets.code.write_file import locate_for_writing
+from soong.shared.toolsets.code.write_file import MAX_COMPARED_LINES, locate_for_writing
 
 LIMIT: Final = timedelta(seconds=600)
 """How long an allowed call of an agent's own may take; the deployment's longest time holds as well."""
@@ -38,8 +38,8 @@ _FILES: Final = frozenset({OwnKind.READ, OwnKind.EDIT, OwnKind.DELETE, OwnKind.M
 _SCHEMA: Final[JsonObject] = {
     "type": "object",
     "properties": {
-        "title": {"type": "string", "description": "What the agent calls it."},
-        "kind": {"type": "string", "description": "The kind that it states."},
+        "title": string("What the agent calls it."),
+        "kind": string("The kind that it states."),
         "paths": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PATHS, "description": "What it names."},
         "diffs": {
             "type": "array",
@@ -47,7 +47,7 @@ _SCHEMA: Final[JsonObject] = {
             "items": {"type": "object"},
             "description": "Each with path, old and new.",
         },
-        "text": {"type": "string", "description": "What else it shows."},
+        "text": string("What else it shows."),
         "input": {"type": "object", "description": "The raw input of its tool."},
     },
     "required": ["title", "kind"],
@@ -152,7 +152,8 @@ def _files(kind: OwnKind, policy: PathPolicy, context: ToolContext, call_input: 
     located = [_located(kind, policy, context, path) for path in paths]
     is_one = len(located) == 1
     first = located[0].resolved
-    is_inside = all(_is_inside(kind, one) for one in located)
+    is_read = kind is OwnKind.READ
+    is_inside = all(one.is_inside_read_roots if is_read else one.is_inside_write_roots for one in located)
     return Target(
         # Rules and grants are for one place; a call over several is asked as a whole.
         kind="path" if is_one else "resource",
@@ -169,10 +170,6 @@ def _located(kind: OwnKind, policy: PathPolicy, context: ToolContext, path: str)
     if kind is OwnKind.READ:
         return policy.locate(context.run_dirs, path)
     return locate_for_writing(policy, context, path)
-
-
-def _is_inside(kind: OwnKind, located: Located) -> bool:
-    return located.is_inside_read_roots if kind is OwnKind.READ else located.is_inside_write_roots
 
 
 def _is_sensitive(kind: OwnKind, located: Located) -> bool:

@@ -1,7 +1,7 @@
 """A run whose agent is a program of others: the loop of :mod:`soong.shared.agents.loop` with another mind (ACP-01).
 
 Reads top to bottom as the story of a run: the program is permitted and started, its session gets the step as a prompt,
-what it asks for becomes calls of the run, and its last message is the output. Whatever ends the run ends the program
+its requests become calls of the run, and its last message is the output. Every end of the run ends the program
 first, with all that it has started.
 """
 
@@ -14,31 +14,30 @@ from acp import schema
 
 from soong.shared.agents.acp_agents import READ_FILE, RUN_COMMAND, WRITE_FILE, AcpAgent, OwnKind
 from soong.shared.agents.charging import Spending
-from soong.shared.agents.messages import VERSION, opening_nodes, user_node
+from soong.shared.agents.messages import opening_nodes, user_node
 from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.prepared import PreparedCalls
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import EventType, NewNode, Node, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.events import EventType, Node, NodeKind
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallStatus
-from soong.shared.engine.tasks.step import Outcome, StepError
-from soong.shared.sandbox.duplex import ProcessLauncher
+from soong.shared.engine.tasks.failure_report import unknown_after_crash
+from soong.shared.engine.tasks.step import StepError
+from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.threads import unbroken
 from soong.shared.tools.definition import HandlerOutput, ToolContext
-from soong.shared.tools.execution import unbroken
 from soong.shared.tools.ports import ToolCall
-from soong.shared.tools.result import ErrorType, ToolError, ToolFailure
+from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.schedule import ABORTED_EVENT, Executor
-from soong.worker.acp.calls import AgentCalls, AgentTerminals
+from soong.shared.tools.schedule import ABORTED_EVENT
+from soong.worker.acp.calls import AgentCalls, AgentTerminals, LimitReachedError, UsageMeter
 from soong.worker.acp.client import AcpClient
 from soong.worker.acp.connection import AgentConnection, AgentFailedError, AgentProgram
-from soong.worker.acp.meter import LimitReachedError, UsageMeter
-from soong.worker.acp.narrative import AgentNarrative
-from soong.worker.acp.output import PROMPT_AFTER_NO, prompt_of, prompt_to_go_on, read_output
+from soong.worker.acp.narrative import PROMPT_AFTER_NO, AgentNarrative, prompt_of, prompt_to_go_on, read_output
 
 T = TypeVar("T")
 MAX_CORRECTIONS: Final = 1
@@ -52,12 +51,11 @@ _STOPS: Final[Mapping[str, tuple[EndReason, str]]] = {
 
 @dataclass(slots=True)
 class AcpRun:
-    """One run on this worker. ``executor`` makes its calls: those of ``prepared``, watched and abortable."""
+    """One run on this worker."""
 
     agent: AcpAgent
     prepared: PreparedCalls
-    executor: Executor
-    launcher: ProcessLauncher
+    runner: CommandRunner
     policy: PathPolicy
     clock: Clock
     view: AnswerView
@@ -73,16 +71,16 @@ class AcpRun:
     _is_told_of_no: bool = False
 
     def __post_init__(self) -> None:
-        task, interruption = self.prepared.task, self.prepared.interruption
+        task, interruption = self.prepared.task, self.prepared.log.interruption
         self._broken = asyncio.get_running_loop().create_future()
         self.meter = UsageMeter(task.limits, self.budgets, task.is_limited)
-        self.narrative = AgentNarrative(self.agent, self.prepared.transcript, self.clock, self.view, self._turn)
-        self.calls = AgentCalls(self.executor, self.narrative, interruption.incidents, self._break)
+        self.narrative = AgentNarrative(self.prepared.transcript, self.clock, self.agent, self.view, self._turn)
+        self.calls = AgentCalls(self.prepared.executor, self.narrative, interruption.incidents, self._break)
         terminals = AgentTerminals(self.calls, interruption.calls.abort)
         self.client = AcpClient(
             self.agent, self.calls, self.narrative, terminals, self.policy, self._used, self._changed_mode
         )
-        self.connection = AgentConnection(self.agent, self.client, self.launcher, self._heard, self._break)
+        self.connection = AgentConnection(self.agent, self.client, self.runner, self._heard, self._break)
         self._heard()
 
     @property
@@ -179,17 +177,9 @@ class AcpRun:
         for row in await self.prepared.transcript.calls():
             if row.tool_call_id in done or not row.is_write or row.status is not CallStatus.STARTED:
                 continue
-            facts = row.facts.get("facts")
-            shown = str(facts.get("shown") or "")[:1000] if isinstance(facts, Mapping) else ""
-            failure = ToolFailure(
-                ErrorType.UNKNOWN_AFTER_CRASH,
-                f"the worker died while {row.tool} was under way: it may or may not have happened",
-                "look before you do it again",
-                details={"effect_id": row.effect_id, "shown": shown},
-            )
-            call, result = ToolCall(row.tool_call_id, row.tool, {}), refusal(row.tool_call_id, failure)
+            call, result = ToolCall(row.tool_call_id, row.tool, {}), refusal(row.tool_call_id, unknown_after_crash(row))
             await self.prepared.log.finished(call, result, duration_ms=0)
-            self.calls.account(row.tool, result)
+            self.calls.incidents.take(row.tool, result)
             self.calls.count_ended(row.tool_call_id)
 
     def _session_in(self, nodes: Sequence[Node]) -> str:
@@ -225,7 +215,7 @@ class AcpRun:
             self.narrative.add_node(user_node(text))
             output, problem = read_output(await self._prompt(text), task.output_schema)
         if not problem:
-            return self._completed(output)
+            return self._end(EndReason.COMPLETED, output)
         return self._failed(EndReason.FAILED, problem, "invalid_output", is_retryable=True)
 
     async def _prompt(self, text: str) -> str:
@@ -307,28 +297,12 @@ class AcpRun:
             self.connection.kill()
 
     # -- ends
-    def _completed(self, output: Json) -> AgentEnd:
-        outcome = Outcome.PARTIAL if self.calls.incidents else Outcome.CLEAN
-        return self._end(EndReason.COMPLETED, output, outcome, None)
-
     def _failed(self, reason: EndReason, message: str, type: str = "", *, is_retryable: bool = False) -> AgentEnd:
-        return self._end(reason, None, Outcome.CLEAN, StepError(type or str(reason), message[:2000], is_retryable))
+        return self._end(reason, error=StepError(type or str(reason), message[:2000], is_retryable))
 
-    def _end(self, reason: EndReason, output: Json, outcome: Outcome, error: StepError | None) -> AgentEnd:
-        incidents = self.calls.incidents
-        payload: Mapping[str, Json] = {
-            "v": VERSION,
-            "end_reason": str(reason),
-            "output": output,
-            "outcome": str(outcome),
-            **incidents.lists(),
-            "tools": [tool.name for tool in self.prepared.task.tools],
-        }
-        self.narrative.add_node(NewNode(NodeKind.RESULT, payload))
-        nodes, events = self.narrative.take()
+    def _end(self, reason: EndReason, output: Json = None, error: StepError | None = None) -> AgentEnd:
         usage = self.meter.usage(self.narrative.turns, self.calls.made)
-        denials, unknown = tuple(incidents.denials), tuple(incidents.unknown_effects)
-        return AgentEnd(reason, output, outcome, usage, denials, unknown, error, nodes, events)
+        return self.narrative.end(self.prepared.task, self.calls.incidents, usage, reason, output, error)
 
     async def _close(self) -> None:
         """Record the ends of the calls under way, and wait until nothing of the program lives."""

@@ -96,7 +96,7 @@ export interface paths {
          * @description List questions of all sessions; what is answered, decided, withdrawn or expired has left the pending ones.
          *
          *     With `wait` the answer comes as soon as the list differs from the one whose `ETag` is sent as `If-None-Match`
-         *     (without one: as soon as something waits), or after so many seconds. Who is to be waited for polls with `attend`.
+         *     (without one: as soon as something waits), or after so many seconds. To be waited for, poll with `attend`.
          */
         get: operations["list_approvals"];
         put?: never;
@@ -225,6 +225,26 @@ export interface paths {
          * @description Report that this process answers, without a query. Needs no token.
          */
         get: operations["health"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/ids/{kind}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Find Id
+         * @description Find the one id that begins or ends so; a run also by its step's key, a session by the id of a task of it.
+         */
+        get: operations["find_id"];
         put?: never;
         post?: never;
         delete?: never;
@@ -566,6 +586,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Show Status
+         * @description Show the deployment in a few numbers: workers, steps, questions, open tasks.
+         */
+        get: operations["show_status"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tasks": {
         parameters: {
             query?: never;
@@ -688,9 +728,29 @@ export interface paths {
          * @description Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
          *
          *     An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the
-         *     session allows, it would allow them. What others dispatch is asked about, call by call.
+         *     session allows, it would allow them. Runs that others dispatch ask for each call.
          */
         post: operations["dispatch_workers"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tasks/{task_id}/fork": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Fork Task
+         * @description Show a plan that repeats an ended task from a step on; other completed steps have their recorded results.
+         */
+        get: operations["fork_task"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -858,6 +918,26 @@ export interface paths {
          *     the task has ended and nothing of it runs, an event `end` is the last.
          */
         get: operations["stream_task"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tools
+         * @description List the tools of the service, in the order that models see them.
+         */
+        get: operations["list_tools"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1195,7 +1275,7 @@ export interface components {
          * @description How a session's questions are answered.
          *
          *     ``prompt``: by responders that hold a lease (a terminal, an SDK callback). ``inbox``: by anyone with the right, at
-         *     any time. ``deny``: by policy only; what would ask is denied.
+         *     any time. ``deny``: by policy only; a call that would ask is denied.
          * @enum {string}
          */
         ApprovalMode: "prompt" | "inbox" | "deny";
@@ -1256,10 +1336,22 @@ export interface components {
              */
             budget: string;
             /**
+             * Cwd
+             * @description Where relative paths start; empty: at `project`.
+             * @default
+             */
+            cwd: string;
+            /**
              * Goal
              * @description What the agent is to achieve.
              */
             goal: string;
+            /**
+             * Max Concurrent
+             * @description Most of its steps at once; 0: the service's limit.
+             * @default 0
+             */
+            max_concurrent: number;
             /**
              * Model
              * @description The model of agents that name none.
@@ -1319,7 +1411,7 @@ export interface components {
         };
         /**
          * AuditKind
-         * @description What an entry tells of. Each is written in the transaction of what it tells.
+         * @description The subject of an entry. Each entry is written in the transaction of its subject.
          * @enum {string}
          */
         AuditKind: "session_opened" | "answer" | "decision" | "grant_given" | "grant_used" | "withdrawn" | "expired" | "key_published" | "key_retired" | "token_made" | "signed_in" | "token_revoked" | "security";
@@ -1348,7 +1440,7 @@ export interface components {
         Choice: "allow_once" | "allow_for_session" | "deny";
         /**
          * ClaimMode
-         * @description Who claims a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool.
+         * @description The claimer of a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool.
          * @enum {string}
          */
         ClaimMode: "assigned" | "pull";
@@ -1432,7 +1524,7 @@ export interface components {
         };
         /**
          * DispatchBody
-         * @description What runs that take a task's steps one by one are to be; as `agent.dispatch_worker` takes it.
+         * @description Runs that take a task's steps one by one, as `agent.dispatch_worker` starts them.
          */
         DispatchBody: {
             /**
@@ -1558,10 +1650,22 @@ export interface components {
              */
             agent: string;
             /**
+             * Budget
+             * @description What its session may use in all from now on, as in `POST /v1/asks`; needs the right `approve`.
+             * @default
+             */
+            budget: string;
+            /**
              * Goal
              * @description What the agent is to achieve.
              */
             goal: string;
+            /**
+             * Max Concurrent
+             * @description Most of its steps at once; 0: the service's limit.
+             * @default 0
+             */
+            max_concurrent: number;
             /**
              * Model
              * @description Another model than that of the last ask.
@@ -1575,6 +1679,24 @@ export interface components {
             settings?: {
                 [key: string]: components["schemas"]["JsonValue"];
             };
+        };
+        /** ForkedPlan */
+        ForkedPlan: {
+            /**
+             * Plan
+             * @description A plan as it is submitted.
+             */
+            plan: {
+                [key: string]: unknown;
+            };
+        };
+        /** FoundId */
+        FoundId: {
+            /**
+             * Id
+             * @description The id in full.
+             */
+            id: string;
         };
         /**
          * FullInput
@@ -1602,7 +1724,7 @@ export interface components {
         };
         /**
          * Identity
-         * @description Who asks, read from the run's row and never from what the worker said.
+         * @description The run that asks, read from its row and never from a message of the worker.
          */
         Identity: {
             /** Agent Id */
@@ -1669,6 +1791,19 @@ export interface components {
                 [key: string]: unknown;
             };
         };
+        /** OpenTask */
+        OpenTask: {
+            /**
+             * Created
+             * Format: date-time
+             */
+            created: string;
+            /** Id */
+            id: string;
+            status: components["schemas"]["TaskStatus"];
+            /** Title */
+            title: string;
+        };
         /**
          * Outcome
          * @description How clean a completed step was (DAG-10): PARTIAL lists denials or unknown effects in its result.
@@ -1725,6 +1860,12 @@ export interface components {
             next: string | null;
         };
         /**
+         * Permission
+         * @description Outside effects and project changes only: writing core state (nodes, tasks, steps) is readonly.
+         * @enum {string}
+         */
+        Permission: "readonly" | "write";
+        /**
          * Plan
          * @description A plan that could become a task.
          */
@@ -1754,6 +1895,12 @@ export interface components {
             plan: {
                 [key: string]: components["schemas"]["JsonValue"];
             } | string;
+            /**
+             * Source
+             * @description What problems call the plan, such as its file.
+             * @default plan
+             */
+            source: string;
         };
         /**
          * Pool
@@ -1771,7 +1918,7 @@ export interface components {
         };
         /**
          * Preview
-         * @description What a plan will ask for, as `soong run --preview --json` says it.
+         * @description The permissions that a plan will ask for, as `soong run --preview --json` prints them.
          */
         Preview: {
             /** Steps */
@@ -1801,6 +1948,12 @@ export interface components {
              * @description Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.
              */
             allow?: string[];
+            /**
+             * Cwd
+             * @description Where relative paths start; empty: at `project`.
+             * @default
+             */
+            cwd: string;
             /** Inputs */
             inputs?: {
                 [key: string]: components["schemas"]["JsonValue"];
@@ -1817,10 +1970,16 @@ export interface components {
              * @description Absolute path of the folder to work in, as the server sees it.
              */
             project: string;
+            /**
+             * Source
+             * @description What problems call the plan, such as its file.
+             * @default plan
+             */
+            source: string;
         };
         /**
          * PreviewStep
-         * @description What one step will ask for.
+         * @description The permissions that one step will ask for.
          */
         PreviewStep: {
             /**
@@ -1882,7 +2041,7 @@ export interface components {
          * @description The codes; :data:`MEANINGS` has the status and the meaning of each.
          * @enum {string}
          */
-        ProblemCode: "invalid_request" | "unauthenticated" | "forbidden" | "not_yours" | "host_not_allowed" | "origin_not_allowed" | "path_not_allowed" | "upgrade_not_allowed" | "not_found" | "method_not_allowed" | "body_timeout" | "conflict" | "already_decided" | "input_changed" | "gone" | "body_too_large" | "unsupported_media_type" | "invalid_input" | "invalid_plan" | "choice_not_offered" | "idempotency_key_reused" | "rate_limited" | "internal_error" | "unavailable" | "too_busy";
+        ProblemCode: "invalid_request" | "unauthenticated" | "forbidden" | "not_yours" | "host_not_allowed" | "origin_not_allowed" | "path_not_allowed" | "upgrade_not_allowed" | "not_found" | "method_not_allowed" | "body_timeout" | "environment_differs" | "conflict" | "already_decided" | "input_changed" | "gone" | "body_too_large" | "unsupported_media_type" | "invalid_input" | "invalid_plan" | "choice_not_offered" | "idempotency_key_reused" | "rate_limited" | "internal_error" | "unavailable" | "too_busy";
         /**
          * ProcessState
          * @description LIVE beats and takes work; DRAINING beats and finishes; GONE is final: one that returns is a new one.
@@ -1905,6 +2064,12 @@ export interface components {
             /** @description Limits of its plan, in all from the task's beginning; those left out stay. */
             limits?: components["schemas"]["TaskLimitsDocument"] | null;
             /**
+             * Model
+             * @description Model of the agent steps that run again.
+             * @default
+             */
+            model: string;
+            /**
              * Reason
              * @description The reason, for the record.
              * @default
@@ -1926,6 +2091,12 @@ export interface components {
              */
             reason: string;
         };
+        /**
+         * Role
+         * @description The role of an agent in its session (DIS-06). Hard rules of the surface depend on it (ETS-06).
+         * @enum {string}
+         */
+        Role: "main" | "orchestrator" | "sub" | "fork" | "worker";
         /** Run */
         Run: {
             /** Agent */
@@ -2179,6 +2350,42 @@ export interface components {
              */
             digest: string;
         };
+        /** Slots */
+        Slots: {
+            /** Busy */
+            busy: number;
+            /**
+             * Live
+             * @description Workers that take work or finish it.
+             */
+            live: number;
+            /** Slots */
+            slots: number;
+        };
+        /**
+         * Status
+         * @description The deployment in a few numbers.
+         */
+        Status: {
+            /** Open Tasks */
+            open_tasks: number;
+            /** Orchestrators */
+            orchestrators: number;
+            /**
+             * Questions
+             * @description Questions that wait for an answer.
+             */
+            questions: number;
+            steps: components["schemas"]["Steps"];
+            /**
+             * Tasks
+             * @description Of the newest 100 tasks those that are open, newest first.
+             */
+            tasks: components["schemas"]["OpenTask"][];
+            /** Unended */
+            unended: components["schemas"]["Unended"][];
+            workers: components["schemas"]["Slots"];
+        };
         /** Step */
         Step: {
             /** Attempt */
@@ -2359,6 +2566,13 @@ export interface components {
          * @enum {string}
          */
         StepStatus: "pending" | "ready" | "running" | "blocked" | "expanding" | "waiting" | "completed" | "failed" | "cancelled" | "skipped";
+        /** Steps */
+        Steps: {
+            /** Ready */
+            ready: number;
+            /** Running */
+            running: number;
+        };
         /**
          * SubmissionBody
          * @description A plan and what it is to work with.
@@ -2382,10 +2596,22 @@ export interface components {
              * @default
              */
             budget: string;
+            /**
+             * Cwd
+             * @description Where relative paths start; empty: at `project`.
+             * @default
+             */
+            cwd: string;
             /** Inputs */
             inputs?: {
                 [key: string]: components["schemas"]["JsonValue"];
             };
+            /**
+             * Max Concurrent
+             * @description Most of its steps at once; 0: the service's limit.
+             * @default 0
+             */
+            max_concurrent: number;
             /**
              * Model
              * @description The model of steps that name none.
@@ -2411,6 +2637,12 @@ export interface components {
             settings?: {
                 [key: string]: components["schemas"]["JsonValue"];
             };
+            /**
+             * Source
+             * @description What problems call the plan, such as its file.
+             * @default plan
+             */
+            source: string;
             /**
              * Step Grants
              * @description Steps whose `permissions` are allowed as previewed, each for itself; needs the right `approve`.
@@ -2466,6 +2698,8 @@ export interface components {
             ended: string | null;
             /** Id */
             id: string;
+            /** @description `plan`: a DAG of steps; `ask`: a goal of an agent. */
+            kind: components["schemas"]["TaskKind"];
             /**
              * Reason
              * @description Why it failed, was paused or cancelled.
@@ -2504,6 +2738,8 @@ export interface components {
             inputs: {
                 [key: string]: unknown;
             };
+            /** @description `plan`: a DAG of steps; `ask`: a goal of an agent. */
+            kind: components["schemas"]["TaskKind"];
             /**
              * Next
              * @description The `cursor` of the page of steps after this one; null: there is none.
@@ -2535,6 +2771,12 @@ export interface components {
             title: string;
         };
         /**
+         * TaskKind
+         * @description PLAN is a DAG of steps. ASK is a goal: its root run is an agent, which the session's owner runs.
+         * @enum {string}
+         */
+        TaskKind: "plan" | "ask";
+        /**
          * TaskLimit
          * @description A limit of a task, in the unit of its name in plans.
          */
@@ -2559,7 +2801,7 @@ export interface components {
         };
         /**
          * TaskLimitsDocument
-         * @description What all runs of a task together may use, and how long the task may take. The first that is reached ends it.
+         * @description Limits on the usage of all runs of a task together, and on the task's time. The first that is reached ends it.
          */
         TaskLimitsDocument: {
             /**
@@ -2607,6 +2849,8 @@ export interface components {
             failed: components["schemas"]["FailedStep"][];
             /** Id */
             id: string;
+            /** @description `plan`: a DAG of steps; `ask`: a goal of an agent. */
+            kind: components["schemas"]["TaskKind"];
             /**
              * Reason
              * @description Why it failed, was paused or cancelled.
@@ -2655,6 +2899,8 @@ export interface components {
             exit_code: components["schemas"]["ExitCode"];
             /** Id */
             id: string;
+            /** @description `plan`: a DAG of steps; `ask`: a goal of an agent. */
+            kind: components["schemas"]["TaskKind"];
             /** @description The limits of its plan; null when it has none. */
             limits: components["schemas"]["TaskLimits"] | null;
             /**
@@ -2691,6 +2937,38 @@ export interface components {
          * @enum {string}
          */
         TaskStatus: "running" | "paused" | "completed" | "failed" | "cancelled";
+        /** Tool */
+        Tool: {
+            /** Aliases */
+            aliases: string[];
+            /** Description */
+            description: string;
+            /** Errors */
+            errors: string[];
+            /** Input Schema */
+            input_schema: {
+                [key: string]: unknown;
+            };
+            /** Interrupt */
+            interrupt: string;
+            /** Max Result Chars */
+            max_result_chars: number | null;
+            /** Name */
+            name: string;
+            /** Output Schema */
+            output_schema: {
+                [key: string]: unknown;
+            } | null;
+            permission: components["schemas"]["Permission"];
+            /** Source */
+            source: string;
+            /** Tags */
+            tags: string[];
+            /** Timeout Ms */
+            timeout_ms: number | null;
+            /** Title */
+            title: string;
+        };
         /**
          * ToolVerdict
          * @description Why a run has a tool, or has it not (ETS-08).
@@ -2703,15 +2981,30 @@ export interface components {
             /** Tool */
             tool: string;
         };
+        /** Tools */
+        Tools: {
+            /** Items */
+            items: components["schemas"]["Tool"][];
+        };
+        /**
+         * Unended
+         * @description A step that was asked to end, and whose functions still run.
+         */
+        Unended: {
+            /** Step */
+            step: string;
+            /** Words */
+            words: string;
+        };
         /**
          * UsageBy
-         * @description What sums are made by. A day is one of UTC.
+         * @description The grouping of sums. A day is one of UTC.
          * @enum {string}
          */
         UsageBy: "day" | "session" | "task" | "agent" | "model";
         /**
          * UsageSum
-         * @description What the runs of one day, session, task, agent or model have used.
+         * @description The usage of the runs of one day, session, task, agent or model.
          */
         UsageSum: {
             /**
@@ -2750,7 +3043,7 @@ export interface components {
         };
         /**
          * UsageSums
-         * @description What agents have used: the newest day first, otherwise the largest cost first.
+         * @description The usage of agents: the newest day first, otherwise the largest cost first.
          */
         UsageSums: {
             by: components["schemas"]["UsageBy"];
@@ -3283,6 +3576,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Health"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    find_id: {
+        parameters: {
+            query: {
+                /** @description At least four characters of its beginning or end. */
+                text: string;
+            };
+            header?: never;
+            path: {
+                kind: "task" | "run" | "session" | "approval";
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FoundId"];
                 };
             };
             /** @description A problem (RFC 9457). */
@@ -3850,6 +4177,35 @@ export interface operations {
             };
         };
     };
+    show_status: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list_tasks: {
         parameters: {
             query?: {
@@ -4108,6 +4464,41 @@ export interface operations {
             };
         };
     };
+    fork_task: {
+        parameters: {
+            query: {
+                /** @description Run this step and all downstream of it. */
+                from: string;
+            };
+            header?: never;
+            path: {
+                /** @description `task_…` */
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ForkedPlan"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     task_graph: {
         parameters: {
             query?: {
@@ -4227,7 +4618,10 @@ export interface operations {
     };
     task_result: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description With more than 1,000 steps the first and some that failed, not all. */
+                brief?: boolean;
+            };
             header?: never;
             path: {
                 /** @description `task_…` */
@@ -4396,6 +4790,38 @@ export interface operations {
             };
         };
     };
+    list_tools: {
+        parameters: {
+            query?: {
+                /** @description Only the tools that this role gets. */
+                role?: components["schemas"]["Role"] | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Tools"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     usage: {
         parameters: {
             query?: {
@@ -4405,6 +4831,8 @@ export interface operations {
                 days?: number;
                 /** @description Only of this session. */
                 session?: string;
+                /** @description Instead of `days`: `12h`, `30d` or `all`. */
+                since?: string;
             };
             header?: never;
             path?: never;

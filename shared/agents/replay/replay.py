@@ -17,11 +17,20 @@ from msgspec.structs import replace
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.messages import is_of_a_call, results_of
-from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.agents.replay.lives import CALL_ENDS, Life, RunRecord, call_of, lives_of
-from soong.shared.agents.replay.script import ModelScript, RecordedBudgets, RecordedModel, fallbacks_of
-from soong.shared.agents.runtime.agent_task import ModelRules
-from soong.shared.agents.runtime.without_secrets import clean_event, clean_node
+from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.replay.script import (
+    CALL_ENDS,
+    Life,
+    ModelScript,
+    RecordedBudgets,
+    RecordedModel,
+    RunRecord,
+    call_of,
+    fallbacks_of,
+    lives_of,
+)
+from soong.shared.agents.runtime.call_log import clean_event, clean_node
+from soong.shared.agents.runtime.prepared import ModelRules
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
@@ -35,7 +44,7 @@ from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 
 _ROUNDS: Final = 100
-"""Of the event loop, after which everything that the record can answer at once has been answered."""
+"""Rounds of the event loop after which the record has answered everything that it can answer at once."""
 
 OF_THE_LOOP: Final = frozenset(
     {
@@ -54,7 +63,7 @@ _MAX_SHOWN: Final = 160
 
 
 class Difference(Value):
-    """Where a replay departs from the record. ``what`` is a kind of node or a type of event; None: there is none."""
+    """The place where a replay departs from the record, and the node or event of each; None: there is none."""
 
     place: str
     recorded: str | None
@@ -65,7 +74,7 @@ class Difference(Value):
 
 
 class ReplayedRun(Value):
-    """What a replay found. Without differences the run would be the same again."""
+    """The result of a replay. Without differences the run would be the same again."""
 
     lives: int
     turns: int
@@ -92,7 +101,7 @@ async def replay_run(record: RunRecord, task: AgentTask, rules: ModelRules, reda
 
 @dataclass(slots=True)
 class ReplayedLog:
-    """What the loop writes of one life: its nodes, its events and the ends of its calls, in order.
+    """The loop's records of one life: its nodes, its events and the ends of its calls, in order.
 
     Serves as the transcript and as the log of calls. ``is_closed``: the record of the life stops here, and what the
     loop writes while it is cancelled belongs to no record.
@@ -120,7 +129,7 @@ class ReplayedLog:
                 break
             if event.type == EventType.TOOL_STARTED:
                 begun.add(call_of(event))
-            elif event.type in set(EventType) and event.type in _ENDS:
+            elif event.type in CALL_ENDS:
                 ended.add(call_of(event))
         return [
             replace(row, status=CallStatus.ENDED if row.tool_call_id in ended else CallStatus.STARTED)
@@ -129,14 +138,9 @@ class ReplayedLog:
         ]
 
     async def append(
-        self,
-        nodes: Sequence[NewNode],
-        events: Sequence[NewEvent],
-        calls: Sequence[ToolCall] = (),
-        *,
-        may_wait: bool = False,
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
     ) -> None:
-        del calls, may_wait
+        del calls
         if not self.is_closed:
             self.nodes_ += nodes
             self.events += events
@@ -180,7 +184,8 @@ async def _played(record: RunRecord, life: Life, task: AgentTask, rules: ModelRu
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
         if running.done():
-            _take_end(running.result(), log)
+            log.nodes_ += running.result().nodes
+            log.events += running.result().events
     finally:
         log.is_closed = True
         stopped.cancel()
@@ -190,17 +195,12 @@ async def _played(record: RunRecord, life: Life, task: AgentTask, rules: ModelRu
     return log
 
 
-def _take_end(end: AgentEnd, log: ReplayedLog) -> None:
-    log.nodes_ += end.nodes
-    log.events += end.events
-
-
 async def _no_pause(_seconds: float) -> None:
-    """What was waited for then is not waited for again."""
+    """A recorded pause is not waited for again."""
 
 
 def differences(life: Life, log: ReplayedLog, number: int) -> list[Difference]:
-    """Return where life ``number`` of a run was another one when it was replayed; of each log the first place."""
+    """Return the first place in each log where the replay of life ``number`` departs from the record."""
     found = (
         first_difference(f"life {number}, node", _nodes(life.nodes), _nodes(log.nodes_), is_whole=life.is_whole),
         first_difference(f"life {number}, event", _events(life.events), _events(log.events), is_whole=life.is_whole),
@@ -212,7 +212,7 @@ def differences(life: Life, log: ReplayedLog, number: int) -> list[Difference]:
 def first_difference(
     place: str, recorded: Sequence[str], replayed: Sequence[str], *, is_whole: bool = True
 ) -> Difference | None:
-    """Return the first place where two lists depart; one that is not ``is_whole`` says nothing after its end."""
+    """Return the first place where two lists depart; a list without ``is_whole`` proves nothing after its end."""
     for number, (was, now) in enumerate(zip_longest(recorded, replayed), 1):
         if was is None and not is_whole:
             return None  # the process stopped before it had written this
@@ -231,7 +231,7 @@ def _text(value: JsonObject) -> str:
 
 
 def _said(node: Node | NewNode) -> JsonObject:
-    """Return what a node says, without the names of the events that stand for it."""
+    """Return a node's payload, without the names of the events that belong to it."""
     return {name: value for name, value in node.payload.items() if name != "evidence"}
 
 
@@ -264,7 +264,7 @@ def _is_own(event: Event | NewEvent) -> bool:
 
 
 def _facts(event: Event | NewEvent) -> JsonObject:
-    """Return what an event says, without what is another each time. Calls that end side by side have no order."""
+    """Return an event's content, without parts that always differ. Calls that end side by side have no order."""
     facts = {name: value for name, value in event.data.items() if name not in _PASSING_FACTS}
     calls = facts.get("calls")
     if event.type == EventType.TOOL_YIELDED and isinstance(calls, list | tuple):
@@ -290,9 +290,6 @@ def _cut(text: str | None, other: str | None) -> str | None:
     start = max(0, same - _MAX_SHOWN // 2)
     shown = text[start : start + _MAX_SHOWN]
     return f"{text.split(' ', 1)[0]} …{shown}" if start else shown
-
-
-_ENDS = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED})
 
 
 @dataclass(slots=True)

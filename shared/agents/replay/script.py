@@ -1,7 +1,7 @@
-"""What a run's model did in one life, in order: answers and failures, and the model that gives them once more.
+"""The lives of a run; its model's answers and failures in each, in order; and a model that gives them again.
 
-The failures are those that the log tells of. Their kind follows from what the run did next: it sent the request again,
-made its history shorter, continued with another model, or ended.
+The failures are those in the log. Their kind follows from the run's next act: it sent the request again, made its
+history shorter, continued with another model, or ended.
 """
 
 import asyncio
@@ -16,22 +16,27 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.charging import Reserved
-from soong.shared.agents.compaction import summary_of
+from soong.shared.agents.compaction import inherited, summary_of
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
-from soong.shared.agents.messages import answer_of
+from soong.shared.agents.messages import answer_of, is_of_a_call
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import BrokenAnswerError
-from soong.shared.agents.replay.lives import Life
-from soong.shared.agents.runtime.agent_task import ModelRules
+from soong.shared.agents.runtime.prepared import ModelRules
+from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.errors import ScriptFailedError
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Run
+from soong.shared.engine.runs.store import CallRow
+
+CALL_ENDS: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED})
+_BEGINNINGS: Final = frozenset({EventType.RUN_STARTED, EventType.RUN_RESUMED})
 
 
 @dataclass(slots=True)
 class Failure:
-    """A request that got no answer. ``next`` is the type of the event that says what the run did then."""
+    """A request that got no answer. ``next`` is the type of the event of the run's next act."""
 
     message: str
     status: int
@@ -69,9 +74,25 @@ class _OfAccountError(ModelAuthenticationError):
         return self.message
 
 
+class Life(Value):
+    """One life of a run. ``before`` are the nodes that it began with, ``nodes`` those that it wrote.
+
+    ``is_whole``: its loop ended the run. Otherwise its process stopped somewhere, and so does its record.
+    """
+
+    before: Sequence[Node]
+    nodes: Sequence[Node]
+    events: Sequence[Event]
+    is_whole: bool
+
+    @property
+    def ended_calls(self) -> frozenset[str]:
+        return frozenset(call_id for event in self.events if event.type in CALL_ENDS and (call_id := call_of(event)))
+
+
 @dataclass(slots=True)
 class ModelScript:
-    """What is left of a life's answers and failures; ``stopped`` is set where the record of the life stops."""
+    """The remaining answers and failures of a life; ``stopped`` is set where the record of the life stops."""
 
     turns: deque[ModelResponse | Failure]
     shares: dict[int, float]
@@ -104,7 +125,7 @@ class ModelScript:
         return cls(turns, shares, _end_reason(life.events) if life.is_whole else None)
 
     async def next(self, model: str) -> ModelResponse:
-        """Return the next answer, or raise the next failure; where the record stops, wait to be cancelled."""
+        """Return the next answer, or raise the next failure; at the end of the record, wait to be cancelled."""
         if not self.turns:
             if model == SCRIPT and self.end_reason is EndReason.FAILED:
                 raise ScriptFailedError("as recorded")
@@ -152,7 +173,7 @@ _SPENT: Final[Mapping[EndReason | None, str]] = {
     EndReason.TOKEN_LIMIT: "tokens",
     EndReason.MAX_TURNS: "turns",
 }
-"""Of what a budget was used up by the end of the run that it brought about."""
+"""The kind of budget that was used up, by the end of the run that it caused."""
 
 
 @dataclass(slots=True)
@@ -200,3 +221,62 @@ def _end_reason(events: Sequence[Event]) -> EndReason | None:
     ended = [event for event in events if event.type in (EventType.RUN_COMPLETED, EventType.RUN_FAILED)]
     reason = str(ended[-1].data.get("end_reason", "")) if ended else ""
     return EndReason(reason) if reason in set(EndReason) else None
+
+
+class RunRecord(Value):
+    """All that the rows keep of one run."""
+
+    run: Run
+    nodes: Sequence[Node]
+    events: Sequence[Event]
+    calls: Sequence[CallRow]
+
+
+def call_of(event: Event) -> str:
+    """Return the id of the call that an event is about; empty for an event of the run."""
+    return str(event.data.get("tool_call_id") or "")
+
+
+def lives_of(record: RunRecord) -> list[Life]:
+    """Return the lives of a run, in order. A run that has never begun has none."""
+    starts = [place for place, event in enumerate(record.events) if event.type in _BEGINNINGS]
+    ends = [*starts[1:], len(record.events)]
+    first = sum(1 for node in record.nodes if inherited(node))
+    if first:
+        first += 1  # the words that a fork or a follow-up was given with what it inherits
+    lives: list[Life] = []
+    for start, end in zip(starts, ends, strict=True):
+        events = record.events[start:end]
+        last = _last_node(record.nodes, first, events)
+        nodes = record.nodes[first:last]
+        is_whole = any(node.kind is NodeKind.RESULT for node in nodes)
+        lives.append(Life(record.nodes[:first], nodes, events, is_whole))
+        first = last
+    return lives
+
+
+def _last_node(nodes: Sequence[Node], first: int, events: Sequence[Event]) -> int:
+    """Return where the nodes of a life end that begin at ``first``: after the last that one of its events tells of."""
+    answers = sum(event.type == EventType.MODEL_RESPONDED for event in events)
+    compactions = sum(event.type == EventType.CONTEXT_COMPACTED for event in events)
+    ended = {call_of(event) for event in events if event.type in CALL_ENDS}
+    is_ended = any(event.type in (EventType.RUN_COMPLETED, EventType.RUN_FAILED) for event in events)
+    last = first
+    for place in range(first, len(nodes)):
+        node = nodes[place]
+        if node.kind is NodeKind.ASSISTANT:
+            answers -= 1
+            is_told = answers >= 0
+        elif is_of_a_call(node) and node.payload.get("tool") != FINAL_TOOL:
+            is_told = str(node.payload.get("tool_call_id")) in ended
+        elif node.kind is NodeKind.COMPACTION:
+            compactions -= 1
+            is_told = compactions >= 0
+        elif node.kind is NodeKind.RESULT:
+            is_told = is_ended
+        else:
+            continue  # written with what follows it: it opens the run, or asks its model again
+        if not is_told:
+            break
+        last = place + 1
+    return last

@@ -1,8 +1,8 @@
 """Puts an agent's run together from its rows, and runs it: on a worker for a step, in an owner for an ask.
 
-What the agent may do is in its run's row only: its tools are those of the stored surface, its rules those of its
-session, and the process where it runs may only tighten both. This is where the ports of the agent loop and of the tool
-pipeline meet the store.
+The run's row alone holds the agent's rights: its tools are those of the stored surface, its rules those of its session,
+and the process where it runs may only tighten both. This is where the ports of the agent loop and of the tool pipeline
+meet the store.
 """
 
 import asyncio
@@ -21,12 +21,17 @@ from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sleep, provider_key
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
-from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver, PreparedAgent, PreparedCalls
-from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
+from soong.shared.agents.runtime.prepared import (
+    AgentObserver,
+    ModelRules,
+    PreparedAgent,
+    PreparedCalls,
+    agent_task,
+)
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
@@ -45,14 +50,13 @@ from soong.shared.permissions.taint import describes_untrusted
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.threads import unbroken
 from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
 from soong.shared.tools.definition import RunDirs, ToolDefinition
-from soong.shared.tools.execution import unbroken
 from soong.shared.tools.hooks.chain import Hooks
-from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.pipeline import Around, PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.schedule import Executor
 from soong.shared.tools.surface import Surface, narrow
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
@@ -62,7 +66,7 @@ Waiting = Callable[[str], AbstractContextManager[object]]
 
 
 class AgentStore(GateStore, Protocol):
-    """What the runs of agents need of the store."""
+    """The store's port for the runs of agents."""
 
     @property
     def budgets(self) -> BudgetStore: ...
@@ -70,7 +74,7 @@ class AgentStore(GateStore, Protocol):
 
 @dataclass(slots=True)
 class AgentRuntime:
-    """What the agents of one process share. ``source`` names its configuration where that takes something away.
+    """The parts that the agents of one process share. ``source`` names its configuration if that takes something away.
 
     Raises (when it is made): InvalidConfigError, so that the process does not start and no run fails for it.
     """
@@ -86,7 +90,7 @@ class AgentRuntime:
     hooks: Hooks
     redactor: Redactor
     source: str
-    observer: AgentObserver = field(default_factory=NullObserver)
+    observer: AgentObserver = field(default_factory=AgentObserver)
     pacer: Pacer = field(default_factory=LocalPacer)
     offers: Callable[[ToolDefinition], bool] = lambda _tool: True
     """Whether this process calls a tool for agents at all."""
@@ -135,17 +139,20 @@ class AgentRuntime:
         log: RunCallLog,
         *,
         waiting: Waiting = nullcontext,
+        around: Sequence[Around] = (),
     ) -> PreparedAgent:
-        """Return the run of a claim, ready to begin. ``waiting`` is entered while a call waits for a request.
+        """Return the run of a claim, ready to begin.
+
+        ``waiting`` is entered while a call waits for a request, ``around`` around each call.
 
         Raises:
             InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
-            NotFoundError, UsageError: what is stored of it cannot be run anywhere.
+            NotFoundError, UsageError: its stored form cannot be run anywhere.
             LeaseLostError: the run is no longer ours.
         """
         fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
         model = await self._first_model(claim, fallbacks)
-        calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting)
+        calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting, around=around)
         if describes_untrusted(calls.task.tools):
             run_id, now_us = claim.identity.run_id, self.clock.now_us()
             await self.store.runs.append(run_id, claim.fence, now_us=now_us, taints=True)
@@ -161,6 +168,7 @@ class AgentRuntime:
         log: RunCallLog,
         *,
         waiting: Waiting = nullcontext,
+        around: Sequence[Around] = (),
         own_tools: Callable[[Sequence[ToolDefinition]], Sequence[ToolDefinition]] | None = None,
     ) -> PreparedCalls:
         """Return what a run of a claim calls with. ``own_tools`` are its agent's own, in addition to its surface.
@@ -170,15 +178,12 @@ class AgentRuntime:
         tools, deferred = self._tools(claim)
         definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
         policy = Policy.from_json(claim.policy)
-        if claim.identity.origin.is_foreign:
-            policy = foreign(policy)
-        policy = policy.narrowed_by(self._policy)
+        policy = (foreign(policy) if claim.identity.origin.is_foreign else policy).narrowed_by(self._policy)
         run_dirs = self._run_dirs(claim, policy)
-        gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
         pipeline = ToolPipeline(
             tools if own_tools is None else (*tools, *own_tools(tools)),
             RunScope(claim.identity, claim.fence, run_dirs),
-            gate,
+            UntimedGate(self._gate(claim, policy, log, waiting), limit),
             log,
             hooks=self.hooks,
             artifacts=self.artifacts,
@@ -186,6 +191,7 @@ class AgentRuntime:
             clock=self.clock,
             config=self._config,
             deferred=deferred,
+            around=(log.interruption.calls.entered, *around),
         )
         run_id = claim.identity.run_id
         transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
@@ -204,10 +210,8 @@ class AgentRuntime:
         )
         return PreparedCalls(task, pipeline, log, transcript, run_dirs)
 
-    async def run(
-        self, agent: PreparedAgent, executor: Executor | None = None, *, sleep: Sleep = asyncio.sleep
-    ) -> AgentEnd:
-        """Run an agent from its last state to its end. ``executor`` wraps its own; ``sleep`` waits for its provider.
+    async def run(self, agent: PreparedAgent, *, sleep: Sleep = asyncio.sleep) -> AgentEnd:
+        """Run an agent from its last state to its end. ``sleep`` waits for its provider.
 
         Raises:
             LeaseLostError: the run is no longer ours.
@@ -217,29 +221,28 @@ class AgentRuntime:
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
 
-        incidents, log = agent.interruption.incidents, agent.log
+        interruption, log = agent.log.interruption, agent.log
         transcript = agent.transcript
         budgets = StoredBudget(self.store.budgets, self.clock, transcript.run_id, transcript.fence)
         view = AnswerBroadcast(self.notifier, self.redactor, agent.task.identity.run_id)
-        calls = AbortableCalls(agent.executor if executor is None else executor, agent.interruption.calls)
         try:
             return await run_agent(
                 agent.task,
                 agent.model,
-                calls,
+                agent.executor,
                 transcript,
                 log,
                 self.clock,
                 sleep=sleep,
-                incidents=incidents,
+                incidents=interruption.incidents,
                 view=view,
                 budgets=budgets,
                 pacing=self._pacing(agent.task.identity.model or self.settings.model, agent.model),
                 fallbacks=agent.fallbacks,
             )
         except asyncio.CancelledError:
-            if not agent.interruption.goes_on_elsewhere:
-                await unbroken(log.flush())  # what the aborted calls noted after their ends
+            if not interruption.goes_on_elsewhere:
+                await unbroken(log.flush())  # the notes of the aborted calls after their ends
             raise
         finally:
             await view.close()
@@ -257,7 +260,7 @@ class AgentRuntime:
             log.interruption,
             env=(*DEFAULT_NAMES, *self.config.commands.env),
             note=log.note,
-            write_kept=log.write_kept,
+            flush=log.flush,
             on_asked=partial(self.observer.approval_waiting, claim.identity),
             on_settled=partial(self.observer.approval_settled, claim.identity),
             waiting=waiting,

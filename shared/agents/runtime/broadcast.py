@@ -19,8 +19,7 @@ from pydantic_ai.messages import (
 
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
-from soong.shared.engine.wire.events import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta
-from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.engine.wire.notifier import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta, Notifier
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import LiveText
 from soong.shared.tools.naming import unmangle
@@ -28,7 +27,7 @@ from soong.shared.tools.value_limits import storable
 
 MAX_FULL_CHARS: Final = 20_000
 MAX_SHOWN_CHARS: Final = 100_000
-"""Of an answer that is longer, the rest is shown when it is complete, from its node."""
+"""The rest of a longer answer is shown when it is complete, from its node."""
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class AnswerBroadcast:
     every_s: float = timing.SHOW_PIECES_S
     unheard_every_s: float = timing.POLL_ROWS_S
     _turn: int = 0
-    _text: LiveText = field(init=False)
+    _text: LiveText | None = None
     _calls: list[str] = field(default_factory=list)
     _chars: int = 0
     _is_complete: bool = False
@@ -53,13 +52,9 @@ class AnswerBroadcast:
     _full_s: float = float("-inf")
     _sending: asyncio.Task[None] | None = None
 
-    def __post_init__(self) -> None:
-        self._text = LiveText(self.redactor)
-
     def begin(self, turn: int) -> None:
         self._turn = turn
-        if self._chars or self._calls or self._is_complete:
-            self._forget()
+        self._forget()
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         match event:
@@ -69,6 +64,7 @@ class AnswerBroadcast:
                 if not piece or self._chars > MAX_SHOWN_CHARS:
                     return
                 self._chars += len(piece)
+                self._text = self._text or LiveText(self.redactor)
                 self._text.feed(piece)
             case PartStartEvent(part=ToolCallPart(tool_name=name)) if name != FINAL_TOOL:
                 if len(self._calls) >= MAX_CALLS:
@@ -95,7 +91,7 @@ class AnswerBroadcast:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     def _forget(self) -> None:
-        self._text, self._calls, self._chars, self._is_complete = LiveText(self.redactor), [], 0, False
+        self._text, self._calls, self._chars, self._is_complete = None, [], 0, False
 
     def _show(self) -> None:
         self._is_due = True
@@ -115,7 +111,7 @@ class AnswerBroadcast:
                 self._listeners = await self._publish(self._next())
 
     def _next(self) -> AnswerDelta:
-        shown = storable(self._text.shown(is_complete=self._is_complete))
+        shown = "" if self._text is None else storable(self._text.shown(is_complete=self._is_complete))
         turn, before = self._told
         now_s = asyncio.get_running_loop().time()
         is_full = turn != self._turn or (now_s - self._full_s >= timing.SIGN_OF_LIFE_S and len(shown) <= MAX_FULL_CHARS)

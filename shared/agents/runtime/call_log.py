@@ -5,26 +5,25 @@ transaction, and its end in another: two by design. A read without consent does 
 handed to this log before its handler begins, and its ledger row is written with its end (PER-19, EXE-02).
 
 The log writes what it has been handed after ``WRITE_AFTER_S`` at the latest, while the call runs (EXE-06, EXE-09,
-EXE-11); a call that is shorter is one transaction. An answer is handed over, too: it is written with the first start
-of a write, question or end among its calls.
+EXE-11); a call that is shorter is one transaction.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.without_secrets import clean_event, clean_events, clean_log
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import ForgedError, LeaseLostError, UnavailableError, UnconfirmedDecisionError
+from soong.shared.core.errors import ForgedError, LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, CallStatus, RunStore
-from soong.shared.engine.tasks.step import MALFORMED
+from soong.shared.engine.tasks.step import MALFORMED, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
@@ -35,18 +34,13 @@ from soong.shared.tools.value_limits import UnfitError, check_incoming
 
 log = get_logger(__name__)
 
-T = TypeVar("T")
-
-KeptWrite: TypeAlias = Callable[[Sequence[NewNode], Sequence[NewEvent]], Coroutine[Any, Any, T]]
-"""Writes what was kept back, in one transaction with something of its own."""
-
 
 @dataclass(slots=True)
 class RunCallLog:
     """The call log of one claimed run. ``calls`` counts the calls that ended.
 
-    Of a run that continues elsewhere no call is recorded as aborted: it is not over. One that ended in spite of the
-    interruption is recorded as it ended.
+    A run that continues elsewhere is not over: none of its calls is recorded as aborted. A call that ended in spite of
+    the interruption is recorded as it ended.
     """
 
     runs: RunStore
@@ -65,40 +59,18 @@ class RunCallLog:
     _kept: list[NewEvent] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _showing: asyncio.Task[None] | None = None
-    _held: Sequence[NewNode] = ()
-    """The nodes of an answer, until they are written."""
-    _unwritten: Exception | None = None
-    """Why they could not be: nothing that comes after them is written by this life of the run."""
     _taints: bool = False
     """A call that has begun may read what strangers wrote: the run is marked with the next end (PER-21)."""
 
     async def started(self, started: StartedCall) -> None:
-        # Whatever its end is: an error tells the model what a server said, too.
+        # For every end: an error contains a server's words, too.
         self._taints = self._taints or reads_untrusted(started.gate_call.definition)
-        event = started_event(started, now_us=self.clock.now_us())
-        if started.verdict.decision_id:  # it is known by its identity below
-            event = clean_event(event, self.redactor)
-        self._keep(event)
-        if started.verdict.decision_id:
-            await self._start_permitted(started, event)
-        elif started.is_write:
+        self._keep(started_event(started, now_us=self.clock.now_us()))
+        if started.verdict.decision_id or started.record.is_write:
+            events = await self.take()
             row, now_us = self._row(started.call, started.record), self.clock.now_us()
-            await self.write_kept(
-                lambda nodes, events: self.runs.start_call(row, self.fence, nodes=nodes, events=events, now_us=now_us)
-            )
+            await self.runs.start_call(row, self.fence, events=events, now_us=now_us)
             await self.notify()
-
-    async def _start_permitted(self, started: StartedCall, event: NewEvent) -> None:
-        """Write the start of a call by its decision; its question has written the answer that makes it."""
-        events = await self.take()
-        row, now_us = self._row(started.call, started.record), self.clock.now_us()
-        try:
-            await self.runs.start_call(row, self.fence, events=events, now_us=now_us, notified=started.verdict.notified)
-        except UnconfirmedDecisionError:
-            self._kept = [one for one in events if one is not event] + self._kept
-            self._show_later()
-            raise
-        await self.notify()
 
     async def finished(
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
@@ -123,30 +95,19 @@ class RunCallLog:
         self._keep(event)
         if is_discarded:
             return
-        await self._settled()
-        held, events = self._taken()
-        end = self.runs.end_call(
+        events = await self.take()
+        await self.runs.end_call(
             self.run_id,
             self.fence,
             call.id,
             result=None,
-            nodes=[*held, *result_nodes(call.tool, result)],
+            nodes=result_nodes(call.tool, result),
             events=events,
             now_us=self.clock.now_us(),
             taints=self._taints,
             call=None if record is None else self._row(call, record, CallStatus.ENDED),
         )
-        await (self._before_others(end) if held else end)
         await self.notify()
-
-    def hold(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> bool:
-        """Keep an answer back that makes calls; False, and nothing is kept, for a run that is interrupted."""
-        if self.interruption.is_set or self._held or self._showing is not None:
-            return False
-        self._held = nodes
-        self._kept += events
-        self._show_later()
-        return True
 
     async def note(self, type: str, data: JsonObject) -> None:
         if type == EventType.ABORTED_TOOLS and self.interruption.goes_on_elsewhere:
@@ -154,63 +115,17 @@ class RunCallLog:
         self._keep(NewEvent(type, data, self.clock.now_us()))
 
     async def take(self) -> list[NewEvent]:
-        """Return the events kept back and forget them: the next write includes them, in order.
-
-        An answer that is kept back is written first. Raises: LeaseLostError, UnavailableError.
-        """
-        await self._settled()
-        if self._held:
-            held, events = self._taken()
-            now_us = self.clock.now_us()
-            await self._before_others(
-                self.runs.append(self.run_id, self.fence, nodes=held, events=events, now_us=now_us)
-            )
-            await self.notify()
-        return self._taken()[1]
-
-    async def write_kept(self, write: KeptWrite[T]) -> T:
-        """Write what is kept back, an answer among it, in the transaction of ``write``; return what that returns.
-
-        Raises: LeaseLostError, UnavailableError.
-        """
-        await self._settled()
-        held, events = self._taken()
-        writing = write(held, events)
-        return await (self._before_others(writing) if held else writing)
-
-    async def _settled(self) -> None:
-        """Wait for what is being written that others come after."""
+        """Return the events kept back, without secrets, and forget them: the next write includes them, in order."""
         while self._showing is not None:
             await asyncio.shield(self._showing)
-        if self._unwritten is not None:
-            raise self._unwritten
+        return self._taken()
 
-    def _taken(self) -> tuple[Sequence[NewNode], list[NewEvent]]:
-        """Return what is kept back, without secrets, and forget it."""
+    def _taken(self) -> list[NewEvent]:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held, self._held = self._held, ()
         kept, self._kept = self._kept, []
-        return held, clean_events(kept, self.redactor)
-
-    async def _before_others(self, write: Coroutine[Any, Any, T]) -> T:
-        """Write an answer that was kept back: what else its calls write waits, and fails with it."""
-        results: list[T] = []
-        self._showing = asyncio.get_running_loop().create_task(self._written_first(write, results))
-        await asyncio.shield(self._showing)
-        if self._unwritten is not None:
-            raise self._unwritten
-        return results[0]
-
-    async def _written_first(self, write: Coroutine[Any, Any, T], results: list[T]) -> None:
-        try:
-            results.append(await write)
-        except Exception as error:  # noqa: BLE001  # raised by every write that would come after it
-            self._unwritten = error
-        finally:
-            self._showing = None
-            self._show_later()
+        return [clean_event(event, self.redactor) for event in kept]
 
     async def flush(self) -> None:
         """Write what is kept back, if anything. Raises: LeaseLostError."""
@@ -230,7 +145,7 @@ class RunCallLog:
         self._show_later()
 
     def _show_later(self) -> None:
-        is_idle = self._timer is None and self._showing is None and self._unwritten is None
+        is_idle = self._timer is None and self._showing is None
         if self._kept and is_idle and not self.interruption.is_set:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.write_after_s, self._begin_to_show, loop)
@@ -241,17 +156,15 @@ class RunCallLog:
             self._showing = loop.create_task(self._show())
 
     async def _show(self) -> None:
-        """Write what is kept back although no call has ended; when that fails, the next write says why.
+        """Write what is kept back although no call has ended; when that fails, the next write raises the error.
 
         Never raises, so that its callers continue.
         """
-        held, events = self._taken()
+        events = self._taken()
         try:
-            await self.runs.append(self.run_id, self.fence, nodes=held, events=events, now_us=self.clock.now_us())
+            await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
             await self.notify()
         except (LeaseLostError, UnavailableError) as error:
-            if held:  # whether they are written is unknown, and twice they must not be
-                self._unwritten = error
             self._kept = events + self._kept
             log.info("events_kept_back", run=self.run_id, error=str(error))
             self._showing = None
@@ -281,7 +194,7 @@ class RunCallLog:
 
 @dataclass(slots=True)
 class StoredTranscript:
-    """Implements ``soong.shared.agents.ports.Transcript``; what the call log has kept back goes first."""
+    """Implements ``soong.shared.agents.ports.RunTranscript``; entries that the call log has kept back go first."""
 
     runs: RunStore
     log: RunCallLog
@@ -304,22 +217,10 @@ class StoredTranscript:
         return await self.runs.calls(self.run_id)
 
     async def append(
-        self,
-        nodes: Sequence[NewNode],
-        events: Sequence[NewEvent],
-        calls: Sequence[ToolCall] = (),
-        *,
-        may_wait: bool = False,
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
     ) -> None:
-        open_rows: Sequence[CallRow] = ()
-        held: list[Json] = [node.payload for node in nodes]
-        held += [event.data for event in events]
-        held += [call.arguments for call in calls]
-        if self.redactor.may_hold_secrets(held):
-            nodes, events = clean_log(nodes, events, self.redactor)
-            open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
-        if may_wait and not open_rows and self.log.hold(nodes, events):
-            return
+        nodes, events = clean_log(nodes, events, self.redactor)
+        open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
         kept = await self.log.take()
         await self.runs.append(
             self.run_id,
@@ -351,3 +252,29 @@ class StoredTranscript:
             facts={},
             open_input={"arguments": call.arguments},
         )
+
+
+def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
+    """Return a step's end without secrets, whatever kind of step it was."""
+    error = end.error
+    clean_error = error if error is None else replace(error, message=redactor.text(error.message))
+    nodes, events = clean_log(end.nodes, end.events, redactor)
+    output = redactor.value(end.output)
+    return replace(end, output=output, error=clean_error, nodes=tuple(nodes), events=tuple(events))
+
+
+def clean_log(
+    nodes: Sequence[NewNode], events: Sequence[NewEvent], redactor: Redactor
+) -> tuple[Sequence[NewNode], Sequence[NewEvent]]:
+    """Return nodes and events without secrets, each that holds none as it is."""
+    return [clean_node(node, redactor) for node in nodes], [clean_event(event, redactor) for event in events]
+
+
+def clean_node(node: NewNode, redactor: Redactor) -> NewNode:
+    payload = redactor.mapping(node.payload)
+    return node if payload is node.payload else replace(node, payload=payload)
+
+
+def clean_event(event: NewEvent, redactor: Redactor) -> NewEvent:
+    data = redactor.mapping(event.data)
+    return event if data is event.data else replace(event, data=data)

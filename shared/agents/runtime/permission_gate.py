@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.call_log import KeptWrite
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
@@ -42,30 +41,24 @@ from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.signing import check_signature
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.early import answer_kept
 from soong.shared.tools.ports import GateCall, Verdict
+from soong.shared.tools.time_limit import answer_kept
 
 log = get_logger(__name__)
 
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
-"""What is wrong with a decision whose call may ask again at once: only its key is at fault."""
+"""Problems of a decision whose call may ask again at once: only its key is at fault."""
 
 Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
 
 
-class WriteKept(Protocol):
-    """Writes what the run has kept back with a question, and before it."""
-
-    def __call__(self, write: KeptWrite[str], /) -> Awaitable[str]: ...
-
-
-def _nothing_kept(write: KeptWrite[str]) -> Awaitable[str]:
-    return write((), ())
+async def _nothing_kept() -> None:
+    """Nothing is kept back."""
 
 
 class GateStore(Protocol):
-    """What a gate needs of the store: questions and decisions, and the run's log for security events."""
+    """The store's port for a gate: questions and decisions, and the run's log for security events."""
 
     @property
     def consent(self) -> ConsentStore: ...
@@ -77,10 +70,10 @@ class GateStore(Protocol):
 class RunGate(Value):
     """The gate of one claimed run; implements ``soong.shared.tools.ports.Gate``. ``token`` proves its questions.
 
-    ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next:
-    what the policy settles by itself is recorded without a transaction of its own. ``env`` names what commands get.
-    Never raises for a refusal. Raises LeaseLostError when the run is no longer ours, and UnavailableError when the
-    question cannot be written.
+    ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next: a
+    verdict of the policy alone is recorded without a transaction of its own. ``env`` names what commands get. Never
+    raises for a refusal. Raises LeaseLostError when the run is no longer ours, and UnavailableError when the question
+    cannot be written.
     """
 
     UNSHOWN = frozenset({"token"})
@@ -96,8 +89,8 @@ class RunGate(Value):
     interruption: StopSignal = msgspec.field(default_factory=StopSignal)
     env: tuple[str, ...] = ()
     note: Note | None = None
-    write_kept: WriteKept = _nothing_kept
-    """Hands over what is kept back, the answer that makes the call among it: written with the question."""
+    flush: Callable[[], Awaitable[None]] = _nothing_kept
+    """Writes the events that are kept back, before a question."""
     on_asked: Callable[[str], object] | None = None
     """Gets the tool of each call that waits for consent."""
     on_settled: Callable[[], object] | None = None
@@ -109,7 +102,9 @@ class RunGate(Value):
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
-        facts = await self._facts(call)
+        facts = CallFacts.of(call)
+        if facts.is_outward:  # whether the run is tainted is asked only where that changes something
+            facts = replace(facts, is_tainted=await self.store.runs.is_tainted(call.identity.run_id))
         return with_egress(await self._verdict(call, judge(self.policy, facts)), self.policy, facts)
 
     async def _verdict(self, call: GateCall, verdict: PolicyVerdict) -> Verdict:
@@ -127,16 +122,15 @@ class RunGate(Value):
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return the verdict on the call; None when the answer is too old and must be asked again."""
-        request, is_new = await self._raise(call, verdict)
+        request = await self._raise(call, verdict)
         decision = None
         try:
-            settled = await self._until_settled(request, is_new=is_new, is_under_way=call.is_under_way)
+            settled = await self._until_settled(request, is_under_way=call.is_under_way)
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
-            if not settled.notified:
-                check_signature(decision, settled.key)
-            # The input is digested again: what runs is what was decided, not what was asked a while ago.
+            check_signature(decision, settled.key)
+            # The input is digested again: the call runs with the decided input, not with an older one.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))
             now_us = self.clock.now_us()
             answered = check_binding(decision, as_it_runs, now_us=now_us)
@@ -152,22 +146,15 @@ class RunGate(Value):
             is_old = decision.decided_us <= request.created_us
             if is_old and await self._expire(request):
                 return None
-        return replace(answered, notified=settled.notified) if answered.is_allowed else answered
+        return answered
 
     async def _expire(self, request: PermissionRequest) -> bool:
         """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
         run_id, now_us = request.identity.run_id, self.clock.now_us()
         return await self.store.consent.expire_decision(run_id, request.tool_call_id, request.fence, now_us=now_us)
 
-    async def _facts(self, call: GateCall) -> CallFacts:
-        """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
-        facts = CallFacts.of(call)
-        if not facts.is_outward:
-            return facts
-        return replace(facts, is_tainted=await self.store.runs.is_tainted(call.identity.run_id))
-
-    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
-        """Ask, or take up what a former life of this run asked; return the question, and whether it is new."""
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> PermissionRequest:
+        """Ask, or take up what a former life of this run asked; return the question."""
         now_us = self.clock.now_us()
         fresh = request_of(
             call,
@@ -182,24 +169,21 @@ class RunGate(Value):
         )
         event = gate.asked(fresh, verdict, call, self.redactor)
         try:
-            stored = await self.write_kept(
-                lambda nodes, before: self.store.consent.raise_request(
-                    fresh, nodes=nodes, before=before, events=(event,), now_us=now_us
-                )
-            )
+            await self.flush()
+            stored = await self.store.consent.raise_request(fresh, events=(event,), now_us=now_us)
             await self.notifier.permission_raised(stored, call.identity.session_id)
         except asyncio.CancelledError:
             await self._let_go(fresh, is_under_way=call.is_under_way)  # others may see it already
             raise
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
-        return replace(fresh, id=stored), stored == fresh.id
+        return replace(fresh, id=stored)
 
-    async def _until_settled(self, request: PermissionRequest, *, is_new: bool, is_under_way: bool) -> ClosedQuestion:
+    async def _until_settled(self, request: PermissionRequest, *, is_under_way: bool) -> ClosedQuestion:
         """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
         try:
             with nullcontext() if is_under_way else self.waiting(request.id):
-                settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
+                settled = await self.inbox.settled(request.id)
         except asyncio.CancelledError:
             await self._let_go(request, is_under_way=is_under_way)
             raise

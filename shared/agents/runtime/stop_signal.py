@@ -6,16 +6,14 @@ that is parked, which has given up its lease already.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from soong.shared.core import timing
-from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import StepIncidents
-from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
-from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.schedule import Executor
 from soong.shared.tools.time_limit import AbortableCall, abortable
 
 StopReason = Literal["cancel", "abort", "release", "drop", "park"]
@@ -32,12 +30,13 @@ class RunningCalls:
         call = self._calls.get(tool_call_id)
         return call is not None and call.abort(reason)
 
-    async def execute(self, executor: Executor, call: ToolCall) -> ToolResult:
-        """Make a call that can be aborted until it has ended."""
+    @contextmanager
+    def entered(self, call: ToolCall) -> Iterator[None]:
+        """Let a call be aborted until it has ended."""
         with abortable() as running:
             self._calls[call.id] = running
             try:
-                return await executor.execute(call)
+                yield
             finally:
                 if self._calls.get(call.id) is running:
                     del self._calls[call.id]
@@ -55,7 +54,7 @@ class StopSignal:
     reason: str = ""
     aborted_calls: int = 0
     incidents: StepIncidents = field(default_factory=StepIncidents)
-    """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
+    """The run's own report until its end: it stays when the run can no longer report at its end."""
 
     calls: RunningCalls = field(default_factory=RunningCalls)
     lets_end: bool = False
@@ -85,19 +84,3 @@ def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "", interruption:
     if not task.done() and not is_waited_for:
         task.cancel(reason) if reason else task.cancel()
         asyncio.get_running_loop().call_later(timing.GRACE_S, cancel_until_done, task, reason, interruption)
-
-
-class AbortableCalls(Value):
-    """A turn's executor whose calls can be aborted one by one."""
-
-    executor: Executor
-    running: RunningCalls
-
-    def resolve(self, name: str) -> ToolDefinition | None:
-        return self.executor.resolve(name)
-
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return await self.running.execute(self.executor, call)
-
-    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
-        return await self.executor.refuse(call, type, message)

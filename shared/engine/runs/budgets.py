@@ -1,8 +1,8 @@
-"""Budgets: what a session, a day and a task may use, and the charges that count against them (DIS-07, DIS-11).
+"""Budgets of a session, a day and a task, and the charges that count against them (DIS-07, DIS-11).
 
-A request is charged with an estimate before it is sent and with what it used afterwards. A charge that is open is
-reserved while its run is running under the fence that made it: one whose process died counts as used, at its estimate.
-A request is permitted while less than the budget is charged, so requests at once overspend by one estimate at most.
+A request is charged with an estimate before it is sent and with its usage afterwards. A charge that is open is reserved
+while its run is running under the fence that made it: one whose process died counts as used, at its estimate. A request
+is permitted while less than the budget is charged, so requests at once overspend by one estimate at most.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 
 DAY: Final = "day"
 """The scope of what all sessions together may use in a day of UTC."""
@@ -66,7 +66,7 @@ NO_BUDGET: Final = Budget()
 
 
 class Charge(Value):
-    """What a request uses, or may use; ``microusd`` None: nobody knows the price of its model."""
+    """The usage of a request, or its estimate; ``microusd`` None: the price of its model is unknown."""
 
     tokens: int = 0
     microusd: int | None = 0
@@ -75,7 +75,7 @@ class Charge(Value):
 
 
 class BudgetState(Value):
-    """A budget with what is charged to it: what was used, and what requests under way have reserved."""
+    """A budget with its charges: the usage, and the reservations of requests under way."""
 
     scope: str
     budget: Budget
@@ -179,10 +179,10 @@ def limit_words(name: str, message: str) -> str:
 
 
 class TaskTime(Value):
-    """What of its task's limits a worker must know before it starts a step.
+    """The limits of a task that a worker checks before it starts a step.
 
-    ``deadline_us`` is None where the task has no limit of time. ``reached`` says why no step of it starts any more;
-    empty while steps may.
+    ``deadline_us`` is None without a limit of time. ``reached`` is why no step of it starts any more; empty while steps
+    may.
     """
 
     wall_us: int | None

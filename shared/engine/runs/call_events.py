@@ -12,8 +12,7 @@ from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ArtifactStore, StartedCall, ToolCall
 from soong.shared.tools.result import ToolResult
-from soong.shared.tools.results import codec
-from soong.shared.tools.results.rendering import for_telemetry
+from soong.shared.tools.results import rendering
 
 MAX_SUMMARY_CHARS = 300
 MAX_MESSAGE_CHARS = 1000
@@ -26,8 +25,8 @@ def started_event(started: StartedCall, *, now_us: int) -> NewEvent:
     data: dict[str, Json] = {
         "tool_call_id": started.call.id,
         "tool": started.call.tool,
-        "input": dict(started.shown_input),
-        "effect_id": started.effect_id,
+        "input": dict(started.record.inputs.call or {}),
+        "effect_id": started.record.effect_id,
         "author": started.verdict.author,
         "rule": started.verdict.rule,
         "decision_id": started.verdict.decision_id,
@@ -46,7 +45,7 @@ async def ended_event(
     redactor: Redactor,
 ) -> NewEvent:
     """Return the end of a call: facts, and a line for people; a file that it delivers is kept as an artifact first."""
-    data = for_telemetry(call.tool, result, duration_ms=duration_ms)
+    data = rendering.for_telemetry(call.tool, result, duration_ms=duration_ms)
     data["summary"] = inert(result.summary[:MAX_SUMMARY_CHARS])
     if result.error is not None:
         data["message"] = inert(result.error.message[:MAX_MESSAGE_CHARS])
@@ -65,10 +64,10 @@ async def ended_event(
 def result_nodes(tool: str, result: ToolResult) -> list[NewNode]:
     """Return the nodes of a result: itself, and below it what it adds to the context (RES-01)."""
     added = [
-        NewNode(NodeKind(node.kind), codec.context_to_json(result.tool_call_id, tool, node))
+        NewNode(NodeKind(node.kind), rendering.context_to_json(result.tool_call_id, tool, node))
         for node in result.context_nodes
     ]
-    return [NewNode(NodeKind.TOOL_RESULT, codec.to_json(tool, result)), *added]
+    return [NewNode(NodeKind.TOOL_RESULT, rendering.to_json(tool, result)), *added]
 
 
 def end_type(result: ToolResult) -> EventType:
@@ -81,7 +80,7 @@ def end_type(result: ToolResult) -> EventType:
 async def keep_deliverable(result: ToolResult, artifacts: ArtifactStore, redactor: Redactor) -> dict[str, Json] | None:
     """Store the file that a successful write names as its deliverable; return how the event refers to it.
 
-    What is kept is a copy without secrets (EVT-05); the file itself stays as it was written.
+    The stored copy has no secrets (EVT-05); the file itself stays as it was written.
 
     Raises:
         UsageError: it is not a regular file any more, or too large to be kept.
@@ -114,7 +113,7 @@ def _without_secrets(data: bytes, redactor: Redactor) -> bytes:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        encoding = "latin-1"  # any bytes, one character each: what is ASCII in them is still found
+        encoding = "latin-1"  # any bytes, one character each: ASCII secrets in them are still found
         text = data.decode(encoding)
     clean = redactor.text(text)
     return data if clean is text else clean.encode(encoding, "replace")

@@ -53,9 +53,9 @@ class EventType(StrEnum):
     BUDGET_WARNED = "budget_warned"
     """A budget that concerns the run is nearly used up."""
     AGENT_PLAN = "agent_plan"
-    """The plan of an agent of others (ACP-01), as it tells it."""
+    """The plan of an agent of others (ACP-01), as it reports it."""
     AGENT_CALL = "agent_call"
-    """A call of such an agent's own tool has ended; ``asked`` says whether it went through the gate."""
+    """A call of such an agent's own tool has ended; ``asked``: it went through the gate."""
 
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"

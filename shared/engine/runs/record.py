@@ -1,4 +1,4 @@
-"""Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
+"""Runs as values: one execution of an agent, with its status, lineage, surface, limits and usage (DIS-05)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from enum import StrEnum
 
 import msgspec
 
+from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewNode
-from soong.shared.engine.runs.status import EndReason, RunStatus
 
 
 class Usage(Value):
-    """What a run has used. ``cost_usd`` is None when no price is known: unknown is not zero."""
+    """The usage of a run. ``cost_usd`` is None when no price is known: unknown is not zero."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -23,11 +23,11 @@ class Usage(Value):
     tool_calls: int = 0
     cost_usd: Decimal | None = None
     cached_tokens: int = 0
-    """Of the input tokens, those that the provider took from its cache."""
+    """The input tokens that the provider took from its cache."""
     by_model: Mapping[str, "Usage"] = msgspec.field(default_factory=dict)
     """The parts of it by model, where a fallback has answered, too; else empty."""
     files: int = 0
-    """What a function left in its run's folder."""
+    """The number of files that a function left in its run's folder."""
 
     def as_json(self) -> dict[str, Json]:
         parts: dict[str, Json] = {name: part.as_json() for name, part in self.by_model.items()}
@@ -59,7 +59,38 @@ class NewRun(Value):
     max_attempts: int | None = None
     """How many attempts its step may have from now on, those before among them; None: as many as it might before."""
     nodes: tuple[NewNode, ...] = ()
-    """The context that it starts with: of a fork, its parent's (DIS-06)."""
+    """The context that it starts with: for a fork, its parent's (DIS-06)."""
+
+
+class RunStatus(StrEnum):
+    QUEUED = "queued"
+    """Its row exists without a worker (not claimed yet, handed back, or its lease expired)."""
+    RUNNING = "running"
+    PARKED = "parked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+class EndReason(StrEnum):
+    """Why a run ended. Closed (DIS-05)."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED_TOOLS = "aborted_tools"
+    CANCELLED = "cancelled"
+    MAX_TURNS = "max_turns"
+    TOKEN_LIMIT = "token_limit"
+    COST_LIMIT = "cost_limit"
+    TIME_LIMIT = "time_limit"
+    LEASE_LOST = "lease_lost"
+    SCHEMA_UNSUPPORTED = "schema_unsupported"
+    PROVIDER_FAILED = "provider_failed"
+    STOPPED_BY_HOOK = "stopped_by_hook"
 
 
 class Run(Value):
@@ -83,9 +114,9 @@ class Run(Value):
     ended_us: int | None
     token: str = ""
     is_tainted: bool = False
-    """It has itself read what strangers wrote; the store knows what it inherits (PER-21)."""
+    """The run itself has read what strangers wrote; the store adds inherited taint (PER-21)."""
     malformed: str = ""
-    """What of its row no program of ours writes; that is left out here (OPS-12)."""
+    """The part of its row that no program of ours writes; it is left out here (OPS-12)."""
 
     @property
     def id(self) -> str:
@@ -93,7 +124,7 @@ class Run(Value):
 
 
 class UnsummedUsage(Value):
-    """What is in no sum: runs of agents that have not ended, and requests whose process died, at their estimate.
+    """The usage in no sum: runs of agents that have not ended, and requests whose process died, at their estimate.
 
     Such requests are known where a budget held.
     """
@@ -105,7 +136,7 @@ class UnsummedUsage(Value):
 
 
 class UsageBy(StrEnum):
-    """What sums are made by. A day is one of UTC."""
+    """The grouping of sums. A day is one of UTC."""
 
     DAY = "day"
     SESSION = "session"
@@ -116,7 +147,7 @@ class UsageBy(StrEnum):
 
 @dataclass(slots=True)
 class UsageTotal:
-    """The sum of some runs. ``cost_usd`` leaves out ``unpriced`` runs, whose price nobody knows."""
+    """The sum of some runs. ``cost_usd`` leaves out ``unpriced`` runs, whose price is unknown."""
 
     key: str
     runs: int = 0
@@ -138,3 +169,41 @@ class UsageTotal:
         self.tool_calls += used.tool_calls
         self.cost_usd += used.cost_usd or 0
         self.unpriced += used.cost_usd is None
+
+
+class RunEvent(StrEnum):
+    START = "start"
+    PARK = "park"
+    UNPARK = "unpark"
+    RELEASE = "release"
+    """Handed back or expired: the run keeps its id and continues with a higher fence."""
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    """A task is tried again and its root run continues. The run of a step never does: its next attempt is a new run."""
+
+
+_R, _E = RunStatus, RunEvent
+
+RUN_TRANSITIONS: Mapping[tuple[RunStatus, RunEvent], RunStatus] = {
+    (_R.QUEUED, _E.START): _R.RUNNING,
+    (_R.RUNNING, _E.PARK): _R.PARKED,
+    (_R.PARKED, _E.UNPARK): _R.QUEUED,
+    (_R.RUNNING, _E.RELEASE): _R.QUEUED,
+    (_R.RUNNING, _E.COMPLETE): _R.COMPLETED,
+    (_R.RUNNING, _E.FAIL): _R.FAILED,
+    (_R.QUEUED, _E.FAIL): _R.FAILED,
+    **{(status, _E.CANCEL): _R.CANCELLED for status in (_R.QUEUED, _R.RUNNING, _R.PARKED)},
+    (_R.COMPLETED, _E.RETRY): _R.RUNNING,
+    (_R.FAILED, _E.RETRY): _R.RUNNING,
+    (_R.CANCELLED, _E.RETRY): _R.RUNNING,
+}
+
+
+def advance_run(status: RunStatus, event: RunEvent) -> RunStatus:
+    """Return the status after ``event``. Raises: InvalidTransitionError naming both."""
+    try:
+        return RUN_TRANSITIONS[status, event]
+    except KeyError:
+        raise InvalidTransitionError("run", status, event) from None

@@ -28,15 +28,14 @@ class CallStatus(StrEnum):
 
     STARTED = "started"
     ENDED = "ended"
-    UNKNOWN = "unknown"
 
 
 class CallRow(Value):
     """The ledger entry of a write call (DAG-09) and, once it has ended, of any call (PER-19).
 
     ``inputs`` keeps model_input, hook_input, permission_input and call_input apart (EXE-02), already redacted;
-    ``input_digest`` is of the real one. ``facts`` holds what permission looked at as ``facts`` and what it said as
-    ``decision``. ``decision_id`` is consumed in the same transaction when not empty.
+    ``input_digest`` is of the real one. ``facts`` holds the facts of the permission check as ``facts`` and its outcome
+    as ``decision``. ``decision_id`` is consumed in the same transaction when not empty.
 
     ``open_input`` is what the model sent, in full, of a call that has not ended and whose input holds a secret, wrapped
     as ``{"arguments": …}``: the nodes hold it redacted, and a call that is run again after a crash needs it as it was.
@@ -60,13 +59,13 @@ class CallRow(Value):
 
 
 FAILED_CALLS: Final = (EventType.TOOL_DENIED, EventType.TOOL_FAILED)
-"""What a task's result tells of a run, in addition to the events that name a deliverable. Of a run that has one of
-these it also tells what was decided: how its calls came to fail.
+"""The events of a run in a task's result, in addition to those that name a deliverable. The result of a run that has
+one of these also contains its decisions: how its calls came to fail.
 """
 
 
 class LastRuns(Value):
-    """What the result of a task tells of the last runs of its steps.
+    """The part of a task's result about the last runs of its steps.
 
     ``granted`` are the tools of agents by run id. ``events`` are those of FAILED_CALLS, the decisions of the runs that
     have one of these, and the events that name a deliverable, run by run in order of creation.
@@ -128,7 +127,7 @@ class RunStore(Protocol):
         ...
 
     async def last_runs(self, task_id: str) -> LastRuns:
-        """Return what the result of a task tells of its runs, in one read however many there are."""
+        """Return the part of a task's result about its runs, in one read however many there are."""
         ...
 
     async def start_call(
@@ -138,18 +137,13 @@ class RunStore(Protocol):
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        notified: str = "",
     ) -> None:
-        """Write the ledger row, consume the decision and append nodes and events in one transaction.
+        """Write the ledger row, consume the decision and append events in one transaction.
 
-        A decision that has been used starts nothing; a security event in the run's log says who tried. ``notified`` is
-        the text of a decision whose row nobody has read yet: it is consumed if the row states the same, of this call,
-        and its key has not ended.
+        A decision that has been used, has expired or is of another call starts nothing; a security event in the run's
+        log names the process that tried.
 
-        Raises:
-            LeaseLostError, AlreadyConsumedError.
-            UnconfirmedDecisionError: the row does not confirm what was notified; nothing was written.
+        Raises: LeaseLostError, AlreadyConsumedError.
         """
         ...
 
@@ -196,7 +190,7 @@ class RunStore(Protocol):
     async def usage_totals(self, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
         """Return the sums over the runs of agents that were made since then, in no order.
 
-        A run whose usage is malformed counts for nothing. Of a run that fell back, each model has its own part.
+        A run whose usage is malformed counts for nothing. Each model of a run that fell back has its own part.
         """
         ...
 

@@ -3,7 +3,7 @@
 Owns the values. The rows are written through :mod:`soong.shared.engine.sessions.store`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -17,7 +17,7 @@ class ApprovalMode(StrEnum):
     """How a session's questions are answered.
 
     ``prompt``: by responders that hold a lease (a terminal, an SDK callback). ``inbox``: by anyone with the right, at
-    any time. ``deny``: by policy only; what would ask is denied.
+    any time. ``deny``: by policy only; a call that would ask is denied.
     """
 
     PROMPT = "prompt"
@@ -51,7 +51,7 @@ class Session(Value):
     owner_epoch: int = 0
     is_closed: bool = False
     project_id: str = ""
-    """By which workers prove that they have the project (:mod:`soong.shared.sandbox.marked_project`); empty: any may
+    """By which workers prove that they have the project (:mod:`soong.shared.sandbox.rooted`); empty: any may
     try.
     """
     closes_with_task: bool = False
@@ -73,7 +73,7 @@ class Responder(Value):
 
 
 class CommandKind(StrEnum):
-    """What a client asks of a session's owner; the owner alone writes the outcome."""
+    """The kind of a client's command to a session's owner; the owner alone writes the outcome."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -151,7 +151,8 @@ class Worker(Value):
 
     ``node_name`` is its Celery host name (as Flower shows it); ``capabilities`` are the strings that a step's ``needs``
     are matched with (labels, ``project:<session marker>``, ``catalogue:<digest>``, ``protocol:<n>``). ``beat`` grows
-    with each heartbeat; ``busy`` is the number of leases it holds, counted from rows.
+    with each heartbeat; ``busy`` is the number of leases it holds, counted from rows. ``left_over`` names the completed
+    steps whose threads still run there.
     """
 
     id: str
@@ -165,4 +166,11 @@ class Worker(Value):
     protocol: int
     state: ProcessState = ProcessState.LIVE
     beat: int = 0
+    left_over: str = ""
     busy: int = 0
+
+
+def idle_workers(workers: Sequence[Worker], pool: str) -> list[Worker]:
+    """Return the live workers of ``pool`` that could run more steps now."""
+    live = (one for one in workers if one.state is ProcessState.LIVE and pool in one.pools)
+    return [one for one in live if one.busy < one.slots]

@@ -130,8 +130,10 @@ class SessionStore(Protocol):
 class HeartbeatWriter(Protocol):
     """The heartbeat of one worker incarnation, blocking: it runs on its own thread and its own connection."""
 
-    def beat(self, worker_id: str) -> bool:
+    def beat(self, worker_id: str, left_over: str = "") -> bool:
         """Add one to the worker's beat; False when the incarnation has been declared gone.
+
+        ``left_over`` names the completed steps whose threads still run, for people.
 
         Raises:
             UnavailableError: the database did not answer; the caller continues until its trust window ends.

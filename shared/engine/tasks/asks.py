@@ -1,7 +1,7 @@
 """Asks: tasks whose root run is an agent with a goal, which the session's owner runs itself (DIS-01).
 
-An ask has no plan. What its agent starts are steps of it, and the tasks that it makes have its run as the parent of
-their root runs. Its root run is held as a step's run is, under a fence that each owner that takes it up raises.
+An ask has no plan. Its steps are the children that its agent starts. The tasks that it makes have its run as the parent
+of their root runs. Its root run is held as a step's run is, under a fence that each owner that takes it up raises.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 
 SPEC: Final = "ask"
-"""Where the document of an ask, its task's ``plan``, holds what its agent is to do."""
+"""The key of the agent's work in the document of an ask, its task's ``plan``."""
 FOLLOWS: Final = "follows"
 """The input of an ask that names the run whose conversation it continues."""
 

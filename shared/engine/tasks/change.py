@@ -1,7 +1,7 @@
 """Changes of a running task, as its owner writes them: growth, more attempts, steps that are not to run.
 
-Owns the value that crosses the store port. What a client or an agent may ask for, and how it is checked, is
-:mod:`soong.shared.engine.tasks.growth`.
+Owns the value that crosses the store port. :mod:`soong.shared.engine.tasks.growth` reads and checks the requests of
+clients and agents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.step import NewStep
 
 
 class TaskChange(Value):
-    """What changes, by step key; all of it in one transaction or none.
+    """Changes by step key; all of them in one transaction or none.
 
     ``steps`` are new; they may depend on each other and on existing steps. ``edges`` are more dependencies (child,
     parent) of steps that are still pending. ``attempts`` are failed steps tried again, each as it is now planned and

@@ -53,7 +53,7 @@ class Refusal(StrEnum):
 
 
 class ClaimRefusal(Value):
-    """A refusal: what the matter is, and what to do about it."""
+    """A refusal: its reason, the problem, and a hint."""
 
     reason: Refusal
     problem: str
@@ -77,24 +77,24 @@ class ClaimStore(Protocol):
         live_workers: int,
         now_us: int,
     ) -> Advance:
-        """Write the ends, unlock what waited for them, and claim at most ``claim`` more steps: one transaction.
+        """Write the ends, unlock their dependents, and claim at most ``claim`` more steps: one transaction.
 
         An end counts only while its step is leased with that fence by that worker; otherwise its run id is in ``stale``
         and nothing of it is written. A completed end without a result node gets one with its output. The dependents'
-        ``open_deps`` fall by the number of ended dependencies, rows locked in key order; what reaches 0 becomes ready
-        (a map: expanding). A map step whose last child ended completes here, with its dependents. A failed end leaves
-        its dependents as they are: the owner settles it.
+        ``open_deps`` fall by the number of ended dependencies, rows locked in key order; a step at 0 becomes ready (a
+        map: expanding). A map step whose last child ended completes here, with its dependents. A failed end leaves its
+        dependents as they are: the owner settles it.
 
         The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
 
         Claims: only ready steps of running tasks that are assigned, not pulled, of ``pools``, whose ``needs`` are
         within ``capabilities``; fair among sessions (least recently claimed first, one step each in turn, also within
-        one batch), then what was parked, then by priority (higher first), then oldest; never beyond a concurrency
-        limit, counted in live leases while its row is locked; at most ceil(ready / live_workers) so that one worker
-        does not take all, or as many as give it ceil((ready + held) / live_workers) where it holds fewer than others
-        do. Claiming sets the fence to one more than ever issued for the step, makes it running in one
-        go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
-        (draining, gone, unknown) claims nothing.
+        one batch), then parked ones, then by priority (higher first), then oldest; never beyond a concurrency limit,
+        counted in live leases while its row is locked; at most ceil(ready / live_workers) so that one worker does not
+        take all, or as many as give it ceil((ready + held) / live_workers) where it holds fewer than others do.
+        Claiming sets the fence to one more than ever issued for the step, makes it running in one go, starts the run
+        and appends step_claimed and run_started (or run_resumed). A worker that is not live (draining, gone, unknown)
+        claims nothing.
 
         A power cut that ends all processes of the store may take with it the ends of the last few milliseconds
         and all that was claimed since: those steps are ready again then.
@@ -113,12 +113,12 @@ class ClaimStore(Protocol):
     ) -> Claim | ClaimRefusal:
         """Claim an additional ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
 
-        As ``advance`` claims: the worker must be live and fit, no concurrency limit may be passed, the session has
-        had its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step
-        counts where its holder does not. The step's own run is started; its step_claimed event says which run holds
-        it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any
-        other. A run holds one additional step at a time, and no more than its own step's limit in all. Of a
-        step that is not given :class:`soong.shared.engine.tasks.claims.ClaimRefusal` says why.
+        As ``advance`` claims: the worker must be live and fit, no concurrency limit may be passed, the session has had
+        its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step counts
+        where its holder does not. The step's own run is started; its step_claimed event names the run that holds it
+        (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any other. A
+        run holds one additional step at a time, and no more than its own step's limit in all.
+        :class:`soong.shared.engine.tasks.claims.ClaimRefusal` is why a step is not given.
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
@@ -139,7 +139,8 @@ class ClaimStore(Protocol):
         The fence stays, and nothing is written under it any more. The writer that closes one of the run's questions
         (``ConsentStore.decide``) makes the step ready again in the same transaction.
 
-        Called again for a run that is parked under that fence, it says True and changes nothing: the answer was lost.
+        Called again for a run that is parked under that fence, it returns True and changes nothing: the answer was
+        lost.
 
         False, and nothing is changed, when one of the questions is closed already (the call continues at once), when
         ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
@@ -161,7 +162,7 @@ class ClaimStore(Protocol):
         ...
 
     async def leases(self, worker_id: str) -> Sequence[Lease]:
-        """Return all that the worker holds by the rows, whether it knows of it or not."""
+        """Return all steps that the worker holds by the rows, also those that it has lost track of."""
         ...
 
     # -- for all owners of the deployment
@@ -178,16 +179,15 @@ class ClaimStore(Protocol):
         """Declare a worker gone if its beat is still ``beat``, and free its leases; None when it has beaten or is gone.
 
         Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
-        ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: it says which
-        worker it was and how that ended (:func:`soong.shared.engine.tasks.claims.lost_to`). Returns the sessions
-        concerned.
+        ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: the worker
+        and its end (:func:`soong.shared.engine.tasks.claims.lost_to`). Returns the sessions concerned.
         """
         ...
 
     async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
         """End workers whose rows no process of ours writes, and those that are gone and hold steps (OPS-12).
 
-        Their leases end as those of :meth:`expire_worker` do. The audit log says each as ``malformed_row``.
+        Their leases end as those of :meth:`expire_worker` do. The audit log has each as ``malformed_row``.
         """
         ...
 
@@ -215,7 +215,7 @@ def is_able(worker: Worker, pool: str, needs: Iterable[str]) -> bool:
 def lacking(pool: str, needs: Sequence[str], workers: Sequence[Worker]) -> str:
     """Return what keeps every live worker from such steps, in words; nothing when one of them is able.
 
-    What nobody has is named; where each has a part, all that one of them would need.
+    The words name the needs that no worker meets; if each is met by some worker, all of them.
     """
     live = [worker for worker in workers if worker.state is ProcessState.LIVE]
     if any(is_able(worker, pool, needs) for worker in live):

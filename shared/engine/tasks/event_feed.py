@@ -38,7 +38,7 @@ class FeedRun(Value):
     planner_run_id: str = ""
     """The run of another task whose agent planned this one; empty: a person did."""
     trace_parent: str = ""
-    """The trace that its task belongs to, as its submitter said (W3C trace context); empty: its own."""
+    """The trace that its task belongs to, from its submitter (W3C trace context); empty: its own."""
     seq: int = 0
     state: JsonObject = msgspec.field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class FeedCursor(Value):
 
 
 Totals = Mapping[tuple[str, tuple[str, ...]], int]
-"""What to add to running totals, by name and labels."""
+"""Increments of running totals, by name and labels."""
 
 
 class EventFeed(Protocol):
@@ -71,7 +71,7 @@ class EventFeed(Protocol):
         ...
 
     async def read(self, consumer: str, *, since_us: int, limit: int) -> Sequence[FeedPart]:
-        """Return what is new, at most about ``limit`` events: of open tasks, and of those that ended since then."""
+        """Return at most about ``limit`` new events of open tasks, and of those that ended since then."""
         ...
 
     async def advance(
@@ -137,7 +137,7 @@ class MessageOutcome(Value):
 class NotificationOutbox(Protocol):
     """Notices until they are sent. Those that have ended are kept for a while, for people to look at.
 
-    What ``owner_id`` does counts only while that owner acts for ``consumer`` in the event feed.
+    The writes of ``owner_id`` count only while that owner acts for ``consumer`` in the event feed.
     """
 
     async def add(self, notices: Sequence[Notice]) -> None:
@@ -149,7 +149,7 @@ class NotificationOutbox(Protocol):
         ...
 
     async def is_acting(self, consumer: str, owner_id: str) -> bool:
-        """Say whether the owner acts for the consumer: what it sends otherwise is recorded by nobody."""
+        """Say whether the owner acts for the consumer: otherwise its messages are not recorded."""
         ...
 
     async def group(self, consumer: str, owner_id: str, message_id: str, ids: Sequence[str]) -> bool:

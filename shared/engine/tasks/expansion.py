@@ -22,14 +22,14 @@ from soong.shared.engine.tasks.step import NewStep, Step, StepResult, Task
 
 MAX_KEY_CHARS = 120
 _READ_KEY_CHARS = 1_000
-"""Of what a key is made: white space at its start does not count."""
+"""Characters from which a key is made: white space at its start does not count."""
 
 
 def map_items(step: Step, scope: Scope, budget: ExpansionBudget) -> Sequence[Json]:
     """Return the items that a map step is over; ``scope`` is what its references may name.
 
     Raises:
-        TemplateError: what it is over names nothing, is not a list, or has more items than ``max_items``.
+        TemplateError: ``over`` names nothing, is not a list, or has more items than ``max_items``.
     """
     over = step.spec.over
     items = render(over, scope, budget)
@@ -100,7 +100,7 @@ def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: Lineage)
 
 
 def _keys(step: Step, scopes: Sequence[Scope], budget: ExpansionBudget) -> list[str]:
-    """Return the key of each item: what ``key`` makes of it, else the item when it is a short text or number.
+    """Return the key of each item: the rendered ``key``, else the item when it is a short text or number.
 
     Without ``key``, an item that is neither is named by its position; so are all if a key is empty or two are the same.
     """

@@ -1,6 +1,6 @@
-"""What is left of a step that did not end cleanly: refusals, effects nobody knows of, and how far it got (DAG-10).
+"""The report of a step that did not end cleanly: denials, unknown effects, and how far it got (DAG-10).
 
-Read from the nodes of its last run when somebody needs it; a clean step has nothing here and costs nothing.
+Read from the nodes of its last run on demand; a clean step has no report and costs nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,19 @@ from msgspec.structs import replace
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
+from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 
 MAX_PARTIAL_CHARS: Final = 4000
+MAX_SHOWN_CHARS: Final = 1000
+"""Characters that are shown of an unknown effect's target."""
 
 
 @dataclass(slots=True)
 class StepIncidents:
-    """What a run was refused and which of its effects nobody knows the end of, as it comes to know it.
+    """The denials and the unknown effects of a run, as they occur.
 
     Filled by the agent loop, read by the gate that asks people about its calls, and by the code that ends the run.
     """
@@ -31,9 +35,40 @@ class StepIncidents:
     def __bool__(self) -> bool:
         return bool(self.denials or self.unknown_effects)
 
+    def take(self, tool: str, result: ToolResult) -> None:
+        """Note a call's denial, or its unknown effect (DAG-10)."""
+        error = result.error
+        if error is None:
+            return
+        if error.type.is_denial:
+            self.denials.append(_entry(result.tool_call_id, tool, error))
+        elif error.type is ErrorType.UNKNOWN_AFTER_CRASH:
+            self.unknown_effects.append({**_entry(result.tool_call_id, tool, error), **error.details})
+
     def lists(self) -> dict[str, Json]:
         """Return the two lists as a result node has them."""
         return {"denials": list(self.denials), "unknown_effects": list(self.unknown_effects)}
+
+
+def _entry(tool_call_id: str, tool: str, error: ToolFailure) -> dict[str, Json]:
+    return {"tool_call_id": tool_call_id, "tool": tool, "type": str(error.type), "message": error.message}
+
+
+def unknown_after_crash(row: CallRow) -> ToolFailure:
+    """Return the end of a write that was under way when its run was cut off: with what it was permitted to touch."""
+    facts = row.facts.get("facts")
+    shown = str(facts.get("shown") or "") if isinstance(facts, Mapping) else ""
+    return ToolFailure(
+        ErrorType.UNKNOWN_AFTER_CRASH,
+        f"the run was cut off while {row.tool} ran: it may or may not have happened",
+        "look before you do it again",
+        details={"effect_id": row.effect_id, "shown": shown[:MAX_SHOWN_CHARS]},
+    )
+
+
+def _unknown(row: CallRow) -> JsonObject:
+    failure = unknown_after_crash(row)
+    return {**_entry(row.tool_call_id, row.tool, failure), **failure.details}
 
 
 def with_report(end: StepEnd, incidents: StepIncidents) -> StepEnd:
@@ -45,21 +80,28 @@ def with_report(end: StepEnd, incidents: StepIncidents) -> StepEnd:
 
 
 class FailureReport(Value):
-    """The record of a step's last run: its error, its progress, its result node and its last answer."""
+    """The record of a step's last run: its error, its progress, its result node and its last answer.
+
+    ``open_calls`` are the writes that it started and whose end nobody has recorded.
+    """
 
     error: StepError | None = None
     progress: str = ""
     result: JsonObject | None = None
     answer: JsonObject | None = None
+    open_calls: Sequence[CallRow] = ()
 
     def added_to(self, result: StepResult) -> StepResult:
         """Return the result with what remains."""
         report = self.result or {}
+        reported = _entries(report.get("unknown_effects"))
+        named = [entry.get("tool_call_id") for entry in reported]
+        unreported = [_unknown(call) for call in self.open_calls if call.tool_call_id not in named]
         return replace(
             result,
             error=self.error or result.error,
             denials=_entries(report.get("denials")),
-            unknown_effects=_entries(report.get("unknown_effects")),
+            unknown_effects=(*reported, *unreported),
             partial=self._partial() if result.status is not StepStatus.COMPLETED else None,
         )
 
@@ -101,7 +143,7 @@ def _entries(value: Json) -> tuple[JsonObject, ...]:
 
 
 def _text(answer: JsonObject | None) -> str:
-    """Return what the model said in its last answer, of a stored assistant node."""
+    """Return the text of the model's last answer, from a stored assistant node."""
     message = (answer or {}).get("message")
     parts = message.get("parts") if isinstance(message, Mapping) else None
     texts = [

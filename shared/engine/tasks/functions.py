@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
+from soong.shared.core.foreign import origin_of
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
@@ -107,11 +108,6 @@ def suggestion(word: str, known: Collection[str]) -> str:
     return Unknown(word, known).text()
 
 
-def origin_of(body: Callable[..., object]) -> str:
-    """Return where a function is defined: a module imported under two names registers the same function again."""
-    return f"{body.__module__}.{body.__qualname__}"
-
-
 @step_function("builtin.echo", cheap=True)
 def _echo(inputs: JsonObject, _context: StepContext) -> Json:
     """Return the inputs."""
@@ -168,7 +164,7 @@ _Script = TypeVar("_Script", bound=ScriptBody)
 class ScriptedAgent(Value):
     """A registered agent that is a function; a cheap one runs on the event loop of its worker.
 
-    Some are cheap with some inputs only: ``is_cheap`` then says with which.
+    Some are cheap with some inputs only: ``is_cheap`` then judges the inputs.
     """
 
     name: str
@@ -185,7 +181,7 @@ def scripted_agent(
     """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
 
     A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it
-    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``. Where that
+    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``. If that
     depends on the inputs, ``cheap`` is a function of them.
 
     Raises:

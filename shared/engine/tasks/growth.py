@@ -55,7 +55,7 @@ class AttemptDocument(PlanModel):
 
 
 class UpdateDocument(PlanModel):
-    """What is to be different in a running task."""
+    """The changes to a running task."""
 
     add_steps: tuple[StepDocument, ...] = Field(
         default=(), description="More steps, written as in a plan; they may depend on any of the task."
@@ -88,7 +88,7 @@ _ATTEMPT: Final = DocumentReader.of(AttemptDocument)
 _PRIORITY: Final[DocumentReader[int]] = DocumentReader(TypeAdapter(Priority, config=ConfigDict(defer_build=True)), {})
 
 MAX_PULL_WORKERS: Final = 1000
-"""Most pull workers of one dispatch; what a session may run at once, its concurrency limits say."""
+"""Most pull workers of one dispatch; concurrency limits bound the running steps of a session."""
 
 
 class Attempt(Value):
@@ -103,7 +103,7 @@ class Update(Value):
 
     steps: tuple[StepSpec, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
-    """Of existing steps: (step, what it is to depend on)."""
+    """New dependencies of existing steps: (step, parent)."""
     attempts: tuple[Attempt, ...] = ()
     priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
     skipped: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def planned(step: Step) -> StepSpec:
 def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items.
 
-    ``steps`` may be some of them: what the others are for those is not drawn.
+    ``steps`` may be some of them: edges to the others are not drawn.
     """
     ids = {step.key: step.step_id for step in steps}
     own = [step for step in steps if not (step.map_key or step.is_pull_worker)]
@@ -237,7 +237,7 @@ def _check_edges(update: Update, standing: Standing, report: Report) -> None:
 def _check_attempt(
     attempt: Attempt, index: int, task: Task, steps: Mapping[str, Step], known: PlanNames, report: Report
 ) -> None:
-    """Check a step that is to be tried otherwise as the plan would have been, had it said so."""
+    """Check a changed step as if the plan had it that way."""
     step = steps[attempt.step_id]
     path: Path = ("retry_steps", index)
     if step.kind.traits.has_items:
@@ -268,7 +268,7 @@ def _check_attempt(
 
 
 def _mentioned(text: str, steps: Mapping[str, Step]) -> set[str]:
-    """Return the steps that the references of a text name; of a malformed text none."""
+    """Return the steps that the references of a text name; none for a malformed text."""
     try:
         found = [reference for _, reference in references(text)]
     except TemplateError:
@@ -292,7 +292,7 @@ def _below(name: str, report: Report) -> Report:
 
 
 class DispatchDocument(PlanModel):
-    """How many pull workers a task is to have, and what its author says about them."""
+    """The number of pull workers for a task, and their author's settings."""
 
     count: Annotated[int, Field(ge=1, le=MAX_PULL_WORKERS), Expected(f"an integer from 1 to {MAX_PULL_WORKERS}")] = 1
     max_steps: Annotated[int, Field(ge=1, le=1_000_000), Expected("an integer from 1 to 1000000")] | None = None

@@ -1,4 +1,4 @@
-"""What an operator watches, from rows: waiting steps, held steps, questions. Made for reading often.
+"""The metrics of an operator, from rows: waiting steps, held steps, questions. Made for reading often.
 
 Owns the values and the port. They are shown elsewhere: metrics, lists of workers, an agent's own view.
 """
@@ -24,7 +24,8 @@ class WorkerLoad(Value):
     started_us: int | None
     function: str = ""
     asked_to_end: str = ""
-    """Why it is to end, and has not: ``cancelled``, ``timed out`` or ``paused``; empty when it is not."""
+    """Why it is to end, and has not: ``cancelled``, ``timed out`` or ``paused``; empty when it is not. ``completed``:
+    it has ended, and threads of its calls have not; then there is no run, and ``step_key`` names the step."""
     progress: str = ""
 
     @property
@@ -82,7 +83,7 @@ class MetricsSource(Protocol):
         ...
 
     async def concurrency_limits(self) -> Sequence[LimitUsage]:
-        """Return the current limits; of sessions, those of sessions with open tasks. Raises: UnavailableError."""
+        """Return the current limits; those of sessions only for sessions with open tasks. Raises: UnavailableError."""
         ...
 
     async def close(self) -> None: ...

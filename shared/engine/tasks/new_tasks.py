@@ -6,7 +6,7 @@ the task, and never from a worker.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -35,13 +35,13 @@ from soong.shared.engine.wire.capabilities import (
     projects_among,
     tools_needed,
 )
-from soong.shared.engine.wire.events import written_in
+from soong.shared.engine.wire.notifier import written_in
 from soong.shared.tools.surface import Surface
 
 SurfaceOf: TypeAlias = Callable[[StepSpec], JsonObject]
 """Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`).
 
-Of a step it looks at its kind, its agent definition and its allowed tools; nobody changes what it returns."""
+It reads a step's kind, its agent definition and its allowed tools; its result is never changed."""
 
 MAX_TITLE_CHARS = 200
 
@@ -109,9 +109,9 @@ def new_ask(
     task_id: str = "",
     follows: str = "",
 ) -> NewTask:
-    """Return a task whose root run is an agent with a goal: ``spec`` says what it is to do, ``role`` what it may be.
+    """Return a task whose root run is an agent with a goal: ``spec`` is its work, ``role`` the limit of its rights.
 
-    ``follows`` is the run whose conversation it continues: of this session, or of one that this one is a fork of.
+    ``follows`` is the run whose conversation it continues, in this session or in the one that it forks.
 
     Raises:
         ValueError: the role is that of a child, which never starts agents.
@@ -211,26 +211,18 @@ class Surfaces(Value):
         return self._known[asked]
 
 
-def _tokens() -> Iterator[str]:
-    """Yield tokens of runs; the system is asked for many at once."""
-    while True:
-        many = secrets.token_hex(16 * 32)
-        yield from (many[at : at + 32] for at in range(0, len(many), 32))
-
-
 class Lineage(Value):
-    """What all runs of one task share."""
+    """The values that all runs of one task share."""
 
     session_id: str
     task_id: str
     root_run_id: str
     root_agent_id: str
     project: tuple[str, ...] = ()
-    """What a worker must have to work in the session's project."""
+    """The capabilities that a worker needs for the session's project."""
     origin: Origin = OWN
     is_limited: bool = False
     """The task has limits."""
-    tokens: Iterator[str] = msgspec.field(default_factory=_tokens)
 
     def run(
         self, key: str, title: str, definition: str, model: str, surface: JsonObject, role: Role = Role.WORKER
@@ -250,14 +242,14 @@ class Lineage(Value):
             model=model,
             origin=self.origin,
         )
-        return NewRun(identity, surface, next(self.tokens))
+        return NewRun(identity, surface, new_token())
 
 
 def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
     work = step.work
     surface, needed = surfaces.of(work)
     model = _model(work, default_model)
-    # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
+    # A map step stores the items' surface: its expansion needs neither registry nor policy and changes with neither.
     is_map = step.kind.traits.has_items
     spec = replace(step, depends_on=(), child_surface=surface if is_map else {}, is_limited=lineage.is_limited)
     if spec.step is not None:
@@ -282,10 +274,10 @@ def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfac
 
 
 def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
-    """Return what a worker must announce: what the plan asks for, and what the step is made of.
+    """Return the capabilities that a worker must announce: the plan's needs, and those of the step's parts.
 
-    It reads what this program writes, and has the function that is called; or what the tools of the step's surface
-    ``needed``, the project that they work in, and the scripted agent where no model is asked.
+    These are the version of this program, and the called function; or the needs of the surface's tools (``needed``),
+    their project, and the scripted agent of a step without a model.
     """
     if not step.kind.traits.is_agent:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
@@ -335,7 +327,7 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
 
 
 def retried_step(step: Step, last: Run, plan: StepSpec | None, surface_of: SurfaceOf, origin: Origin = OWN) -> NewStep:
-    """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
+    """Return a failed step for its next attempt: unchanged, or as in ``plan``, with the run of that attempt."""
     run = next_attempt(step, last, asked_by=origin)
     made = NewStep(**(structs.asdict(step) | {"run": run}))
     if plan is None:

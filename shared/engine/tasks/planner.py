@@ -1,4 +1,4 @@
-"""What a process must know to make rows of plans and of pull workers: tools, agent definitions, functions, surfaces."""
+"""The inputs for making rows of plans and of pull workers: tools, agent definitions, functions, surfaces."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,7 @@ from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Path, Problems
-from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, ClaimMode, FailurePolicy, StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, FailurePolicy, StepSpec
 from soong.shared.engine.tasks.step import NewStep, Step, Task
 
 SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
@@ -30,7 +29,7 @@ SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
 SOURCE: Final = "dispatch"
 _FORM: Final = DocumentReader.of(DispatchDocument)
 SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
-"""The fields of a dispatch by which its author, and not the plan, says what the pull workers do and with what."""
+"""The fields of a dispatch by which its author, and not the plan, sets the work and the tools of the pull workers."""
 
 PULL_WORKER_TOOLS: Final = (
     "agent.task_get",
@@ -52,7 +51,7 @@ def no_tools(_step: StepSpec) -> JsonObject:
 
 
 class Dispatch(Value):
-    """What is asked for, checked: ``step`` is one pull worker as a plan would say it, without its id."""
+    """A checked request for pull workers: ``step`` is one of them as in a plan, without its id."""
 
     count: int
     step: StepSpec
@@ -188,7 +187,7 @@ def _at_dispatch(report: Report) -> Report:
 
 
 Grow: TypeAlias = Callable[[Sequence[StepSpec], Task, RunIdentity], Sequence[NewStep]]
-"""Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.expansion.grown`)."""
+"""Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.new_tasks.grown`)."""
 
 
 def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
@@ -211,14 +210,3 @@ def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: Ru
         steps=tuple(replace(step, is_pull_worker=True, spec=spec) for step, spec in zip(made, limited, strict=True)),
         reason=f"{dispatch.count} pull workers dispatched",
     )
-
-
-def waiting_for_a_pull_worker(steps: Sequence[Step]) -> int:
-    """Return how many ready steps wait to be pulled while nothing of the task runs that could take them."""
-    waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
-    goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)
-    return 0 if goes_on else len(waiting)
-
-
-_GOES_ON: Final = frozenset({StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
-"""What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""

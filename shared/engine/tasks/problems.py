@@ -1,8 +1,8 @@
-"""Collects what is wrong with a plan, within bounds that no plan can move.
+"""Collects the problems of a plan, within bounds that no plan can move.
 
-A plan of 2 MiB can have a hundred thousand problems, each with a hint that lists a hundred thousand names. What is
-kept is what a person reads: the first problems, hints that are cut, and the number of the rest. The time that is
-spent for each problem does not depend on how many there are.
+A plan of 2 MiB can have a hundred thousand problems, each with a hint that lists a hundred thousand names. The part
+that a person reads is kept: the first problems, hints that are cut, and the number of the rest. The time for each
+problem does not depend on their number.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -13,17 +13,18 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
+from soong.shared.core.texts import dotted
 from soong.shared.core.value import Value
 
 MAX_PROBLEMS: Final = 50
 MAX_SUGGESTIONS: Final = 20
-"""Problems for which a near word is looked for; of the others the known words are named."""
+"""Problems with a search for a near word; the others get the known words."""
 MAX_NAMED: Final = 12
 MAX_CANDIDATES: Final = 1_000
 MAX_WORD_CHARS: Final = 64
-"""Of a word that is compared with others: the comparison costs the product of both lengths."""
+"""Length of a word that is compared with others: the comparison costs the product of both lengths."""
 MAX_TEXT_CHARS: Final = 500
-"""Of a problem and of a hint."""
+"""Length of a problem and of a hint."""
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and indexes from the root of a document to one of its parts."""
@@ -87,7 +88,7 @@ class Problems:
 
     def report(self, path: Path, problem: str, hint: Hint) -> None:
         """Take a problem by the path of its place."""
-        shown = show(path)
+        shown = dotted(path)
         joint = self.joint if self.source and shown else ""
         self.add(f"{self.source}{joint}{shown}", problem, hint)
 
@@ -103,7 +104,7 @@ class Problems:
         return tuple(one for _, one in sorted(self._kept, key=lambda item: item[0]))
 
     def error(self) -> InvalidPlanError:
-        """Return the error that tells them. Only where there is one."""
+        """Return the error that lists them. Only where there is one."""
         return InvalidPlanError(self.kept, total=self.count)
 
     def refuse(self) -> None:
@@ -155,11 +156,3 @@ def _short(name: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}… ({len(text):,} characters)"
-
-
-def show(path: Path) -> str:
-    """Return a path as people write it: ``steps[2].depends_on[0]``."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text

@@ -1,8 +1,8 @@
-"""What is run again when an ended task is tried again from one of its steps (DAG-08).
+"""The steps that run again when an ended task is retried from one of them (DAG-08).
 
-The step itself, all that came of it, and whatever did not complete: otherwise something below could wait for ever.
-What completed apart from it stays as it is. In a fork of the task, a step that is kept becomes a function's step with
-the recorded output, so that a fork is a plan like any other (DAG-11).
+The step itself, all steps below it, and all that did not complete: otherwise a step below could wait for ever. Other
+completed steps stay. In a fork of the task, a step that is kept becomes a function's step with the recorded output, so
+that a fork is a plan like any other (DAG-11).
 """
 
 from collections.abc import Mapping, Sequence

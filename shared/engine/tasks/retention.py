@@ -1,8 +1,8 @@
-"""What has ended and may be removed: the port of garbage collection (OPS-10).
+"""Ended tasks that may be removed: the port of garbage collection (OPS-10).
 
-A task leaves in steps, each a small transaction, so that a service works meanwhile. The first one takes the task's row:
-from then on nobody finds the task. What is left of it has no task any more, and is found by that, also after a
-collection that was killed.
+A task leaves in steps, each a small transaction, so that a service works meanwhile. The first one removes the task's
+row: from then on no reader finds the task. The remaining rows have no task any more, and are found by that, also after
+a collection that was killed.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ class EndedTask(Value):
 
 
 class RemovedRows(Value):
-    """What one transaction removed. ``run_ids`` are runs whose rows are gone."""
+    """The rows that one transaction removed. ``run_ids`` are runs whose rows are gone."""
 
     steps: int = 0
     run_ids: Sequence[str] = ()
@@ -32,7 +32,7 @@ class RemovedRows(Value):
 
 
 class Footprint(Value):
-    """What a task consists of. ``row_bytes``: roughly what its rows take."""
+    """The parts of a task. ``row_bytes``: roughly the size of its rows."""
 
     run_ids: Sequence[str] = ()
     row_bytes: int = 0
@@ -41,7 +41,7 @@ class Footprint(Value):
 class NamedArtifact(Value):
     """An artifact that a row names. ``task_id`` is "" for a run without a task.
 
-    ``kind`` is its media type, ``deliverable`` for a copy of a file that a run wrote, "" when that row does not say.
+    ``kind`` is its media type, ``deliverable`` for a copy of a file that a run wrote, "" when that row has none.
     """
 
     digest: str
@@ -81,7 +81,7 @@ class Retention(Protocol):
         ...
 
     async def gone_tasks(self) -> Sequence[str]:
-        """Return tasks that are gone and have rows left: of a collection that was killed. Reads all runs."""
+        """Return tasks that are gone and have rows left by a killed collection. Reads all runs."""
         ...
 
     async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:

@@ -17,7 +17,7 @@ from soong.shared.core.errors import ConflictError, LimitExceededError, NotFound
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import EXPECTED, faults
+from soong.shared.core.texts import EXPECTED, dotted, faults
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
@@ -27,7 +27,6 @@ from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.planner import Planner, check_total
-from soong.shared.engine.tasks.problems import show
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
@@ -109,7 +108,7 @@ class TaskService:
         return True
 
     # -- what is asked of a task's owner. All raise: ConflictError, its refusal; UnavailableError, no owner did it in
-    #    time: the command stands and is carried out by the next one. A command id says it once, however often.
+    # time: the command stands and is carried out by the next one. A command id makes repetitions one command.
     async def pause(self, task: Task, *, reason: str = "", limit_s: float = timing.PATIENCE_S) -> None:
         await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
 
@@ -154,11 +153,11 @@ class TaskService:
         await self.ask(CommandKind.COMPLETE, task, {"reason": reason}, command_id=command_id)
 
     async def fail(self, task: Task, *, reason: str, command_id: str = "") -> None:
-        """End a task as failed; what has not ended is cancelled."""
+        """End a task as failed; its unfinished steps are cancelled."""
         await self.ask(CommandKind.FAIL, task, {"reason": reason}, command_id=command_id)
 
     async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
-        """Change a running task (:mod:`soong.shared.engine.tasks.growth` says how it is written)."""
+        """Change a running task (its form: :mod:`soong.shared.engine.tasks.growth`)."""
         await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
 
     async def dispatch_worker(
@@ -178,7 +177,7 @@ class TaskService:
         """Let ``count`` runs take the task's ready steps one by one, each at most ``max_steps`` (DAG-03).
 
         They take worker slots as every run does, and end when nothing is left for them to claim. ``allowed_tools`` are
-        theirs in addition to the tools for steps. What the owner refuses is a ConflictError with every problem.
+        theirs in addition to the tools for steps. A refusal by the owner is a ConflictError with every problem.
         """
         detail: dict[str, Json] = {"count": count, "max_steps": max_steps, "agent": agent, "model": model}
         detail |= {"instructions": instructions, "script": script, "pool": pool}
@@ -248,7 +247,7 @@ class TaskService:
         self, session_id: str, kind: CommandKind, subject: str, detail: JsonObject, command_id: str = ""
     ) -> Command:
         for path, found in faults(detail):
-            raise UsageError(f"{show(path)}: {found}; expected {EXPECTED}")
+            raise UsageError(f"{dotted(path)}: {found}; expected {EXPECTED}")
         return Command(
             command_id or new_id("cmd"),
             session_id,

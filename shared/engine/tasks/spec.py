@@ -1,7 +1,7 @@
 """A step as planned: the one form that a plan is read into, a step's row keeps and its worker reads (DAG-02).
 
-The documents that people write are :mod:`soong.shared.engine.tasks.plan.models`. What an owner changes later (title,
-agent, model, priority, what a worker must have) has columns of its own, which rule.
+The documents that people write are :mod:`soong.shared.engine.tasks.plan.fields`. Fields that an owner changes later
+(title, agent, model, priority, needs) have columns of their own, which rule.
 """
 
 from collections.abc import Mapping
@@ -39,17 +39,17 @@ class BoundStep(Value):
 
 
 class KindTraits(Value):
-    """What the engine asks about a kind of step. ``brackets`` are its shape in Mermaid."""
+    """The facts of a kind of step for the engine. ``brackets`` are its shape in Mermaid."""
 
     brackets: tuple[str, str]
     is_round: bool = False
     """Its box in a picture has round ends."""
     noun: str = "step"
-    """What a claimed one is called."""
+    """The word for a claimed step of this kind."""
     is_agent: bool = False
     """An agent does it, with instructions, a model, tools and permissions."""
     is_untrusted: bool = False
-    """What depends on it counts as having read untrusted content: nothing says what it has read itself."""
+    """Its dependents count as having read untrusted content: its own reads are not recorded."""
     has_items: bool = False
     """It has no run: a step is made for each item, and they are its value."""
 
@@ -67,14 +67,14 @@ class StepKind(StrEnum):
 
 
 class ClaimMode(StrEnum):
-    """Who claims a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool."""
+    """The claimer of a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool."""
 
     ASSIGNED = "assigned"
     PULL = "pull"
 
 
 class FailurePolicy(StrEnum):
-    """What the final failure of a step means for the task (DAG-05)."""
+    """The effect of a step's final failure on the task (DAG-05)."""
 
     SKIP_DEPENDENTS = "skip_dependents"
     FAIL_TASK = "fail_task"
@@ -101,11 +101,11 @@ class StepSpec(Value, omit_defaults=True):
     agent: str = DEFAULT_DEFINITION
     model: str = ""
     settings: JsonObject = msgspec.field(default_factory=dict)
-    """How its model is asked, where it says so itself."""
+    """Its own model settings, if any."""
     allowed_tools: tuple[str, ...] | None = None
     """None: those of the definition."""
     permissions: DeclaredPermissions = NO_PERMISSIONS
-    """What it will ask people for."""
+    """The permissions that it declares."""
     inputs: JsonObject = msgspec.field(default_factory=dict)
     output: JsonObject | None = None
     """The schema of the step's output."""
@@ -116,7 +116,7 @@ class StepSpec(Value, omit_defaults=True):
     pool: str = "default"
     needs: tuple[str, ...] = ()
     on_failure: FailurePolicy | None = None
-    """None: the plan says nothing, and an agent that plans the task may decide (DAG-05)."""
+    """None: the plan has no policy, and an agent that plans the task may decide (DAG-05)."""
     call: str = ""
     isolation: str | None = None
     """``thread`` or ``process``; None: as its function was registered."""
@@ -132,7 +132,7 @@ class StepSpec(Value, omit_defaults=True):
     claim: ClaimMode = ClaimMode.ASSIGNED
     """PULL: a run that asks for the step does it with its own agent, model and tools."""
     role: Role = Role.WORKER
-    """What its agent is. The owner sets it; it is not read from a plan."""
+    """The role of its agent. The owner sets it; it is not read from a plan."""
     child_surface: JsonObject = msgspec.field(default_factory=dict)
     """The surface of the items' runs; stored, so that an expansion needs neither registry nor policy."""
     bound: BoundStep | None = None
@@ -144,7 +144,7 @@ class StepSpec(Value, omit_defaults=True):
 
     @property
     def work(self) -> "StepSpec":
-        """The step that is run: of a map step that of its items."""
+        """The step that is run: for a map step that of its items."""
         return self.step or self
 
     @property

@@ -1,6 +1,6 @@
 """Statuses of tasks and steps as data: one table each, from which tests and the pictures in the docs are made.
 
-Idea after h11's state tables: the table is the only place that knows which change is legal.
+Idea after h11's state tables: the table is the only place that defines the legal changes.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class StepStatus(StrEnum):
 
 
 class StepEvent(StrEnum):
-    """What moves a step. The name is also the type of the event in the run's log (``step_<event>``)."""
+    """An event that moves a step. The name is also the type of the event in the run's log (``step_<event>``)."""
 
     UNLOCK = "unlock"
     EXPAND = "expand"

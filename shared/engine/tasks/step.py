@@ -1,4 +1,4 @@
-"""Tasks and steps as values: what is written when a DAG is made, what a claim gives, what an end reports.
+"""Tasks and steps as values: the rows of a new DAG, the content of a claim, the report of an end.
 
 Owns the shapes that cross the store port. The plan's own language is :mod:`soong.shared.engine.tasks.plan.plan`.
 """
@@ -14,8 +14,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode
-from soong.shared.engine.runs.record import NewRun, Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, NewRun, Usage
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 
@@ -30,7 +29,7 @@ class Outcome(StrEnum):
 class StepError(Value):
     """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
 
-    ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
+    ``retryable``: the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
     """
 
     type: str
@@ -70,7 +69,7 @@ class Step(Value, kw_only=True):
     fence: int = 0
     worker_id: str = ""
     map_key: str = ""
-    """Of an item of a map step: the map step, and which item it is."""
+    """For an item of a map step: the map step, and the index of the item."""
     item_index: int | None = None
     outcome: Outcome | None = None
     output: Json = None
@@ -119,7 +118,7 @@ class NewTask(Value):
     trace_parent: str = ""
     """The trace of its submitter that it belongs to (W3C trace context)."""
     limits: Budget = NO_BUDGET
-    """What all its runs together may use, and how long it may take (DIS-07)."""
+    """Limits on the usage of all its runs together, and on its time (DIS-07)."""
 
 
 class Task(Value):
@@ -153,7 +152,7 @@ class OpenTask(Value):
 
 
 class SessionWork(Value):
-    """What there is for the owner of a session to do, found in one read: most looks find little."""
+    """The work for the owner of a session, found in one read: most reads find little."""
 
     open_tasks: tuple[OpenTask, ...] = ()
     has_commands: bool = False
@@ -177,10 +176,10 @@ class SessionWork(Value):
 
 
 class StepResult(Value):
-    """What dependents see of a finished step. For a map step: the list of its children's outputs in item order.
+    """A finished step's result for its dependents. For a map step: the list of its children's outputs in item order.
 
-    Of one that did not end cleanly also why, what it was refused, which of its effects nobody knows the end of, and how
-    far it got (``partial``, None when it completed); of a map step what its children left (DAG-10).
+    A step that did not end cleanly also has its error, its denials, its unknown effects, and how far it got
+    (``partial``, None when it completed); a map step has those of its children (DAG-10).
     """
 
     step_id: str
@@ -192,11 +191,11 @@ class StepResult(Value):
     unknown_effects: tuple[JsonObject, ...] = ()
     partial: Json = None
     malformed: str = ""
-    """What is wrong with its row, which some worker wrote: what depends on it fails (OPS-12)."""
+    """The problem of its row, which some worker wrote: its dependents fail (OPS-12)."""
 
 
 MALFORMED: Final = "malformed_row"
-"""How a step fails whose rows no program of ours left behind like this; also what the security event says."""
+"""How a step fails whose rows no program of ours left behind like this; also the word in the security event."""
 
 RunFence: TypeAlias = tuple[str, int]
 """Run id and fence: one life of a run."""
@@ -214,7 +213,7 @@ class Lease(Value):
     def failed(
         self, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
     ) -> "StepEnd":
-        """Return the end of a step that did not do what it should; of a long message the first 2,000 characters."""
+        """Return the end of a failed step, with at most 2,000 characters of the message."""
         error = StepError(type_, message[:MAX_MESSAGE], retryable)
         return StepEnd(self.step_key, self.run_id, self.fence, StepStatus.FAILED, reason, error=error)
 
@@ -243,8 +242,8 @@ class StepEnd(Value):
 class Claim(Value):
     """Exclusive, leased ownership of a step by its run. ``fence`` goes with every later write.
 
-    ``is_resumed`` says that the run has run before (its context is to be read). ``surface`` is the effective tool set
-    stored with the run; ``token`` proves the run to the owner and is shown nowhere.
+    ``is_resumed``: the run has run before (its context is to be read). ``surface`` is the effective tool set stored
+    with the run; ``token`` proves the run to the owner and is shown nowhere.
     """
 
     UNSHOWN = frozenset({"token"})
@@ -265,7 +264,7 @@ class Claim(Value):
     task_title: str = ""
     is_resumed: bool = False
     malformed: str = ""
-    """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
+    """The problem of the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
 
     @property
     def kind(self) -> StepKind:
@@ -313,18 +312,18 @@ class Claim(Value):
         return self.failed(EndReason.ABORTED_TOOLS, message, reason=EndReason.ABORTED_TOOLS)
 
     def cancelled(self, message: str, reason: EndReason = EndReason.CANCELLED) -> StepEnd:
-        """Return the end of a step that was asked to stop; ``message`` says by what."""
+        """Return the end of a step that was asked to stop; ``message`` names the cause."""
         own, error = self.lease, StepError(str(reason), message)
         return StepEnd(own.step_key, own.run_id, own.fence, StepStatus.CANCELLED, reason, error=error)
 
 
 class Advance(Value):
-    """What one complete-and-claim did.
+    """The result of one complete-and-claim.
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
-    whose owner has something to do: a map to expand, a failure to settle, or a task in which these ends opened nothing
-    and no step was claimed with them, so that it may be over. ``ready_left`` says that claimable work is left for
-    others; it may be true of work that only a concurrency limit holds back, never missed.
+    with work for their owner: a map to expand, a failure to settle, or a task in which these ends opened nothing and no
+    step was claimed with them, so that it may be over. ``ready_left``: claimable work is left for others. It may be
+    true for work that only a concurrency limit holds back, and is never missed.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -342,7 +341,7 @@ class Interrupt(Value):
     kind: Literal["cancel", "pause", "abort"]
     reason: str = ""
     tool_call_id: str = ""
-    """Of an abort; empty for one of the run."""
+    """The call that an abort ends; empty for the run itself."""
 
 
 class BadWorker(Value):
@@ -362,7 +361,7 @@ class WaitingSteps(Value):
 
 
 class Backlog(Value):
-    """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each, and whom they need."""
+    """The work for the dispatcher: claimable steps by pool, counted to at most ``limit`` each, and their needs."""
 
     ready: Mapping[str, int] = msgspec.field(default_factory=dict)
     waiting: frozenset[WaitingSteps] = frozenset()
@@ -380,7 +379,7 @@ class ConcurrencyLimit(Value):
 
 
 LIMIT_KINDS: Final = ("session", "definition", "model", "pool")
-"""What a concurrency limit may be of, in the order in which concurrency limits are locked."""
+"""The kinds of concurrency limits, in the order in which they are locked."""
 
 
 def session_limit(session_id: str, limit: int) -> ConcurrencyLimit:

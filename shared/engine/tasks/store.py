@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.runs.store import CallAbort, LastRuns
+from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import FailurePolicy, TaskKind
@@ -48,6 +48,8 @@ class StepSnapshot(Value):
     error: StepError | None
     started_us: int | None
     ended_us: int | None
+    lost_leases: int
+    lost_to: str
 
     @classmethod
     def of(cls, step: Step) -> "StepSnapshot":
@@ -62,15 +64,9 @@ class StepSnapshot(Value):
             step.error,
             step.started_us,
             step.ended_us,
+            step.lost_leases,
+            step.lost_to,
         )
-
-
-class TaskEnd(Value):
-    """The task, its steps in the order in which they were inserted, and what their last runs tell."""
-
-    task: Task
-    steps: Sequence[Step]
-    last_runs: LastRuns
 
 
 class FinishedTask(Value):
@@ -86,7 +82,7 @@ class FinishedTask(Value):
 
 
 SessionLook: TypeAlias = tuple[SessionWork, Sequence[FinishedTask]]
-"""What there is to do in a session, and the tasks that the look at it has ended."""
+"""The work in a session, and the tasks that the read of it has ended."""
 
 
 class TaskStore(Protocol):
@@ -157,22 +153,15 @@ class TaskStore(Protocol):
         """Return the status of a task without reading its plan. Raises: NotFoundError."""
         ...
 
-    async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
-        """Return what the result of an ended task is made of, in one read; of another one only its status.
-
-        Raises: NotFoundError.
-        """
-        ...
-
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
-        """Return the owned session's steps in a status, oldest first (expanding: what the expander has to do)."""
+        """Return the owned session's steps in a status, oldest first (expanding: the work of the expander)."""
         ...
 
     async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
         """Count that an expanding map step is about to be expanded; return how often that was since it opened.
 
-        Written before the work, so that the successor of an owner that the work has killed knows of it.
+        Written before the work, so that the successor of an owner that the work has killed can read it.
         ``is_taken_back``: it was begun once less, for it was not the work that ended it. 0 when it is not expanding.
         """
         ...
@@ -215,8 +204,8 @@ class TaskStore(Protocol):
         """Finish a failure by its policy: skip dependents (all below), fail the task, or let them continue.
 
         A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children
-        continue. FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then fails the task.
-        Nothing happens when the failure is settled already.
+        continue. FAIL_TASK cancels steps without a lease and asks the others to stop; ``finish_task`` then fails the
+        task. Nothing happens when the failure is settled already.
 
         Raises: InvalidTransitionError when the step is not failed.
         """
@@ -243,18 +232,17 @@ class TaskStore(Protocol):
         ...
 
     async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
-        """Return what there is to do as :meth:`session_work` does, after ending the tasks whose end is all of it.
+        """Return the work as :meth:`session_work` does, after ending the tasks whose end is all of it.
 
         They end as by :meth:`finish_task`; one that completes with few runs, none of which has a folder, is recorded
-        with its end. Where the session has more to do (a command, a map, a failure, a retry, an ask), nothing is
-        written.
+        with its end. If the session has other work (a command, a map, a failure, a retry, an ask), nothing is written.
         """
         ...
 
     async def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
         """Return up to 100 tasks that are over and whose run folders are not written, oldest first.
 
-        Of sessions that are the owner's or nobody's; none of which a step is still held, and none that is set aside.
+        Their sessions have this owner or none; no step of them is still held, and none is set aside.
         """
         ...
 
@@ -286,9 +274,9 @@ class TaskStore(Protocol):
     async def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
         """Stop a task that has reached a limit: no step of it starts any more, and it fails for this ``reason``.
 
-        What is not leased is cancelled, its questions withdrawn; leased steps end by themselves, and ``finish_task``
-        then fails the task. Failures need no settling. Stopped twice, the first reason stays; nothing happens to a task
-        that has ended.
+        Steps without a lease are cancelled, their questions withdrawn; leased steps end by themselves, and
+        ``finish_task`` then fails the task. Failures need no settling. Stopped twice, the first reason stays; nothing
+        happens to a task that has ended.
         """
         ...
 
@@ -297,8 +285,8 @@ class TaskStore(Protocol):
     ) -> frozenset[str]:
         """End the task and its root run as cancelled; return the ids of workers that hold steps of it.
 
-        What is not leased is cancelled at once, its questions withdrawn; the leased steps are asked to stop
-        (``interrupts``) and end as their worker says, or as cancelled when they are handed back or their lease
+        Steps without a lease are cancelled at once, their questions withdrawn; leased steps are asked to stop
+        (``interrupts``) and end as their worker reports, or as cancelled when they are handed back or their lease
         expires. Failures need no settling.
 
         Raises: InvalidTransitionError when the task has ended.
@@ -310,9 +298,9 @@ class TaskStore(Protocol):
     ) -> frozenset[str]:
         """Change a running task, all or nothing; return the workers that hold a step which is to be cancelled.
 
-        A new step waits for those of its dependencies that have not completed (or failed and are kept). What is skipped
-        or cancelled takes everything below it with it, a map step its children too; a failed step that is skipped is
-        settled. A leased step that is cancelled is asked to stop, and ends as its worker says.
+        A new step waits for those of its dependencies that have not completed (or failed and are kept). A skipped or
+        cancelled step takes all steps below with it, a map step its children too; a skipped failed step is settled. A
+        cancelled leased step is asked to stop, and ends as its worker reports.
 
         Raises:
             InvalidTransitionError: the task has ended; a step is not in a status that allows the change.

@@ -1,4 +1,4 @@
-"""What a worker says that it can do and what a step needs, in one vocabulary: a claim compares the two (CARD-2).
+"""The capabilities of a worker and the needs of a step, in one vocabulary: a claim compares the two (CARD-2).
 
 A capability is a word. Those of an operator are labels, plain words; ours have a kind before a colon. A step may be
 claimed by any worker that announces all it needs, so what is needed is what a step really uses: each tool by its name,
@@ -31,7 +31,7 @@ BUILTIN: Final = "builtin."
 def tools_needed(names: Iterable[str]) -> tuple[str, ...]:
     """Return the capabilities of a worker that has these tools.
 
-    Of an MCP server it is the server: its tools change while workers run, and one that has gone is an error of a call.
+    A tool of an MCP server needs the server: its tools change while workers run, and a missing one fails its call.
     """
     return tuple(dict.fromkeys(f"{TOOL}{_of_server(name) or name}" for name in names))
 

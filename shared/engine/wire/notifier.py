@@ -1,11 +1,41 @@
-"""The port for hints: ring and wait. Adapters: Redis, and an in-memory one for one process.
+"""Notifications: their content, and the port to send and await them. Adapters: Redis, and an in-memory one.
 
-Nothing waits on a ring alone: a waiting process also looks at the rows when ``timeout_s`` has passed.
+No process waits on a hint alone: a waiting process also reads the rows after ``timeout_s``.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
+
+from msgspec import MsgspecError
+from msgspec.json import decode
+
+from soong.shared.core.value import Value
+
+KEY_PREFIX: Final = "soong:"
+"""Before every broker key, so that one Redis may serve others too (kombu ``global_keyprefix``)."""
+
+OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
+"""To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill."""
+
+REQUESTS: Final = f"{KEY_PREFIX}perm:req"
+MAX_LENGTH: Final = 10_000
+
+PROTOCOL: Final = 1
+"""Version of everything under soong.shared.engine.wire and of a step's row; N reads N-1.
+
+A step needs the version that it was written in, a worker announces those that it reads: as ``protocol:<n>``.
+"""
+
+DISPATCH_TASK: Final = "soong.worker"
+"""The one Celery task: hold a slot and claim steps until nothing is claimable. Arguments: (dispatch_id,)."""
+
+MAX_PIECE_CHARS: Final = 300_000
+MAX_CALLS: Final = 100
+MAX_NAME_CHARS: Final = 200
+GAP: Final = "… "
+"""Stands for what a reader has missed."""
 
 
 class Notifier(Protocol):
@@ -32,15 +62,15 @@ class Notifier(Protocol):
         ...
 
     async def publish_answer(self, run_id: str, payload: str) -> int:
-        """Send a piece of an answer at once and return how many hear it; 0 also where it could not be sent."""
+        """Send a piece of an answer at once and return its number of receivers; 0 also if it could not be sent."""
         ...
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         """Tell owners that a question was raised, answered or withdrawn: its session's broker is to look."""
         ...
 
-    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
-        """Tell a worker that a request was closed; ``decision`` is the text of its decision, if that is at hand."""
+    async def permission_decided(self, request_id: str, worker_id: str) -> None:
+        """Notify a worker that a request was closed."""
         ...
 
 
@@ -48,7 +78,7 @@ class Subscription(Protocol):
     """Receives hints on one subject; create it, then look at the rows, then wait: nothing falls in between."""
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
-        """Return the ids heard (sessions, requests) since the last call; empty after ``timeout_s`` without a hint."""
+        """Return the ids (sessions, requests) since the last call; empty after ``timeout_s`` without a hint."""
         ...
 
     async def close(self) -> None: ...
@@ -66,7 +96,7 @@ class NullSubscription:
 
 
 class NullNotifier:
-    """Tells nobody: no service runs that could hear it. Implements :class:`Notifier`."""
+    """Sends nothing: no service runs that could receive it. Implements :class:`Notifier`."""
 
     async def notify_owners(self, sessions: Sequence[str] = ()) -> None: ...
 
@@ -83,11 +113,11 @@ class NullNotifier:
 
     async def permission_raised(self, request_id: str, session_id: str) -> None: ...
 
-    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None: ...
+    async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
 
 
 class Subscriber(Protocol):
-    """Makes subscriptions. One that was away (its server restarted) says so when it is back: look at all rows.
+    """Makes subscriptions. One that was away (its server restarted) reports its return: read all rows.
 
     It then reports an empty id, the subscriptions of a worker and of a session their own.
     """
@@ -105,9 +135,7 @@ class Subscriber(Protocol):
         ...
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
-        """Hear decided requests of one worker: request ids, each with the decision that came with it
-        (:func:`soong.shared.engine.wire.events.split_hint`).
-        """
+        """Subscribe to the ids of one worker's decided requests."""
         ...
 
     async def subscribe_session(self, session_id: str) -> Subscription:
@@ -126,7 +154,7 @@ class Subscriber(Protocol):
 
 
 class NullSubscriber:
-    """Makes subscriptions that hear nothing. Implements :class:`Subscriber`."""
+    """Makes subscriptions that receive nothing. Implements :class:`Subscriber`."""
 
     async def subscribe_owner(self) -> Subscription:
         return NullSubscription()
@@ -138,3 +166,84 @@ class NullSubscriber:
         return NullSubscription()
 
     subscribe_decisions = subscribe_session = subscribe_run = subscribe_answer = subscribe_worker
+
+
+def worker_channel(worker_id: str) -> str:
+    """Return the channel that has one worker read its interrupts (cancel, pause).
+
+    With ``"claim": true`` in the payload it has the worker claim steps for its free slots instead.
+    """
+    return f"{KEY_PREFIX}wake:worker:{worker_id}"
+
+
+def session_channel(session_id: str) -> str:
+    """Return the channel for changes of a session (progress, a question, an end), to its clients."""
+    return f"{KEY_PREFIX}wake:session:{session_id}"
+
+
+def run_channel(run_id: str) -> str:
+    """Return the channel that notifies followers of a run after each write to its log (EVT-02)."""
+    return f"{KEY_PREFIX}wake:run:{run_id}"
+
+
+def decisions_of(worker_id: str) -> str:
+    """Return the stream of one worker's decided requests."""
+    return f"{KEY_PREFIX}perm:dec:{worker_id}"
+
+
+def written_in(protocol: int = PROTOCOL) -> str:
+    """Return the capability that a worker needs for what a program of this version wrote."""
+    return f"protocol:{protocol}"
+
+
+def reads(protocol: int = PROTOCOL) -> tuple[str, ...]:
+    """Return the capabilities of a worker of this version: its own writing, and that of the version before."""
+    return tuple(written_in(version) for version in range(max(1, protocol - 1), protocol + 1))
+
+
+def queue_of(pool: str) -> str:
+    """Return the Celery queue of a pool."""
+    return f"soong.{pool}"
+
+
+def queue_key(pool: str) -> str:
+    """Return the Redis list in which kombu keeps that queue."""
+    return f"{KEY_PREFIX}{queue_of(pool)}"
+
+
+def answer_channel(run_id: str) -> str:
+    """Return the channel with the answers of a run while they arrive."""
+    return f"{KEY_PREFIX}wake:run:{run_id}:answer"
+
+
+class AnswerDelta(Value):
+    """A piece of an answer, without secrets. From its position ``at`` on, ``text`` replaces what was there.
+
+    An answer that broke off and is asked for again starts at 0 again. ``calls`` are the tools that it calls so far.
+    ``is_complete``: this is its last piece; the run continues with it.
+    """
+
+    turn: int
+    at: int
+    text: str
+    calls: tuple[str, ...] = ()
+    is_complete: bool = False
+
+    def payload(self) -> str:
+        """Return the form on the wire."""
+        return json.dumps({"v": 1, **self.as_json()}, separators=(",", ":"))
+
+    def applied_to(self, shown: str) -> str:
+        """Return the answer's text so far for a reader who has shown this much of the same turn."""
+        return (shown[: self.at] if self.at <= len(shown) else GAP) + self.text
+
+
+def delta_of(payload: str) -> AnswerDelta | None:
+    """Read the form on the wire; None when it is not one: anybody with a worker's rights may publish."""
+    try:
+        delta = decode(payload, type=AnswerDelta)
+    except (MsgspecError, RecursionError):
+        return None
+    is_short = len(delta.text) <= MAX_PIECE_CHARS and len(delta.calls) <= MAX_CALLS
+    is_bounded = is_short and all(len(name) <= MAX_NAME_CHARS for name in delta.calls)
+    return delta if is_bounded and min(delta.turn, delta.at) >= 0 else None

@@ -1,1 +1,1 @@
-"""Who may use the HTTP API: tokens, the rights that they carry, and where they are kept."""
+"""Access to the HTTP API: tokens, their rights, and their store."""

@@ -1,7 +1,7 @@
 """API tokens as values: a principal, its rights, and a secret of which only the digest is ever kept.
 
-A token is shown once, to its creator. What it looks like (``soong_tok_<id>_<secret>``) says which row to compare it
-with and lets secret scanners, our own redaction among them, know it wherever it turns up.
+A token is shown once, to its creator. Its form (``soong_tok_<id>_<secret>``) names the row to compare it with, and lets
+secret scanners and our own redaction recognize it anywhere.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from soong.shared.core.value import Value
 
 
 class Right(StrEnum):
-    """What a token lets its principal do (DESIGN: tenancy)."""
+    """A right of a token's principal (DESIGN: tenancy)."""
 
     READ = "read"
     """See every session, task, run and question of the deployment: one deployment is one tenant."""
@@ -37,7 +37,7 @@ IMPLIED: Final[Mapping[Right, frozenset[Right]]] = {
     # Not approve: running the service is no reason to speak for the people who use it.
     Right.ADMIN: frozenset({Right.READ, Right.RUN}),
 }
-"""What each right brings with it."""
+"""The rights that each right includes."""
 
 _PRINCIPAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _TOKEN: Final = re.compile(r"soong_(tok_(?:[0-9a-v]{26}|[0-9a-f]{32}))_([A-Za-z0-9_-]{43})")
@@ -128,7 +128,7 @@ class AccessStore(Protocol):
     async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
         """Put a secret in the place of a sign-in's code, once; return the token, None when the code is worth nothing.
 
-        ``code_digest`` and ``digest`` are the SHA-256 of both. Of several at the same moment one succeeds.
+        ``code_digest`` and ``digest`` are the SHA-256 of both. Only one of several calls at the same moment succeeds.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""The audit log: who answered, decided and granted what, when and by which channel, in chains that show tampering."""
+"""The audit log: answers, decisions and grants with author, time and channel, in chains that show tampering."""

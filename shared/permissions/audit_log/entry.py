@@ -2,9 +2,9 @@
 
 Each process that writes has a chain of its own, so no writer ever waits for another: entry *n* carries the digest of
 entry *n - 1* of its chain (``previous``) and the digest of the newest entry of any other chain that its transaction saw
-(``beside``). Through ``beside`` the chains hold each other: who removes entries at the end of one has to rewrite
-every chain that continued after it. No chain can show that *all* of them were rewritten: a digest that is noted
-elsewhere does (``soong audit verify --expect-digest``).
+(``beside``). Through ``beside`` the chains hold each other: removing entries at the end of one takes rewriting every
+chain that continued after it. No chain can show that *all* of them were rewritten: a digest that is noted elsewhere
+does (``soong audit verify --expect-digest``).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ VERSION: Final = 1
 
 
 class AuditKind(StrEnum):
-    """What an entry tells of. Each is written in the transaction of what it tells."""
+    """The subject of an entry. Each entry is written in the transaction of its subject."""
 
     SESSION_OPENED = "session_opened"
-    """With its policy, the rules of ``--allow`` among it: what nobody will be asked about."""
+    """With its policy, the rules of ``--allow`` among it: the calls without a question."""
     ANSWER = "answer"
-    """What a responder said: principal, channel, choice, question, digest of the input."""
+    """A responder's answer: principal, channel, choice, question, digest of the input."""
     DECISION = "decision"
-    """What the owner made of it: author, rule and its source or grant, expiry, key."""
+    """The owner's decision on it: author, rule and its source or grant, expiry, key."""
     GRANT_GIVEN = "grant_given"
     GRANT_USED = "grant_used"
     WITHDRAWN = "withdrawn"
@@ -50,7 +50,7 @@ class AuditKind(StrEnum):
 
 
 class AuditNote(Value):
-    """What is to be written, before it has its place in a chain. ``session_id`` is empty for the deployment."""
+    """A future entry, before it has its place in a chain. ``session_id`` is empty for the deployment."""
 
     kind: AuditKind
     data: JsonObject
@@ -58,7 +58,7 @@ class AuditNote(Value):
 
 
 class Head(Value):
-    """Where a chain ends, as a transaction sees it; ``beside`` is the newest digest of the other chains, if any."""
+    """The end of a chain in a transaction; ``beside`` is the newest digest of the other chains, if any."""
 
     number: int = 0
     digest: str = ""
@@ -95,7 +95,7 @@ class AuditEntry(Value):
         }
 
     def as_json(self) -> dict[str, Json]:
-        """Return the entry as one line of the export: what is covered, the digest, and the time for people."""
+        """Return the entry as one line of the export: the covered fields, the digest, and the time for people."""
         return {**self.covered(), "digest": self.digest, "time": rfc3339(self.time_us)}
 
 

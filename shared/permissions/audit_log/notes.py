@@ -1,4 +1,4 @@
-"""What the audit log says of each act, made of the values that the act is made of. Pure; secrets are taken out here.
+"""The audit note of each act, made of the act's own values. Pure; secrets are removed here.
 
 The texts of people and of tools may hold secrets; a chain is over what is stored, so they go before it is linked
 (EVT-05).
@@ -7,6 +7,7 @@ The texts of people and of tools may hold secrets; a chain is over what is store
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from soong.shared.core.errors import ANSWERED
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -19,12 +20,12 @@ from soong.shared.permissions.signing import ExpiredDecision
 from soong.shared.sandbox.redact import Redactor
 
 _OF_LOG: Final = {"request_id": "request", "decision_id": "decision", "tool_call_id": "tool_call"}
-"""What the log of a run calls by one name and the audit log by another."""
+"""Names in the log of a run, and their names in the audit log."""
 
 MAX_SHOWN_CHARS: Final = 200
 
 REPORTED: Final = frozenset({EventType.SECURITY, EventType.PERMISSION_WITHDRAWN})
-"""What a worker writes into a run's log that belongs into the audit log, where it may not write."""
+"""Events in a run's log that belong into the audit log, where a worker may not write."""
 
 
 def of_session(session: Session) -> AuditNote:
@@ -45,7 +46,7 @@ def of_answer(answer: Answer, session_id: str, run_id: str) -> AuditNote:
 
 def of_late_answer(answer: Answer, session_id: str, run_id: str, state: str) -> AuditNote:
     """Tell of an answer to a question that was closed, or answered, before."""
-    what = "second_answer" if state == "answered" else "late_answer"
+    what = "second_answer" if state == ANSWERED else "late_answer"
     return AuditNote(AuditKind.SECURITY, {"what": what, "state": state, "run": run_id, **_said(answer)}, session_id)
 
 
@@ -129,7 +130,7 @@ def of_malformed_worker(worker_id: str, problem: str, freed: int) -> AuditNote:
 
 
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:
-    """Tell what a worker reported of a run: what it refused to use, or a question that it took back."""
+    """Note a worker's report on a run: a refused decision, or a question that it took back."""
     kind = AuditKind.WITHDRAWN if type_ == EventType.PERMISSION_WITHDRAWN else AuditKind.SECURITY
     return AuditNote(kind, {**_as_audited(data), "run": identity.run_id, "reported_by": "worker"}, identity.session_id)
 

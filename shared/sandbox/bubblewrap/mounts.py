@@ -1,4 +1,4 @@
-"""What a sandbox shows of the file system: which places, read-only or writable, and what takes their place.
+"""The file system of a sandbox: its places, read-only or writable, and their replacements.
 
 Everything that is not listed does not exist inside. The deepest mount above a path decides about it. Owns the decision;
 :mod:`soong.shared.sandbox.bubblewrap.runner` makes arguments of it.
@@ -28,7 +28,7 @@ TEMPORARY: Final = tuple(map(Path, ("/tmp", "/var/tmp")))  # noqa: S108  # they 
 _PROGRAM_FOLDERS: Final = frozenset({"bin", "sbin", "shims"})
 _OF_AN_INSTALLATION: Final = ("lib", "libexec", "versions", "installs", "pyvenv.cfg")
 _GIT_PLACES: Final = ("worktrees/*", "modules/*", "modules/*/*")
-"""Where a git folder keeps those of its linked worktrees and of its submodules, whose names may have a slash."""
+"""The git folders of linked worktrees and of submodules inside a git folder; submodule names may have a slash."""
 
 
 class Mount(Value):
@@ -40,11 +40,11 @@ class Mount(Value):
 
 
 class HostLayout(Value):
-    """What all sandboxes of this process have in common.
+    """The layout that all sandboxes of this process share.
 
     ``user_home`` is the person's, ``own`` are Soong's folders and secrets, which stay out, and ``shown`` the parts of
-    them that tools are made of. ``controls`` steer Soong and are never writable. ``readable`` and ``writable`` are
-    what the configuration adds.
+    them that tools are made of. ``controls`` steer Soong and are never writable. ``readable`` and ``writable`` come
+    from the configuration.
     """
 
     user_home: Path
@@ -85,7 +85,7 @@ def view_of(host: HostLayout, access: CommandAccess, program: Path, environment:
         *_resolved((*_programs(host, program, environment), *host.readable), "read"),
         *_resolved(host.writable, "write"),
         *(Mount(path, "read") for path in access.readable),
-        *(Mount(path, "write") for path in access.writable if not _is_temporary(path, environment)),
+        *(Mount(path, "write") for path in access.writable if path not in (*TEMPORARY, *_own_temporary(environment))),
     ]
     private = _private(host, environment, wanted)
     shown = [mount for mount in (*private, *wanted) if mount.kind == "private" or mount.path.exists()]
@@ -185,10 +185,6 @@ def _own_temporary(environment: Mapping[str, str]) -> Iterator[Path]:
         yield Path(os.path.normpath(named))
 
 
-def _is_temporary(path: Path, environment: Mapping[str, str]) -> bool:
-    return path in (*TEMPORARY, *_own_temporary(environment))
-
-
 def _withheld(host: HostLayout, access: CommandAccess, shown: Iterable[Mount]) -> Iterator[Mount]:
     """Yield what lies inside a shown place and is kept out: Soong's folders and secrets, the person's keys, by rule."""
     places = [mount.path for mount in shown if mount.kind in {"read", "write"}]
@@ -227,7 +223,7 @@ def _protected(host: HostLayout, shown: Iterable[Mount]) -> Iterator[Mount]:
 
 
 def _is_there(path: Path) -> bool:
-    """Say whether there is something to be mounted at a path; what a link leads to is protected where it is."""
+    """Say whether there is something to be mounted at a path; the target of a link is protected at its own place."""
     return path.exists() and os.path.realpath(path) == str(path)
 
 
@@ -246,7 +242,7 @@ def _in_order(mounts: Iterable[Mount]) -> Iterator[Mount]:
     for place, mount in enumerate(order):
         above = [each for each in order[:place] if is_below(mount.path, each.path)]
         is_same = bool(above) and above[-1].kind == mount.kind and mount.kind != "private"
-        # Where the tree above has the name, it has the link, too; nothing can be mounted on one.
+        # A tree above that has the name has the link, too; nothing can be mounted on one.
         is_alias = mount.kind == "link" and bool(above) and above[-1].kind in ("read", "write", "link")
         if not is_alias and (not is_same or mount.path in pinned or mount.path.name == ".git"):
             yield mount

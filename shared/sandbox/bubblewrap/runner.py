@@ -1,8 +1,6 @@
 """Runs commands in a Bubblewrap sandbox: the command runner of ``commands.sandbox`` ``auto`` and ``required``.
 
-The subreaper stays outside: it starts Bubblewrap in place of the program, and Bubblewrap dies with it. Who starts
-programs by other means, such as agents that speak a protocol on their standard streams, uses
-:meth:`BubblewrapRunner.wrapped`.
+The subreaper stays outside: it starts Bubblewrap in place of the program, and Bubblewrap dies with it.
 """
 
 import asyncio
@@ -10,7 +8,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,12 +25,12 @@ from soong.shared.sandbox.command import (
     SandboxUnavailableError,
     Stream,
 )
-from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, FamilyLauncher
+from soong.shared.sandbox.duplex import DuplexProcess
 from soong.shared.sandbox.process import ProcessRunner
 
 NAME: Final = "bubblewrap"
 _FAILED_CODE: Final = 1
-"""Of Bubblewrap itself; a program of it may end with the same."""
+"""The exit code of Bubblewrap itself; a program in it may end with the same."""
 _LAST_WORDS_BYTES: Final = 8192
 _NOT_STARTED: Final = re.compile(rb"^(?:bwrap: execvp|prlimit: failed to execute) .*: ([^:\n]+)\s*$", re.MULTILINE)
 _REASONS: Final = {number: os.strerror(number) for number in (errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.E2BIG)}
@@ -54,7 +52,7 @@ _LAST_LINES: Final = 20
 
 
 class BubblewrapRunner(Value):
-    """Runs each command in a sandbox of its own. ``is_required``: where there is none, nothing is run at all."""
+    """Runs each command in a sandbox of its own. ``is_required``: without a sandbox, nothing is run at all."""
 
     host: HostLayout
     is_required: bool = False
@@ -71,15 +69,25 @@ class BubblewrapRunner(Value):
         found = await asyncio.to_thread(self._found)
         if found is None:
             return await self.inner.run(command)
-        last = _LastWords(command)
+        words = bytearray()
+
+        def hear(stream: Stream, piece: bytes) -> None:
+            if stream == "stderr":
+                words.extend(piece)
+                del words[:-_LAST_WORDS_BYTES]
+            if command.heard is not None:
+                command.heard(stream, piece)
+
         opened = contextlib.ExitStack()
         try:
-            box = await asyncio.to_thread(opened.enter_context, self._wrapped(found, command))
-            inside = replace(command, argv=box.argv, inherited=box.descriptors, heard=last.hear)
+            access, cwd, env = command.access, command.cwd_path, command.env
+            wrapping = wrapped(found, self.host, access, command.argv, cwd=cwd, environment=env)
+            box = await asyncio.to_thread(opened.enter_context, wrapping)
+            inside = replace(command, argv=box.argv, inherited=box.descriptors, heard=hear)
             finished = await self.inner.run(inside)
             if finished.code == _FAILED_CODE and finished.ended == "exited" and not box.has_started():
-                raise _not_started(command, last.words)
-            return _explained(command, finished, box, last.words)
+                raise _not_started(command, bytes(words))
+            return _explained(command, finished, box, bytes(words))
         finally:
             opened.close()
 
@@ -94,25 +102,23 @@ class BubblewrapRunner(Value):
         places = ", ".join(map(str, access.writable)) or "nothing"
         return f"{NAME}: writes {places} and private temporary files; network {'yes' if access.has_network else 'no'}"
 
-    @contextlib.contextmanager
-    def wrapped(
-        self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, environment: Mapping[str, str]
-    ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Give the argv to start in place of this one, and the descriptors that it inherits; for long-lived programs.
-
-        The same argv and none where there is no sandbox and none is required. The context can end once the program has
-        been started. Blocks the first time.
+    async def start(
+        self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
+    ) -> DuplexProcess:
+        """Start a program that is talked to, in a sandbox of its own.
 
         Raises:
-            OSError: a place that it is to see cannot be opened.
+            OSError: it cannot be started, or a place that it is to see cannot be opened.
+            ValueError: an argument holds NUL.
             SandboxUnavailableError: a sandbox is required and there is none.
         """
-        found = self._found()
+        found = await asyncio.to_thread(self._found)
         if found is None:
-            yield tuple(argv), ()
-            return
-        with wrapped(found, self.host, access, argv, cwd=cwd, environment=environment, reports=False) as box:
-            yield box.argv, box.descriptors
+            return await self.inner.start(argv, access, cwd=cwd, env=env)
+        with contextlib.ExitStack() as opened:
+            wrapping = wrapped(found, self.host, access, argv, cwd=cwd, environment=env, reports=False)
+            box = await asyncio.to_thread(opened.enter_context, wrapping)
+            return await self.inner.start(box.argv, access, cwd=cwd, env=env, inherited=box.descriptors)
 
     def _found(self) -> BubblewrapProbe | None:
         found = probe()
@@ -123,30 +129,12 @@ class BubblewrapRunner(Value):
             raise SandboxUnavailableError(problem, f"{found.hint}, or set commands.sandbox to 'auto' or 'off'")
         return None
 
-    def _wrapped(
-        self, found: BubblewrapProbe, command: ChildCommand
-    ) -> contextlib.AbstractContextManager[WrappedCommand]:
-        return wrapped(found, self.host, command.access, command.argv, cwd=command.cwd_path, environment=command.env)
-
-
-class _LastWords:
-    """Passes output on and keeps the end of what was said on stderr."""
-
-    def __init__(self, command: ChildCommand) -> None:
-        self.words = b""
-        self._heard = command.heard
-
-    def hear(self, stream: Stream, piece: bytes) -> None:
-        if stream == "stderr":
-            self.words = (self.words + piece)[-_LAST_WORDS_BYTES:]
-        if self._heard is not None:
-            self._heard(stream, piece)
-
 
 def _not_started(command: ChildCommand, words: bytes) -> Exception:
     program = _NOT_STARTED.search(words)
     if program is None:
-        return SandboxUnavailableError(f"no sandbox could be made for {command.argv[0]!r}: {_last_line(words)}")
+        last = (words.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+        return SandboxUnavailableError(f"no sandbox could be made for {command.argv[0]!r}: {last}")
     return _start_error(command, program)
 
 
@@ -167,10 +155,6 @@ def _explained(command: ChildCommand, finished: Finished, box: WrappedCommand, w
     return replace(finished, sandbox=NAME, denial=refused)
 
 
-def _last_line(words: bytes) -> str:
-    return (words.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
-
-
 def denial(words: str, view: SandboxView, *, has_network: bool) -> str:
     """Return what the sandbox refused, as one clause, or nothing."""
     for line in reversed(words.splitlines()[-_LAST_LINES:]):
@@ -184,31 +168,3 @@ def denial(words: str, view: SandboxView, *, has_network: bool) -> str:
             if place := next((path for path in hidden if not path.startswith(("/proc", "/dev"))), ""):
                 return f"{place!r} is not visible in the sandbox"
     return ""
-
-
-class BubblewrapLauncher(Value):
-    """Implements ``ProcessLauncher``. ``runner`` says whether there is a sandbox, and what it shows."""
-
-    runner: BubblewrapRunner
-    inner: FamilyLauncher = msgspec.field(default_factory=FamilyLauncher)
-
-    async def start(self, command: DuplexCommand) -> DuplexProcess:
-        """Start it, in a sandbox of its own.
-
-        Raises:
-            OSError: it cannot be started, or a place that it is to see cannot be opened.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: a sandbox is required and there is none.
-        """
-        with contextlib.ExitStack() as opened:
-            wrapping = self.runner.wrapped(command.argv, command.access, cwd=command.cwd, environment=command.env)
-            argv, descriptors = await asyncio.to_thread(opened.enter_context, wrapping)
-            return await self.inner.start(replace(command, argv=argv, inherited=descriptors))
-
-    def confinement(self, access: CommandAccess) -> str:
-        """Return in one line for people what a program with this access can reach. Blocks the first time.
-
-        Raises:
-            SandboxUnavailableError: a sandbox is required and there is none.
-        """
-        return self.runner.confinement(access)

@@ -7,7 +7,7 @@ import os
 import platform
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -19,9 +19,9 @@ from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.programs import programs_of_the_system
 
 MAX_MEMORY_FOLDER_BYTES: Final = 2 * 1024**3
-"""What each folder in memory (home, temporary files) takes at most."""
+"""The maximum size of each folder in memory (home, temporary files)."""
 MAX_PROCESSES: Final = 1024
-"""Of one sandbox; the kernel counts them for each user namespace (5.14 or newer) and exempts root."""
+"""Processes of one sandbox; the kernel counts them for each user namespace (5.14 or newer) and exempts root."""
 _LIMITER: Final = Path("/usr/bin/prlimit")
 _ROOT: Final = Path("/")
 
@@ -95,7 +95,7 @@ Files of /proc/sys belong to root, and a worker that is root is the same root in
 
 
 class WrappedCommand(Value):
-    """What to start: ``argv`` with ``descriptors`` inherited by their numbers. They are closed by who opened it."""
+    """The command to start: ``argv`` with ``descriptors`` inherited by their numbers. Its opener closes them."""
 
     argv: tuple[str, ...]
     descriptors: tuple[int, ...]
@@ -103,7 +103,7 @@ class WrappedCommand(Value):
     status: int
 
     def has_started(self) -> bool:
-        """Say, once it has ended, whether the program itself was started: Bubblewrap then tells its exit code."""
+        """Say, once it has ended, whether the program itself was started: Bubblewrap then reports its exit code."""
         os.set_blocking(self.status, False)
         with contextlib.suppress(BlockingIOError):
             documents = os.read(self.status, 65_536).decode("utf-8", "replace").splitlines()
@@ -112,7 +112,7 @@ class WrappedCommand(Value):
 
 
 class BubblewrapProbe(Value):
-    """What was found. ``problem`` is empty where it works."""
+    """The result of a probe. ``problem`` is empty if Bubblewrap works."""
 
     program: Path | None = None
     problem: str = ""
@@ -138,7 +138,7 @@ def wrapped(
 ) -> Iterator[WrappedCommand]:
     """Wrap a program; the descriptors stay open as long as the context.
 
-    With ``reports`` the context must last until the program has ended: Bubblewrap then tells its exit code.
+    With ``reports`` the context must last until the program has ended: Bubblewrap then reports its exit code.
 
     Raises:
         OSError: a place that it is to see cannot be opened.
@@ -242,7 +242,8 @@ def filter_program(machine: str = "") -> bytes:
     known = MACHINES.get(machine or platform.machine())
     if known is None:
         return b""
-    steps = [(_LOAD_WORD, 0, 0, _ARCH_AT), *_unless_equal(known.audit_arch), (_LOAD_WORD, 0, 0, _NUMBER_AT)]
+    steps = [(_LOAD_WORD, 0, 0, _ARCH_AT), (_JUMP_EQUAL, 1, 0, known.audit_arch), _refusal(errno.EPERM)]
+    steps.append((_LOAD_WORD, 0, 0, _NUMBER_AT))
     steps += [(_JUMP_AT_LEAST, 0, 1, _X32_BIT), _refusal(errno.ENOSYS)]
     for names, problem in ((_REFUSED, errno.EPERM), (_UNKNOWN, errno.ENOSYS)):
         for name in names:
@@ -258,13 +259,15 @@ _Step = tuple[int, int, int, int]
 
 def _argument_checks(numbers: dict[str, int]) -> list[_Step]:
     clone = [_loaded(0), (_JUMP_ANY_BIT, 0, 1, _NEW_NAMESPACES), _refusal(errno.EPERM)]
-    ioctl = [_loaded(1), *_when_equal(_TERMINAL_INPUT, errno.EPERM)]
+    ioctl = [_loaded(1)]
+    for request in _TERMINAL_INPUT:
+        ioctl += [(_JUMP_EQUAL, 0, 1, request), _refusal(errno.EPERM)]
     allowed = [(_JUMP_EQUAL, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
     socket = [_loaded(0), *allowed, _refusal(errno.EAFNOSUPPORT)]
     checks = (("clone", clone), ("ioctl", ioctl), ("socket", socket))
     steps: list[_Step] = []
     for name, check in checks:
-        # The accumulator holds an argument afterwards: what is asked has ended, and the call is allowed.
+        # The accumulator holds an argument afterwards: the checks have ended, and the call is allowed.
         block = [*check, (_RETURN, 0, 0, ALLOW)]
         steps += [(_JUMP_EQUAL, 0, len(block), numbers[name]), *block]
     return steps
@@ -273,14 +276,6 @@ def _argument_checks(numbers: dict[str, int]) -> list[_Step]:
 def _loaded(argument: int) -> _Step:
     """Load the low 32 bits of an argument; both machines are little-endian."""
     return (_LOAD_WORD, 0, 0, 16 + 8 * argument)
-
-
-def _when_equal(values: Iterable[int], problem: int) -> list[_Step]:
-    return [step for value in values for step in ((_JUMP_EQUAL, 0, 1, value), _refusal(problem))]
-
-
-def _unless_equal(audit_arch: int) -> list[_Step]:
-    return [(_JUMP_EQUAL, 1, 0, audit_arch), _refusal(errno.EPERM)]
 
 
 def _refusal(problem: int) -> _Step:

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.engine.wire.events import DISPATCH_TASK, KEY_PREFIX, queue_key, queue_of
+from soong.shared.engine.wire.notifier import DISPATCH_TASK, KEY_PREFIX, queue_key, queue_of
 
 
 def broker_url(redis_url: str) -> str:

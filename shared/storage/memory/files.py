@@ -23,7 +23,8 @@ from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.full_text import FullTextIndex
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
-from soong.shared.core.settings import Settings, secret_values
+from soong.shared.core.secret_names import secret_values
+from soong.shared.core.settings import Settings
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.sandbox.threads import run_blocking
@@ -35,7 +36,7 @@ MAX_FILES: Final = 5_000
 MAX_FILE_BYTES: Final = 32 * 1024
 
 _WEIGHTS: Final = (1.0, 2.0)
-"""Of the content, and of the tags with the file's name."""
+"""Weights of the content, and of the tags with the file's name."""
 _Signature = tuple[int, int, int]
 
 USER_FOLDER: Final = "user"
@@ -55,7 +56,7 @@ class FileMemory:
     redactor: Redactor = field(default_factory=Redactor)
     _index: FullTextIndex = field(default_factory=lambda: FullTextIndex(_WEIGHTS))
     _known: dict[str, tuple[_Signature, Memory | None]] = field(default_factory=dict)
-    """By the file's name: what it was when it was read, and the memory in it; None where it is broken."""
+    """By the file's name: its signature at the last read, and the memory in it; None if it is broken."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def search(
@@ -138,13 +139,13 @@ class FileMemory:
         if len(content) > MAX_FILE_BYTES:
             raise BrokenMemoryError(f"it has more than {MAX_FILE_BYTES} bytes; split it into several memories")
         memory = read_memory(content.decode("utf-8"), name)
-        # Where it holds is where the file lies: a search goes by folders.
+        # The scope of a memory is the folder of its file: a search goes by folders.
         if _folder_of(memory) != str(PurePosixPath(name).parent):
             raise BrokenMemoryError(f"it says {memory.project or 'user'!r} and lies in {PurePosixPath(name).parent}")
         return memory
 
     def _files(self) -> Iterator[tuple[str, _Signature]]:
-        """Yield every Markdown file and what tells its states apart, at most as many as are kept."""
+        """Yield every Markdown file and its signature, at most as many as are kept."""
         count = 0
         projects = (f"{PROJECTS_FOLDER}/{name}" for name in sorted(self._names(PROJECTS_FOLDER)))
         for folder in (USER_FOLDER, *projects):
@@ -189,7 +190,7 @@ def _folder_of(memory: Memory) -> str:
 
 
 class BrokenMemoryError(UsageError):
-    """A file of the memory folder that holds none. The message says what is wrong with it."""
+    """A file of the memory folder that holds none. The message names the problem."""
 
 
 def written(memory: Memory) -> str:
@@ -207,7 +208,7 @@ def read_memory(text: str, name: str) -> Memory:
     """Read the file of that name. Without front matter it is a person's own note, for everywhere.
 
     Raises:
-        BrokenMemoryError: says what is wrong.
+        BrokenMemoryError: names the problem.
     """
     parts = split(text)
     fields = {} if parts is None else _fields(parts.fields)

@@ -1,7 +1,7 @@
 """Connections to Redis: one pool for short commands, one for reads that block. Bootstrap makes it and closes it.
 
 Two pools because a time limit that suits a command ends a blocking read (redis-py's default is 5 s). Nothing is retried
-below us: each caller knows better whether to wait, to drop or to look at the rows instead.
+below us: each caller decides whether to wait, to drop or to read the rows instead.
 
 The limit of a command is not the ``socket_timeout`` of its connection: redis-py applies that to writes by
 ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes as the write ends (python/cpython#86296),
@@ -108,16 +108,24 @@ class DirectConnection:
         """
         # One limit for all: one for each answer would take longer than to read it.
         async with asyncio.timeout(timing.COMMAND_LIMIT_S):
-            connection = await self._ready()
-            await connection.send_packed_command([_packed(command) for command in commands])
-            answers = [await _answer(connection) for _ in commands]
+            if self._connection is None:
+                self._connection = await self._pool.get_connection()
+            else:  # it is made again if it was cut while nothing was sent, or has something to read
+                await self._pool.ensure_connection(self._connection)
+            await self._connection.send_packed_command([_packed(command) for command in commands])
+            answers: list[Any] = []
+            for _ in commands:
+                try:
+                    answers.append(await self._connection.read_response(timeout=math.inf))
+                except ResponseError as refused:  # the answers to the commands after it are still to be read
+                    answers.append(refused)
         for answer in answers:
             if isinstance(answer, ResponseError):
                 raise answer
         return answers
 
     async def send(self, *command: str) -> None:
-        """Send a command whose answer, and all that the server says after it, :meth:`receive` returns.
+        """Send a command whose answer, and all later messages of the server, :meth:`receive` returns.
 
         Raises:
             RedisError, OSError, TimeoutError: Redis is away.
@@ -127,7 +135,7 @@ class DirectConnection:
         await self._connection.send_command(*command)
 
     async def receive(self, limit_s: float = math.inf) -> Any:
-        """Return what the server says next; None when it has said nothing for so long.
+        """Return the server's next message; None when it has sent nothing for so long.
 
         Raises:
             RedisError, OSError, TimeoutError: Redis is away, or it refuses a command that was sent.
@@ -142,23 +150,8 @@ class DirectConnection:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 
-    async def _ready(self) -> AbstractConnection:
-        """Return the connection. It is made again if it was cut while nothing was sent, or has something to read."""
-        if self._connection is None:
-            self._connection = await self._pool.get_connection()
-        else:
-            await self._pool.ensure_connection(self._connection)
-        return self._connection
-
 
 def _packed(command: Command) -> bytes:
     """Return a command as the server reads it."""
     words = [str(word).encode(errors="replace") for word in command]
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
-
-
-async def _answer(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response(timeout=math.inf)
-    except ResponseError as refused:  # the answers to the commands after it are still to be read
-        return refused

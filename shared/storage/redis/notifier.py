@@ -1,13 +1,13 @@
 """Hints out: sent behind the caller's back, many in one round trip, never an error.
 
 A caller is not held up by Redis: hints gather while one round trip runs, equal ones count once, and while Redis is away
-they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
+they wait, up to a limit, for its return. Dropped hints are counted; the sweep makes up for them.
 
-Every call of every agent notifies those who follow its run, who are people. Such a hint waits for ``HINT_S``, and
-until ``HINTS_S`` after the last round trip, for any other hint, which begins the next one at once. Sent alone it
-would hold up a question that is raised a moment later, until Redis has answered. Redis answers how many heard it. After
-nobody did, those of the same run are left out for ``UNFOLLOWED_S``: a reader that begins to follow the run then looks
-at its rows, and again within a second.
+Every call of every agent notifies those who follow its run, who are people. Such a hint waits for ``HINT_S``, and until
+``HINTS_S`` after the last round trip, for any other hint, which begins the next one at once. Sent alone it would hold
+up a question that is raised a moment later, until Redis has answered. Redis answers with the number of receivers. After
+0, hints of the same run are left out for ``UNFOLLOWED_S``: a reader that begins to follow the run then looks at its
+rows, and again within a second.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from redis.exceptions import RedisError
 
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.events import (
-    DECISIONS_LENGTH,
+from soong.shared.engine.wire.notifier import (
     MAX_LENGTH,
     OWNERS_CHANNEL,
     REQUESTS,
@@ -38,18 +37,17 @@ log = get_logger(__name__)
 
 MAX_WAITING = 10_000
 MAX_EXPIRIES = 1_000
-"""Streams of which we remember when it was said."""
+"""Streams whose last expiry command we remember."""
 MAX_UNFOLLOWED = 10_000
 
-# (how, where, id): all of a hint but what comes with its id: of a raised request its session, of a decided one its
-# decision.
+# (how, where, id): all of a hint but what comes with the id of a raised request: its session.
 _How: TypeAlias = Literal["publish", "call", "stream"]
 _Hint: TypeAlias = tuple[_How, str, str]
 
 
 class RedisNotifier:
     """Implements ``soong.shared.engine.wire.notifier.Notifier``. Bound to the loop of its first hint; ``close`` sends
-    what waits.
+    waiting hints.
     """
 
     def __init__(self, client: "Redis") -> None:
@@ -95,8 +93,8 @@ class RedisNotifier:
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._put("stream", REQUESTS, request_id, session_id)
 
-    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
-        self._put("stream", decisions_of(worker_id), request_id, decision)
+    async def permission_decided(self, request_id: str, worker_id: str) -> None:
+        self._put("stream", decisions_of(worker_id), request_id)
 
     async def close(self) -> None:
         """Send what waits, for a short while."""
@@ -116,9 +114,16 @@ class RedisNotifier:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
-        failures = 0
+        failures, loop = 0, asyncio.get_running_loop()
         while self._waiting:
-            await self._until_due()
+            # While only followers of runs would be notified, and were a moment ago, it waits.
+            wait_s = max(timing.HINT_S, self._sent_s + timing.HINTS_S - loop.time())
+            if wait_s > 0 and not self._urgent.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._urgent.wait()
+            self._urgent.clear()
+            self._sent_s = loop.time()
             batch, self._waiting = self._waiting, {}
             try:
                 await self._send_batch(batch)
@@ -133,17 +138,6 @@ class RedisNotifier:
                 failures += 1
             else:
                 failures = 0
-
-    async def _until_due(self) -> None:
-        """Wait while only followers of runs would be notified, and were a moment ago."""
-        loop = asyncio.get_running_loop()
-        wait_s = max(timing.HINT_S, self._sent_s + timing.HINTS_S - loop.time())
-        if wait_s > 0 and not self._urgent.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._urgent.wait()
-        self._urgent.clear()
-        self._sent_s = loop.time()
 
     def _keep(self, hint: _Hint, beside: str) -> None:
         self._waiting[hint] = beside
@@ -169,20 +163,15 @@ class RedisNotifier:
         if sessions:
             commands.append(("PUBLISH", OWNERS_CHANNEL, _payload(sessions=sessions)))
         answers = await self._connection.execute(commands)
-        self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
-
-    def _note_unfollowed(self, run_ids: Sequence[str]) -> None:
         until_s = asyncio.get_running_loop().time() + timing.UNFOLLOWED_S
-        if len(self._unfollowed) + len(run_ids) > MAX_UNFOLLOWED:
+        if len(self._unfollowed) + len(followed) > MAX_UNFOLLOWED:
             self._unfollowed.clear()
-        self._unfollowed.update(dict.fromkeys(run_ids, until_s))
+        self._unfollowed |= {run_id: until_s for place, run_id in followed.items() if not answers[place]}
 
-    def _additions(self, stream: str, request_id: str, beside: str) -> Iterator[Command]:
-        is_decided = stream != REQUESTS
-        name, length = ("decision", DECISIONS_LENGTH) if is_decided else ("session", MAX_LENGTH)
-        more = (name, beside) if beside else ()
-        yield ("XADD", stream, "MAXLEN", "~", length, "*", "v", "1", "request", request_id, *more)
-        if is_decided and self._is_expiry_due(stream):
+    def _additions(self, stream: str, request_id: str, session_id: str) -> Iterator[Command]:
+        more = ("session", session_id) if session_id else ()
+        yield ("XADD", stream, "MAXLEN", "~", MAX_LENGTH, "*", "v", "1", "request", request_id, *more)
+        if stream != REQUESTS and self._is_expiry_due(stream):
             # Incarnations come and go: their streams end some time after their last entry.
             yield ("EXPIRE", stream, timing.DAY_S)
 

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 class RedisPacer:
     """Implements ``Pacer`` and ``Pauses`` of :mod:`soong.shared.agents.pacing`.
 
-    While Redis is away the process goes by what it knows.
+    While Redis is away the process uses its own counts.
     """
 
     client: "Redis"

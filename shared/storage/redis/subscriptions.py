@@ -1,7 +1,7 @@
-"""Hints in: a subscription is a task that keeps listening over every outage, and a set of what it has heard.
+"""Hints in: a subscription is a task that keeps listening over every outage, and a set of received hints.
 
-After an outage a subscription reports a wake-up of its own, so that its reader looks at the rows: what was sent on a
-channel meanwhile is lost.
+After an outage a subscription reports a wake-up of its own, so that its reader reads the rows: messages on a channel
+meanwhile are lost.
 """
 
 import asyncio
@@ -9,26 +9,24 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.events import (
-    MAX_DECISION_CHARS,
+from soong.shared.engine.wire.notifier import (
     MAX_LENGTH,
     OWNERS_CHANNEL,
     REQUESTS,
+    Subscription,
     answer_channel,
     decisions_of,
-    hint_of,
     run_channel,
     session_channel,
     worker_channel,
 )
-from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import DirectConnection
 
 log = get_logger(__name__)
@@ -37,20 +35,20 @@ BATCH = 500
 MAX_ID_CHARS = 64
 _ID = f"[!-~]{{1,{MAX_ID_CHARS}}}"
 MAX_PAYLOAD_CHARS = 2 * 1024 * 1024
-"""Of a hint: ten thousand sessions with their marks."""
+"""The size of a hint: ten thousand sessions with their marks."""
 MAX_STREAM_BYTES = 4 * MAX_PAYLOAD_CHARS
-"""Of a stream before any of it is read: one as long as ours may be takes a fifth of that."""
+"""The size of a stream before any of it is read: a stream of our maximum length takes a fifth of that."""
 LATEST_ENTRY = 10**15
 """An entry whose time is later was added under an id of somebody's choice: beyond the last id nobody can add any."""
 IDLE_CHANNELS = 4
 """Connections for channels that a subscriber keeps while nothing listens on them."""
 
 ANSWER_PIECES_KEPT = 200
-"""Of a reader that does not keep up; older pieces are lost to it."""
+"""Pieces that are kept for a slow reader; it loses older ones."""
 
 
 class SubscriptionSource(Protocol):
-    """Where a subscription gets its hints from. ``open`` may be called again after a failure; any of them may raise."""
+    """The source of a subscription's hints. ``open`` may be called again after a failure; any method may raise."""
 
     async def open(self) -> None: ...
 
@@ -62,7 +60,7 @@ class SubscriptionSource(Protocol):
 
 
 class RedisSubscription:
-    """Implements ``soong.shared.engine.wire.notifier.Ear`` over a source. Made by :meth:`listen`."""
+    """Implements ``soong.shared.engine.wire.notifier.Subscription`` over a source. Made by :meth:`listen`."""
 
     def __init__(self, source: SubscriptionSource, *, returned: str, keep: int = 0) -> None:
         self._source = source
@@ -77,7 +75,7 @@ class RedisSubscription:
     async def listen(cls, source: SubscriptionSource, *, returned: str = "", keep: int = 0) -> "RedisSubscription":
         """Start to listen; ``returned`` is reported after an outage.
 
-        Of what is heard between two waits the newest ``keep`` are reported; 0: all.
+        The newest ``keep`` hints between two waits are reported; 0: all.
 
         Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
         """
@@ -125,7 +123,7 @@ class RedisSubscription:
                     for subject in await self._source.receive():
                         self._note(subject)
                     failures = 0
-                    await asyncio.sleep(0)  # who waits goes first: asking for more costs as much as what it does
+                    await asyncio.sleep(0)  # waiters go first: asking for more costs as much as their work
             except (RedisError, OSError, TimeoutError) as error:
                 if failures == 0:
                     log.warning("subscription_lost", error=str(error))
@@ -204,7 +202,7 @@ class ChannelSource:
             return
         self._is_sound = False
         try:
-            # What is still on its way is passed over by the next one that listens.
+            # The next listener skips messages that are still on their way.
             await self._connection.send("UNSUBSCRIBE", self._channel)
         except BaseException:
             await self._end()
@@ -217,7 +215,7 @@ class ChannelSource:
         async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             await connection.send("SUBSCRIBE", self._channel)
             while (await connection.receive())[:2] != ["subscribe", self._channel]:
-                pass  # of a channel before
+                pass  # messages of a channel before
         self._is_sound = True
 
     async def _end(self) -> None:
@@ -229,16 +227,15 @@ class ChannelSource:
 class StreamSource:
     """A stream from its end at first, then from where we were: a short outage loses nothing.
 
-    ``name`` is the field that says the id, ``beside`` one that is reported with it. ``cut_to`` entries are kept when
-    more come at once than is read at once; 0 leaves that to the writer.
+    ``name`` is the field of the id. ``cut_to`` entries are kept when more come at once than is read at once; 0 leaves
+    that to the writer.
     """
 
-    def __init__(self, client: "Redis", stream: str, name: str, beside: str = "", *, cut_to: int = 0) -> None:
+    def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:
         self._client = client
         self._connection = DirectConnection(client)
         self._stream = stream
         self._name = name
-        self._beside = beside
         self._cut_to = cut_to
         self._position = ""
 
@@ -260,13 +257,17 @@ class StreamSource:
         await self._connection.send(*read)
         heard: list[str] = []
         number = size = 0
-        for _, entries in await self._answer() or ():
+        # A limit of our own above Redis's: a half-open connection never answers.
+        begun_s, limit_s = asyncio.get_running_loop().time(), 2 * timing.COMMAND_LIMIT_S
+        reply = await self._connection.receive(limit_s)
+        if reply is None and asyncio.get_running_loop().time() - begun_s >= limit_s:
+            raise TimeoutError(f"the read of {self._stream} is not answered")
+        for _, entries in reply or ():
             for entry_id, words in cast("list[tuple[str, list[str] | None]]", entries):
                 self._position, number, size = entry_id, number + 1, size + sum(map(len, words or ()))
                 fields = dict(zip(words[::2], words[1::2], strict=False)) if words else {}
                 if fields.get(self._name):
-                    text = fields.get(self._beside, "") if self._beside else ""
-                    heard.append(hint_of(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
+                    heard.append(fields[self._name][:MAX_ID_CHARS])
         if number:
             await self._tidy(is_full=number >= BATCH, is_large=size > MAX_PAYLOAD_CHARS)
         return heard
@@ -290,16 +291,6 @@ class StreamSource:
         with suppress(ResponseError):  # some only read it
             await self._client.xtrim(self._stream, maxlen=length, approximate=length > 0)
 
-    async def _answer(self) -> Any:
-        """Return what a read answers, None for nothing new."""
-        # A limit of our own above Redis's: a half-open connection never answers.
-        limit_s = 2 * timing.COMMAND_LIMIT_S
-        begun_s = asyncio.get_running_loop().time()
-        reply = await self._connection.receive(limit_s)
-        if reply is None and asyncio.get_running_loop().time() - begun_s >= limit_s:
-            raise TimeoutError(f"the read of {self._stream} is not answered")
-        return reply
-
     async def close(self) -> None:
         await self._connection.close()
 
@@ -312,7 +303,8 @@ def sessions_of(payload: str) -> Sequence[str]:
         return ()
     if not isinstance(value.get("sessions"), list):
         return ()
-    return list(filter(_is_id, value["sessions"])) or [""]
+    # No database takes half a character, so only these can be ids of rows.
+    return [one for one in value["sessions"] if isinstance(one, str) and re.fullmatch(_ID, one)] or [""]
 
 
 def _fields_of(payload: str) -> Mapping[str, Any] | None:
@@ -322,11 +314,6 @@ def _fields_of(payload: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _is_id(value: object) -> TypeGuard[str]:
-    """Say whether a text can be the id of a row: no database takes half a character."""
-    return isinstance(value, str) and re.fullmatch(_ID, value) is not None
 
 
 def called(payload: str, worker_id: str) -> Sequence[str]:
@@ -360,9 +347,7 @@ class RedisSubscriber:
         return await RedisSubscription.listen(source, returned=worker_id)
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
-        return await RedisSubscription.listen(
-            StreamSource(self._client, decisions_of(worker_id), "request", "decision")
-        )
+        return await RedisSubscription.listen(StreamSource(self._client, decisions_of(worker_id), "request"))
 
     async def subscribe_session(self, session_id: str) -> Subscription:
         return await self._subject_subscription(session_channel(session_id), session_id)

@@ -17,9 +17,8 @@ from soong.shared.storage.sql.engine.engine import make_engine, our_errors, pars
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_lock import write_lock
-from soong.shared.storage.sql.people.access import SqlAccess
-from soong.shared.storage.sql.people.keys import SqlKeys
+from soong.shared.storage.sql.engine.write_ahead_log import write_lock
+from soong.shared.storage.sql.people.keys import SqlAccess, SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
 from soong.shared.storage.sql.tasks.budgets import SqlBudgets, SqlUsageSums
 from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
@@ -34,12 +33,12 @@ from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
 
 BEAT: Final = Statement(
     "beat: one more, unless the worker has been declared gone",
-    "UPDATE workers SET beat = beat + 1 WHERE id = :worker_id AND state <> 'gone'",
+    "UPDATE workers SET beat = beat + 1, left_over = :left_over WHERE id = :worker_id AND state <> 'gone'",
 )
 
 
 class _Part:
-    """What every part works with: one database, one audit trail, one cache of claims' contexts."""
+    """The resources of every part: one database, one audit trail, one cache of claims' contexts."""
 
     def __init__(self, database: Database, trail: AuditTrail, contexts: Contexts) -> None:
         self._database = database
@@ -127,9 +126,9 @@ async def open_store(
 ) -> SqlStore:
     """Open the database at ``sqlite:////absolute/path`` or ``postgresql://…``.
 
-    With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor``
-    knows the secrets of this process, for what the audit log says. ``credential`` is a secret that a worker's process
-    makes again at each start: where roles are given rights, the database lets it touch only what it holds.
+    With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor`` has
+    the secrets of this process, for entries of the audit log. ``credential`` is a secret that a worker's process makes
+    again at each start: with rights for roles, the database lets it touch only its held rows.
 
     Raises:
         InvalidConfigError: not such a URL, or a file that cannot be used.
@@ -151,14 +150,14 @@ class SqlHeartbeatWriter:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgres else engine
         self._lock = write_lock(url)
 
-    def beat(self, worker_id: str) -> bool:
+    def beat(self, worker_id: str, left_over: str = "") -> bool:
         held = self._lock.held() if self._lock is not None else nullcontext()
         with our_errors():
             try:
                 with held, self._engine.connect() as connection, connection.begin():
-                    return Transaction(connection).count(BEAT, worker_id=worker_id) > 0
+                    return Transaction(connection).count(BEAT, worker_id=worker_id, left_over=left_over) > 0
             except Exception:
-                # Whatever happened to the connection, the next beat takes a new one.
+                # The next beat takes a new connection, whatever the error.
                 self._engine.dispose()
                 raise
 

@@ -5,13 +5,13 @@ The program gets, as fields of one object, ``v`` (1), ``stage`` (pre or post), `
 (project, cwd) and ``run`` (session, run, agent, role, parents); after a call also ``result`` (is_error, error, summary,
 content). It answers with an object of any of ``action`` (none, allow, ask, deny, stop), ``reason``, ``input`` (replaces
 the input) and ``context`` (a list of texts); after a call of any of ``content`` (text, object or list: replaces what
-the model sees), ``context`` and ``reason``. Around what an MCP server asks, the stages are elicitation and
+the model sees), ``context`` and ``reason``. Around a question of an MCP server, the stages are elicitation and
 elicitation_result; the second gets ``answer`` (action, content, reason), and both answer with any of ``action`` (none,
 accept, decline), ``content`` (an object: the values of the form) and ``reason``. No output and exit code 0 mean no
-opinion. What it says on stderr is progress, line by line.
+opinion. Its stderr is progress, line by line.
 
-Whatever else it does is a failure of the hook: before a call that denies, after it changes nothing, around a question
-it declines. Programs come from the user's configuration; one that cannot be found keeps a process from starting. They
+Any other behaviour is a failure of the hook: before a call that denies, after it changes nothing, around a question it
+declines. Programs come from the user's configuration; one that cannot be found keeps a process from starting. They
 start in Soong's own folder with an allowlist of variables. One that lies in the project that is worked on is not run;
 one that is named without a folder is found, for each call, past the folders that the run can write, and its own PATH
 has none of those.
@@ -38,20 +38,18 @@ from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.tools.definition import Progress, RunDirs
-from soong.shared.tools.elicitation import ElicitationAnswer
-from soong.shared.tools.hooks.chain import (
+from soong.shared.tools.definition import ElicitationAnswer, Progress, RunDirs
+from soong.shared.tools.hooks.chain import HookFailedError, Hooks
+from soong.shared.tools.hooks.hook import (
+    ElicitationHookAction,
     ElicitationOutcome,
     HookCall,
-    Hooks,
     Matcher,
     NamedHook,
     PostOutcome,
     PreAction,
     PreOutcome,
 )
-from soong.shared.tools.hooks.hook import ElicitationHookAction
-from soong.shared.tools.hooks.run import HookFailedError
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 from soong.shared.tools.risk import access_of
 
@@ -105,7 +103,7 @@ def hooks_of(
 ) -> Hooks:
     """Return the hooks of a configuration, their programs found. ``home`` is Soong's own folder, where they start.
 
-    ``commands`` says which variables programs get; secret ones only where the hook's own ``env`` names them.
+    ``commands`` lists the variables that programs get; secret ones only where the hook's own ``env`` names them.
 
     Raises:
         InvalidConfigError: names the hook whose program is not there, or the name that two hooks have.
@@ -121,17 +119,15 @@ def hooks_of(
             program = _program(hook, place, home, commands or CommandsConfig())
             made[stage].append(_HookProgram(program, runner, home, redactor or Redactor()))
     return Hooks(
-        tuple(NamedHook(one.found.hook.name, one.pre, *one.limits) for one in made["pre"]),
-        tuple(NamedHook(one.found.hook.name, one.post, *one.limits) for one in made["post"]),
-        tuple(NamedHook(one.found.hook.name, one.elicitation, *one.limits) for one in made["elicitation"]),
-        tuple(
-            NamedHook(one.found.hook.name, one.elicitation_result, *one.limits) for one in made["elicitation_result"]
-        ),
+        **{
+            stage: tuple(NamedHook(one.found.hook.name, getattr(one, stage), *one.limits) for one in programs)
+            for stage, programs in made.items()
+        }
     )
 
 
 class _HookFile(Value):
-    """A hook with its program: what is executed, in what environment, and the files that decide what it does."""
+    """A hook with its program, its environment, and the files that control it."""
 
     hook: HookConfig
     program: Path
@@ -196,7 +192,9 @@ class _HookProgram(Value):
 
     async def post(self, call: HookCall, result: ToolResult) -> PostOutcome:
         answer = await self._ask(call, {"stage": "post", "result": _rendered(result)}, _PostAnswer)
-        return PostOutcome(_blocks(answer.content), answer.context, answer.reason)
+        said = answer.content
+        content = None if said is None else (TextBlock(said) if isinstance(said, str) else JsonBlock(said),)
+        return PostOutcome(content, answer.context, answer.reason)
 
     async def elicitation(self, call: HookCall) -> ElicitationOutcome:
         return (await self._ask(call, {"stage": "elicitation"}, _ElicitationHookAnswer)).outcome()
@@ -275,7 +273,7 @@ class _HookProgram(Value):
 
 @dataclass(slots=True)
 class _Voice:
-    """What a program says on stderr while it runs, as progress: complete lines, a bounded number of them."""
+    """The stderr of a running program as progress: complete lines, a bounded number of them."""
 
     progress: Progress
     redactor: Redactor
@@ -329,12 +327,6 @@ def _shown(block: ContentBlock) -> Json:
             return value
         case ArtifactRef():
             return {"artifact": block.digest, "size_bytes": block.size_bytes, "media_type": block.media_type}
-
-
-def _blocks(content: str | dict[str, Any] | list[Any] | None) -> tuple[ContentBlock, ...] | None:
-    if content is None:
-        return None
-    return (TextBlock(content),) if isinstance(content, str) else (JsonBlock(content),)
 
 
 def _read(stdout: bytes, kind: type[_A]) -> _A:

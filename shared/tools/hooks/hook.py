@@ -1,11 +1,10 @@
-"""What one hook gets and what it may answer (EXE-13).
+"""The input of one hook and its possible answers (EXE-13).
 
-A Pre hook sees the validated input with derived fields and may deny, rewrite, force an ask, add context or
-stop the run; what it says about allowing replaces nobody's consent. A Post hook may add context or replace what the
-model sees, never whether the call succeeded. Hooks around what an MCP server asks a person may answer in the person's
-place, refuse, or replace what is sent; none of them makes a yes of a no (MCP-01.m). Their order is
-:mod:`soong.shared.tools.hooks.chain`, one run of one hook :mod:`soong.shared.tools.hooks.run`, hooks that are programs
-are :mod:`soong.shared.tools.hooks.command`.
+A Pre hook gets the validated input with derived fields and may deny, rewrite, force an ask, add context or stop the
+run; its ``allow`` replaces no consent. A Post hook may add context or replace the model's view, never the success of
+the call. Hooks around a question of an MCP server to a person may answer in the person's place, refuse, or replace the
+answer; none of them makes a yes of a no (MCP-01.m). Their order and their runs are
+:mod:`soong.shared.tools.hooks.chain`, hooks that are programs :mod:`soong.shared.tools.hooks.command`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,8 +17,7 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.tools.definition import NO_PROGRESS, Progress, RunDirs, Target, ToolDefinition
-from soong.shared.tools.elicitation import ElicitationAnswer
+from soong.shared.tools.definition import NO_PROGRESS, ElicitationAnswer, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ContentBlock, ToolResult
 
@@ -27,7 +25,7 @@ DEFAULT_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 
 PreAction: TypeAlias = Literal["none", "allow", "ask", "deny", "stop"]
 STRENGTH: Final[tuple[PreAction, ...]] = ("none", "allow", "ask", "deny", "stop")
-"""What several hooks want together is the last of these that one of them wants."""
+"""The last of these that any hook answers wins."""
 
 ElicitationHookAction: TypeAlias = Literal["none", "accept", "decline"]
 ELICITATION_ACTIONS: Final[tuple[ElicitationHookAction, ...]] = ("none", "accept", "decline")
@@ -37,9 +35,9 @@ class HookCall(Value):
     """The input of a hook.
 
     ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
-    holds facts that follow from it (:func:`derived_fields`): computed again from the current input, they are not
-    part of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names what
-    the call does, the same when the run makes it again after a crash (DAG-09).
+    holds facts that follow from it (:func:`derived_fields`): computed again from the current input, they are not part
+    of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names the effect
+    of the call, the same when the run makes it again after a crash (DAG-09).
     """
 
     identity: RunIdentity
@@ -53,7 +51,7 @@ class HookCall(Value):
 
 
 class PreOutcome(Value):
-    """What a Pre hook wants. ``call_input`` replaces the input and is validated again; None leaves it as it is."""
+    """The answer of a Pre hook. ``call_input`` replaces the input and is validated again; None leaves it as it is."""
 
     action: PreAction = "none"
     reason: str = ""
@@ -62,7 +60,7 @@ class PreOutcome(Value):
 
 
 class PostOutcome(Value):
-    """What a Post hook wants. ``content`` replaces what the model gets."""
+    """The answer of a Post hook. ``content`` replaces the result's, for the model."""
 
     content: tuple[ContentBlock, ...] | None = None
     context: tuple[str, ...] = ()
@@ -70,7 +68,7 @@ class PostOutcome(Value):
 
 
 class ElicitationOutcome(Value):
-    """What a hook around a server's question wants.
+    """The answer of a hook around a server's question.
 
     Before the person is asked: ``accept`` answers with ``content``, ``decline`` refuses, ``none`` lets the person be
     asked. After the answer: ``decline`` takes a yes back, and ``none`` with ``content`` replaces what is sent.
@@ -134,7 +132,7 @@ async def _underived(call_input: JsonObject) -> JsonObject:
 
 
 class HookServices(Value):
-    """What running hooks needs of the pipeline for one call.
+    """The pipeline's services for the hooks of one call.
 
     ``note`` writes one event about the call and redacts it; ``derive`` computes the derived fields of an input.
     """
@@ -145,9 +143,9 @@ class HookServices(Value):
 
 
 def derived_fields(target: Target | None, run_dirs: RunDirs) -> dict[str, Json]:
-    """Return what a hook gets besides the input: where the call is made and what it touches.
+    """Return the facts for a hook in addition to the input: the folders and the target of the call.
 
-    ``target`` None: what it touches cannot be said, and the call will fail unless a hook rewrites it.
+    ``target`` None: it cannot be derived, and the call will fail unless a hook rewrites it.
     """
     fields: dict[str, Json] = {"cwd": str(run_dirs.cwd), "project": str(run_dirs.project)}
     if target is not None and target.kind != "none":

@@ -8,15 +8,15 @@ registration, before those of the configuration: the user's own programs then se
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.tools.hooks.chain import (
+from soong.shared.core.foreign import origin_of
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
-    AnyHook,
     ElicitationHook,
     ElicitationResultHook,
-    Hooks,
     Matcher,
     NamedHook,
     PostHook,
@@ -24,16 +24,14 @@ from soong.shared.tools.hooks.chain import (
 )
 
 _Hook = TypeVar("_Hook")
-_AnyHook = TypeVar("_AnyHook", bound=AnyHook)
 _Pre = TypeVar("_Pre", bound=PreHook)
 _Post = TypeVar("_Post", bound=PostHook)
 _Elicitation = TypeVar("_Elicitation", bound=ElicitationHook)
 _ElicitationResult = TypeVar("_ElicitationResult", bound=ElicitationResultHook)
 
-_PRE: dict[str, NamedHook[PreHook]] = {}
-_POST: dict[str, NamedHook[PostHook]] = {}
-_ELICITATION: dict[str, NamedHook[ElicitationHook]] = {}
-_ELICITATION_RESULT: dict[str, NamedHook[ElicitationResultHook]] = {}
+_REGISTERED: Final[Mapping[str, dict[str, NamedHook[Any]]]] = {
+    stage: {} for stage in ("pre", "post", "elicitation", "elicitation_result")
+}
 
 
 def pre_hook(
@@ -44,14 +42,14 @@ def pre_hook(
     Raises:
         InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
     """
-    return _registering(_PRE, name, Matcher(tools, frozenset(tags)), timeout)
+    return _registering("pre", name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def post_hook(
     name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 ) -> Callable[[_Post], _Post]:
     """Register the decorated coroutine function as a Post hook, as :func:`pre_hook` does."""
-    return _registering(_POST, name, Matcher(tools, frozenset(tags)), timeout)
+    return _registering("post", name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def elicitation_hook(
@@ -64,48 +62,32 @@ def elicitation_hook(
     Raises:
         InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
     """
-    return _registering(_ELICITATION, name, Matcher(tools, frozenset(tags)), timeout)
+    return _registering("elicitation", name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def elicitation_result_hook(
     name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 ) -> Callable[[_ElicitationResult], _ElicitationResult]:
     """Register the decorated coroutine function as a hook after the answer, as :func:`elicitation_hook` does."""
-    return _registering(_ELICITATION_RESULT, name, Matcher(tools, frozenset(tags)), timeout)
+    return _registering("elicitation_result", name, Matcher(tools, frozenset(tags)), timeout)
 
 
 def registered_hooks() -> Hooks:
     """Return what is registered in this process now."""
-    return Hooks(
-        tuple(_PRE.values()),
-        tuple(_POST.values()),
-        tuple(_ELICITATION.values()),
-        tuple(_ELICITATION_RESULT.values()),
-    )
+    return Hooks(**{stage: tuple(hooks.values()) for stage, hooks in _REGISTERED.items()})
 
 
-def _registering(
-    own: dict[str, NamedHook[_AnyHook]], name: str, matcher: Matcher, timeout: timedelta
-) -> Callable[[_Hook], _Hook]:
+def _registering(stage: str, name: str, matcher: Matcher, timeout: timedelta) -> Callable[[_Hook], _Hook]:
     def register(hook: _Hook) -> _Hook:
-        _check(name, hook, own)
-        own[name] = NamedHook(name, cast(Any, hook), matcher, timeout)
+        given: object = hook
+        if not inspect.iscoroutinefunction(given):
+            raise InvalidConfigError(f"the hook {name!r} is not a coroutine function; write it with `async def`")
+        for kind, own in _REGISTERED.items():
+            taken = own.get(name)
+            # A module imported twice (by two spellings of a list) registers the same hook again.
+            if taken is not None and (kind != stage or origin_of(taken.hook) != origin_of(hook)):
+                raise InvalidConfigError(f"two hooks are called {name!r}: {origin_of(taken.hook)}, {origin_of(hook)}")
+        _REGISTERED[stage][name] = NamedHook(name, given, matcher, timeout)
         return hook
 
     return register
-
-
-def _check(name: str, hook: object, own: Mapping[str, NamedHook[AnyHook]]) -> None:
-    """Refuse a name that another hook has, of whatever kind. Raises: InvalidConfigError."""
-    if not inspect.iscoroutinefunction(hook):
-        raise InvalidConfigError(f"the hook {name!r} is not a coroutine function; write it with `async def`")
-    kinds: tuple[Mapping[str, NamedHook[AnyHook]], ...] = (_PRE, _POST, _ELICITATION, _ELICITATION_RESULT)
-    for kind in kinds:
-        taken = kind.get(name)
-        # A module imported twice (by two spellings of a list) registers the same hook again.
-        if taken is not None and (kind is not own or _origin(taken.hook) != _origin(hook)):
-            raise InvalidConfigError(f"two hooks are called {name!r}: {_origin(taken.hook)}, {_origin(hook)}")
-
-
-def _origin(hook: object) -> str:
-    return f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"

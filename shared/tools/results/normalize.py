@@ -2,7 +2,7 @@
 
 Owns wrapping, what foreign code may put into a result, the output schema and the mapping of exceptions to error types.
 The order in which they are applied is the pipeline's; secrets and sizes are
-:mod:`soong.shared.tools.results.output_limits`.
+:mod:`soong.shared.tools.results.rendering`.
 """
 
 import errno
@@ -33,13 +33,13 @@ from soong.shared.tools.result import (
     ToolFailure,
     ToolResult,
 )
-from soong.shared.tools.results.output_limits import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
+from soong.shared.tools.results.rendering import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
 from soong.shared.tools.schema import validate
 from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 MAX_CONTEXT_NODES: Final = 16
 MAX_CONTEXT_CHARS: Final = 100_000
-"""What one call may add to the context, all its nodes together: a skill's text is complete or it is refused."""
+"""Maximum of a call's additions to the context, all nodes together: a skill's text is complete or it is refused."""
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
@@ -58,7 +58,7 @@ _CORE_FACTS: Final = frozenset(
 _NODE_KINDS: Final = frozenset({"skill", "memory_context", "system"})
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MARGIN: Final = 8_192
-"""What is kept beyond a limit until secrets are out: one that a cut has halved is no longer recognised."""
+"""Characters that are kept beyond a limit until secrets are out: a halved secret is no longer recognised."""
 
 
 def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
@@ -68,7 +68,12 @@ def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
         ToolError: ``invalid_output``, the value is not JSON.
     """
     if isinstance(output, ToolResult):
-        return said_by_a_tool(sound(replace(output, tool_call_id=tool_call_id, evidence=())))
+        result = sound(replace(output, tool_call_id=tool_call_id, evidence=()))
+        if _CORE_FACTS.isdisjoint(result.metadata):
+            return result
+        # Facts that only the core sets are removed: later readers take them for the core's.
+        own = {name: each for name, each in result.metadata.items() if name not in _CORE_FACTS}
+        return replace(result, metadata=own)
     if output is None:
         return ToolResult(tool_call_id, summary="done")
     output = _plain(output, "output")
@@ -85,9 +90,14 @@ def sound(result: ToolResult) -> ToolResult:
     """
     failure = result.error
     # Foreign code wrote it, whatever the types say.
-    _check_all(result.content, ContentBlock, "content is not a tuple of blocks")
-    _check_all(result.artifacts, ArtifactRef, "artifacts is not a tuple of references")
-    _check_all(result.context_nodes, ContextNode, "context_nodes is not a tuple of nodes")
+    parts: Sequence[tuple[object, type | UnionType, str]] = (
+        (result.content, ContentBlock, "content is not a tuple of blocks"),
+        (result.artifacts, ArtifactRef, "artifacts is not a tuple of references"),
+        (result.context_nodes, ContextNode, "context_nodes is not a tuple of nodes"),
+    )
+    for given, kind, problem in parts:
+        if not isinstance(given, tuple) or not all(isinstance(each, kind) for each in given):
+            raise _unsound(problem)
     if not (failure is None or isinstance(failure, ToolFailure)):
         raise _unsound("error is not a ToolFailure")
     return replace(
@@ -102,20 +112,8 @@ def sound(result: ToolResult) -> ToolResult:
     )
 
 
-def said_by_a_tool(result: ToolResult) -> ToolResult:
-    """Return a tool's own result without what only the core says of a call: later readers take it for the core's."""
-    if _CORE_FACTS.isdisjoint(result.metadata):
-        return result
-    return replace(result, metadata={name: each for name, each in result.metadata.items() if name not in _CORE_FACTS})
-
-
 def _unsound(problem: str) -> ToolError:
     return ToolError(ErrorType.INVALID_OUTPUT, f"the tool returned a result whose {problem}")
-
-
-def _check_all(parts: object, kind: type | UnionType, problem: str) -> None:
-    if not isinstance(parts, tuple) or not all(isinstance(each, kind) for each in parts):
-        raise _unsound(problem)
 
 
 def _sound_block(block: ContentBlock) -> ContentBlock:
@@ -159,7 +157,7 @@ def _sound_failure(failure: ToolFailure) -> ToolFailure:
 
 
 def _own_failure(failure: ToolFailure) -> ToolFailure:
-    """Return a tool's own failure; what only the core may say (a hook's denial can stop the run) is not believed."""
+    """Return a tool's own failure; a type that only the core may use (a hook's denial can stop the run) is replaced."""
     if failure.type not in _CORE_ONLY:
         return failure
     details = {**failure.details, "said_type": failure.type.value}
@@ -200,7 +198,7 @@ def own_deliverable(result: ToolResult, target: Target) -> ToolResult:
 
 
 def with_reason(result: ToolResult, verdict: Verdict | None) -> ToolResult:
-    """Return the result with what the person said who allowed the call, for the model to read (PER-03)."""
+    """Return the result with the words of the person that allowed the call, for the model (PER-03)."""
     if verdict is None or verdict.author != "person" or not verdict.reason:
         return result
     return replace(result, metadata={**result.metadata, "permission_reason": verdict.reason})

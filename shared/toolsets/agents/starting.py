@@ -1,12 +1,13 @@
 """Starting agents: sub-agents, workers for single instructions and for steps, pull workers (DIS-02, 03).
 
-What is started is a step, of the ask's own task or of one that the agent made, so that leases, limits, consent and
-retries are those of every step. A call waits until all that it started has ended, and tells every outcome together. It
-asks for nothing twice: its effect id names the step and the command, so one that is made again after the death of its
+A started agent is a step, of the ask's own task or of one that the agent made, so that leases, limits, consent and
+retries are those of every step. A call waits until all its agents have ended, and reports every outcome together. It
+starts nothing twice: its effect id names the step and the command, so a call that is made again after the death of its
 owner waits for the same runs (DIS-08).
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from soong.shared.core.identity import Role
@@ -17,14 +18,21 @@ from soong.shared.engine.tasks.failure_report import is_unclean
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, TaskKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.agents.outcomes import GIVE_AGAIN, START_ANOTHER, child_outcome, task_outcome
-from soong.shared.toolsets.agents.waiting import Patience, moves_by_itself, needs_decision, wait_until
+from soong.shared.toolsets.agents.looking import (
+    GIVE_AGAIN,
+    START_ANOTHER,
+    Patience,
+    child_outcome,
+    moves_by_itself,
+    needs_decision,
+    task_outcome,
+    wait_until,
+)
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
-    TAGS,
     TASK_ID,
     as_principal,
     check_models,
@@ -35,6 +43,7 @@ from soong.shared.toolsets.tasks.showing import (
     step_facts,
     task_facts,
     task_named,
+    task_tool,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +80,20 @@ _CHILD: Final[JsonObject] = {
     "inputs": _INPUTS,
     "output": _OUTPUT,
 }
+_DISPATCH: Final[JsonObject] = {
+    **_CHILD,
+    "task_id": TASK_ID,
+    "step_id": STEP_ID,
+    "mode": {"type": "string", "enum": ["assigned", "pull"], "default": "assigned"},
+    "count": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1},
+    "max_steps": {"type": "integer", "minimum": 1, "description": "Most steps of each pull worker."},
+    "pool": {**_TEXT, "description": "Pool of the pull workers."},
+    "leave_failed": {
+        "type": "array",
+        "items": STEP_ID,
+        "description": "Failed steps of the task that you leave as they are: the rest is waited for.",
+    },
+}
 _OF_STEP: Final = ("agent", "model", "allowed_tools", "instructions")
 _OF_PULL: Final = ("agent", "model", "instructions", "pool")
 
@@ -83,6 +106,7 @@ ENDS: Final = (
     ErrorType.LIMIT_EXCEEDED,
 )
 """How a call ends whose child did not complete, or that may start none."""
+_tool: Final = partial(task_tool, errors=ENDS, is_agent_tool=True)
 
 
 class StartingTools(Value):
@@ -93,82 +117,42 @@ class StartingTools(Value):
     """How long a step that no living worker can take is waited for."""
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return (self._sub_agent_tool(), self._fork_tool(), self._dispatch_tool())
-
-    def _sub_agent_tool(self) -> ToolDefinition:
-        return ToolDefinition(
-            name="agent.create_sub_agent",
-            title="Create sub-agent",
-            description="Start an agent of its own for one piece of work and wait for its result. It has the tools of "
-            "its definition and never starts agents. Several calls of one turn run side by side.",
-            search_hint="delegate sub agent child start",
-            input_schema={"type": "object", "properties": dict(_CHILD), "required": ["instructions"]},
-            handler=self._create_sub_agent,
-            permission=Permission.READONLY,
-            tags=TAGS,
-            errors=ENDS,
-            is_agent_tool=True,
+        fork = {name: _CHILD[name] for name in ("instructions", "title", "model", "allowed_tools", "output")}
+        return (
+            _tool(
+                "agent.create_sub_agent",
+                "Create sub-agent",
+                "Start an agent of its own for one piece of work and wait for its result. It has the tools of its "
+                "definition and never starts agents. Several calls of one turn run side by side.",
+                "delegate sub agent child start",
+                dict(_CHILD),
+                ("instructions",),
+                partial(self._spawn, role=Role.SUB),
+            ),
+            _tool(
+                "agent.fork_agent",
+                "Fork agent",
+                "Start a copy of yourself that knows this conversation, for a side path whose details you do not need, "
+                "and wait for its result. It never starts agents. Several calls of one turn run side by side.",
+                "fork copy context side path explore",
+                {**fork, "instructions": {**_TEXT, "description": "What it is to do; it knows all that you know."}},
+                ("instructions",),
+                self._fork,
+            ),
+            _tool(
+                "agent.dispatch_worker",
+                "Dispatch worker",
+                "Have workers do something, and wait. With `instructions` alone: one worker for them. With `task_id`: "
+                "wait until the task's steps have ended or one needs a decision of yours, as a failed one does; their "
+                "workers start by themselves. With `step_id`, too: give that failed step to a worker again, with what "
+                "you change. With `mode: pull`: let `count` workers take the task's pull steps one by one. "
+                "Several calls of one turn run side by side.",
+                "worker dispatch delegate wait reassign pull",
+                _DISPATCH,
+                (),
+                self._dispatch,
+            ),
         )
-
-    def _fork_tool(self) -> ToolDefinition:
-        names = ("instructions", "title", "model", "allowed_tools", "output")
-        return ToolDefinition(
-            name="agent.fork_agent",
-            title="Fork agent",
-            description="Start a copy of yourself that knows this conversation, for a side path whose details you do "
-            "not need, and wait for its result. It never starts agents. Several calls of one turn run side by side.",
-            search_hint="fork copy context side path explore",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    **{name: _CHILD[name] for name in names},
-                    "instructions": {**_TEXT, "description": "What it is to do; it knows all that you know."},
-                },
-                "required": ["instructions"],
-            },
-            handler=self._fork,
-            permission=Permission.READONLY,
-            tags=TAGS,
-            errors=ENDS,
-            is_agent_tool=True,
-        )
-
-    def _dispatch_tool(self) -> ToolDefinition:
-        return ToolDefinition(
-            name="agent.dispatch_worker",
-            title="Dispatch worker",
-            description="Have workers do something, and wait. With `instructions` alone: one worker for them. With "
-            "`task_id`: wait until the task's steps have ended or one needs a decision of yours, as a failed one does; "
-            "their workers start by themselves. With `step_id`, too: give that failed step to a worker again, with "
-            "what you change. With `mode: pull`: let `count` workers take the task's pull steps one by one. "
-            "Several calls of one turn run side by side.",
-            search_hint="worker dispatch delegate wait reassign pull",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    **_CHILD,
-                    "task_id": TASK_ID,
-                    "step_id": STEP_ID,
-                    "mode": {"type": "string", "enum": ["assigned", "pull"], "default": "assigned"},
-                    "count": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1},
-                    "max_steps": {"type": "integer", "minimum": 1, "description": "Most steps of each pull worker."},
-                    "pool": {**_TEXT, "description": "Pool of the pull workers."},
-                    "leave_failed": {
-                        "type": "array",
-                        "items": STEP_ID,
-                        "description": "Failed steps of the task that you leave as they are: the rest is waited for.",
-                    },
-                },
-            },
-            handler=self._dispatch,
-            permission=Permission.READONLY,
-            tags=TAGS,
-            errors=ENDS,
-            is_agent_tool=True,
-        )
-
-    async def _create_sub_agent(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await self._spawn(context, call_input, Role.SUB)
 
     async def _fork(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         return await self._spawn(context, {**call_input, "agent": context.identity.definition}, Role.FORK)
@@ -196,7 +180,8 @@ class StartingTools(Value):
         ask = await self.service.store.tasks.task(context.identity.task_id)
         if ask.kind is not TaskKind.ASK:
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, "only an agent with a goal of its own starts agents")
-        step_id = f"{role.value}-{_short(context)}"
+        step_id = f"{role.value}-{digest_of_call(context)[:8]}"
+        first_line = str(call_input["instructions"]).strip().partition("\n")[0][:MAX_TITLE_CHARS]
         step: dict[str, Json] = {name: call_input[name] for name in ("allowed_tools", "output") if name in call_input}
         agent = str(call_input.get("agent") or DEFAULT_DEFINITION)
         step |= {
@@ -205,7 +190,7 @@ class StartingTools(Value):
             "model": await self._model_of(context, call_input, agent, role),
             "inputs": _literal(call_input.get("inputs", {})),
             "instructions": _literal(call_input["instructions"]),
-            "title": _literal(call_input.get("title") or _first_line(str(call_input["instructions"]))),
+            "title": _literal(call_input.get("title") or first_line),
             "on_failure": "keep",
         }
         service = as_principal(self.service, context)
@@ -304,7 +289,7 @@ class StartingTools(Value):
         return task_outcome(task, steps, facts, lacks)
 
     async def _result(self, step: Step) -> StepResult:
-        """Return a step's result; of one that ended cleanly its row has all of it."""
+        """Return a step's result; the row of a clean step has all of it."""
         if step.kind.traits.has_items or is_unclean(step.status, step.outcome):
             return await self.service.store.tasks.result(step.key)
         return StepResult(step.step_id, step.status, step.output)
@@ -321,17 +306,8 @@ def _lack(lacks: Mapping[str, str], key: str) -> dict[str, Json]:
     return {"waits_because": lacks[key]} if key in lacks else {}
 
 
-def _short(context: ToolContext) -> str:
-    """Return what tells the children of one run apart: the same whenever the same call is made again."""
-    return digest_of_call(context)[:8]
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:MAX_TITLE_CHARS]
-
-
 def _literal(value: Json) -> Json:
-    """Return a value whose texts hold no references: what a model wrote is not a template."""
+    """Return a value whose texts hold no references: a model's text is not a template."""
     match value:
         case str():
             return value.replace("${", "$${")

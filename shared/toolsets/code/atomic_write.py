@@ -36,7 +36,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 
 
 class State(Value):
-    """What is at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
+    """The state of a path. ``precondition`` is ``absent`` or device, inode, size and hash.
 
     ``content`` is None when there is no file or it is too large to compare. ``status`` was taken
     before it was read, so that a change meanwhile shows.
@@ -48,7 +48,7 @@ class State(Value):
 
 
 class Replacement(Value):
-    """What to write where. An empty ``precondition`` binds to nothing; ``overwrites`` allows replacing a file."""
+    """The content for a path. An empty ``precondition`` binds to nothing; ``overwrites`` allows replacing a file."""
 
     path: Path
     content: bytes
@@ -58,7 +58,7 @@ class Replacement(Value):
 
 
 class WriteResult(Value):
-    """What is in a file after a write: ``size`` in bytes, the digest in hexadecimal."""
+    """The content of a file after a write: ``size`` in bytes, the digest in hexadecimal."""
 
     size: int
     sha256: str
@@ -66,7 +66,7 @@ class WriteResult(Value):
 
 
 def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
-    """Return what is at a resolved path now, with its content if that is not over ``max_content``.
+    """Return the state of a resolved path now, with its content if that is not over ``max_content``.
 
     Raises:
         PathRefusedError: something that is not a regular file.

@@ -1,8 +1,8 @@
-"""What a command call asks for, made definite: program, folder, files, time, environment; what is shown and granted.
+"""The resolved form of a command call: program, folder, files, time, environment; its shown text and its grant.
 
-Everything is found once, before permission. What is executed is what was shown, or nothing (CMD-01). A session grant
-covers the exact argv and the content of the files that it names (PER-08);
-:mod:`soong.shared.toolsets.code.named_files` has the few programs of which it covers more.
+Everything is found once, before permission. Only the shown command is executed, or nothing (CMD-01). A session grant
+covers the exact argv and the content of the files that it names (PER-08); :mod:`soong.shared.toolsets.code.named_files`
+has the few programs of which it covers more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,9 @@ from soong.shared.sandbox.programs import child_environment, find_program, progr
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import access_of
+from soong.shared.tools.schema import number_of, text_of
 from soong.shared.toolsets.code.named_files import NamedFiles, is_harmless, named_files, quoted
-from soong.shared.toolsets.code.paths import number_of, object_identity, text_of
+from soong.shared.toolsets.code.paths import object_identity
 from soong.shared.toolsets.code.shell_strings import shell_string
 
 MAX_ARGUMENTS: Final = 4096
@@ -33,7 +34,7 @@ MAX_ARGV_BYTES: Final = 1024 * 1024
 MAX_SCOPE_CHARS: Final = 2_000
 
 ANY_ARGUMENTS: Final = "… (any short options and names within the project)"
-"""What no quoted argv says: the first character is always quoted there."""
+"""Text that no quoted argv contains: the first character is always quoted there."""
 
 
 class CommandCall(Value):
@@ -51,7 +52,7 @@ class CommandCall(Value):
     files: NamedFiles = msgspec.field(default_factory=NamedFiles)
     access: CommandAccess = msgspec.field(default_factory=CommandAccess)
     confinement: str = ""
-    """What a question shows of the sandbox that it runs in; empty: none."""
+    """The sandbox that it runs in, as a question shows it; empty: none."""
 
     @property
     def program(self) -> Path:
@@ -69,14 +70,14 @@ class CommandCall(Value):
 
     @property
     def scope(self) -> str:
-        """What a session grant covers: the argv, its folder and what its files hold; empty when too long to be read."""
+        """The scope of a session grant: the argv, its folder and its files' content; empty when too long to be read."""
         words = f"{quoted(self.argv[:1])} {ANY_ARGUMENTS}" if self.is_wide else quoted(self.argv)
         files = f", files sha256:{self.files.content}" if self.files.content else ""
         scope = f"{words} in {quoted([str(self.cwd)])}{files}"
         return scope if len(scope) <= MAX_SCOPE_CHARS else ""
 
     def precondition(self, folder_identity: str) -> str:
-        """Return what program, folder and files are now; ``folder_identity`` is of the folder looked at or opened."""
+        """Return the state of program, folder and files; ``folder_identity`` is of the folder looked at or opened."""
         files = f" with {self.files.state}" if self.files.state else ""
         return f"{program_identity(self.program)} in {folder_identity}{files}"
 

@@ -114,7 +114,7 @@ def _bare_header(lines: list[bytes], at: int, pair: Name | None) -> Header:
 
 @dataclass(slots=True)
 class _GitLines:
-    """What the extended lines below ``diff --git`` have said so far."""
+    """The values of the extended lines below ``diff --git`` so far."""
 
     old: list[Name] = field(default_factory=list)
     new: list[Name] = field(default_factory=list)
@@ -127,20 +127,21 @@ class _GitLines:
         elif line.startswith(_NEW):
             self.new.append(Name(line[len(_NEW) :], at + 1))
         elif line.startswith(b"new file mode "):
-            self._take_new_file(line, at)
+            if self.old or self.new:
+                raise _broken("'new file mode' comes below the names", at)
+            if _mode_of(line.removeprefix(b"new file mode "), at) != _PLAIN_FILE:
+                raise _no_edit("creates something else than a plain file", at)
+            self.creates = True
         elif line.startswith(b"index "):
-            _check_index(line, at)
+            found = _INDEX.match(line.removeprefix(b"index "))
+            if found and not _mode_of(found[1], at).startswith("100"):
+                raise _no_edit("is about something else than a regular file", at)
         else:
-            _refuse_operation(line, at)
+            for mark, words in _OPERATIONS.items():
+                if line.startswith(mark):
+                    raise _no_edit(words, at)
             return line.startswith(_SILENT)
         return True
-
-    def _take_new_file(self, line: bytes, at: int) -> None:
-        if self.old or self.new:
-            raise _broken("'new file mode' comes below the names", at)
-        if _mode_of(line.removeprefix(b"new file mode "), at) != _PLAIN_FILE:
-            raise _no_edit("creates something else than a plain file", at)
-        self.creates = True
 
 
 def _git_header(lines: list[bytes], at: int, pair: Name) -> Header | None:
@@ -173,18 +174,6 @@ def _names(said: _GitLines, at: int) -> tuple[Name, ...]:
     return (*said.old, *said.new)
 
 
-def _refuse_operation(line: bytes, at: int) -> None:
-    for mark, words in _OPERATIONS.items():
-        if line.startswith(mark):
-            raise _no_edit(words, at)
-
-
-def _check_index(line: bytes, at: int) -> None:
-    found = _INDEX.match(line.removeprefix(b"index "))
-    if found and not _mode_of(found[1], at).startswith("100"):
-        raise _no_edit("is about something else than a regular file", at)
-
-
 def _mode_of(text: bytes, at: int) -> str:
     found = _MODE.match(text)
     if found is None:
@@ -206,7 +195,7 @@ def _is_epoch(name: bytes) -> bool:
 
 
 class Fault(StrEnum):
-    """What is wrong with a diff, or with applying it."""
+    """The fault of a diff, or of its application."""
 
     HEADER = "header"
     OTHER_FILE = "other_file"
@@ -318,11 +307,11 @@ def _other(name: Name) -> DiffError:
 STRICTER_THAN_GIT: Final = frozenset(
     {Fault.NUMBER, Fault.LEFTOVER, Fault.MISPLACED_END, Fault.NO_CONTEXT, Fault.TOO_FAR, Fault.SEVERAL_FILES}
 )
-"""What ``git apply`` may take and we never do, because its result is not what the diff says.
+"""Faults that ``git apply`` may accept and we never do, because its result differs from the diff.
 
 ``NUMBER``: line numbers beyond 31 bits, which git cuts off. ``LEFTOVER``: text after the last hunk, which git drops
-even when it is hunk lines beyond a wrong count. ``MISPLACED_END``: a line said to have no newline that is not the last
-one, which git joins with the next. ``NO_CONTEXT``: a hunk without a context line, which git puts at the end of the file
-wherever it says it belongs. ``TOO_FAR``: hunks so far from their places that finding them costs seconds.
+even when it is hunk lines beyond a wrong count. ``MISPLACED_END``: a line marked as without a newline that is not the
+last one, which git joins with the next. ``NO_CONTEXT``: a hunk without a context line, which git puts at the end of the
+file, whatever its line number. ``TOO_FAR``: hunks so far from their places that finding them costs seconds.
 ``SEVERAL_FILES``: a second section, even of the same file.
 """

@@ -1,14 +1,15 @@
 """code.edit_file: change a text file by exact replacements or a unified diff, all or nothing (FS-05, FS-07, FS-09).
 
 Bytes outside the edit stay as they are: encoding, byte order mark, line endings, a missing last newline. Text of a call
-is UTF-8; in a file of another encoding it is found and put in as such, byte for byte. What looks binary (a NUL, UTF-16)
-is refused. An edit is worked out twice from the same input: before anybody is asked, so that only what can succeed is
-asked and the effect is shown, and again on the content that is then there, which must be the one that was shown.
-A sensitive file is the exception: whether it contains a text is not revealed before it is permitted.
+is UTF-8; in a file of another encoding it is found and put in as such, byte for byte. Binary content (a NUL, UTF-16) is
+refused. An edit is computed twice from the same input: before the question, so that only a possible edit is asked for
+and the effect is shown, and again on the current content, which must be the one that was shown. A sensitive file is the
+exception: whether it contains a text is not revealed before it is permitted.
 """
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -20,18 +21,17 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, is_linked_elsewhere, shown_path, valid_text
 from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.tools.schema import flag, flag_of, string, text_of
 from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.diff_header import DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits, is_utf8, shared_prefix
-from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
-from soong.shared.toolsets.code.preview import holds_key_now, preview_of
-from soong.shared.toolsets.code.unified_diff import Placement, UnifiedDiff, apply_diff, parse_diff
-from soong.shared.toolsets.code.write_file import check_write_permitted, locate_for_writing
+from soong.shared.toolsets.code.unified_diff import UnifiedDiff, apply_diff, parse_diff
+from soong.shared.toolsets.code.write_file import check_write_permitted, holds_key_now, locate_for_writing, preview_of
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Of the file before and after, and of the text of a call: what can be written can be edited."""
+"""Size of the file before and after, and of the text of a call: every writable file can be edited."""
 MAX_EDITS: Final = 200
 _MAX_SHOWN_OFFSETS: Final = 20
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -65,14 +65,11 @@ _INPUT_SCHEMA: Final[Mapping[str, Json]] = {
 _INPUT_FAULTS: Final = frozenset({Fault.OTHER_FILE, Fault.SEVERAL_FILES})
 
 
-def edit_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_FILE_BYTES) -> ToolDefinition:
+def edit_file_tool(policy: PathPolicy) -> ToolDefinition:
     """Return the definition."""
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(lambda stop: _edit(policy, context, call_input, max_bytes, stop), keep_result=True)
-
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return _target(policy, context, call_input, max_bytes)
+        return await run_blocking(partial(_edit, policy, context, call_input), keep_result=True)
 
     return ToolDefinition(
         name="code.edit_file",
@@ -99,13 +96,8 @@ def edit_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_FILE_BYTES) -> To
             ErrorType.LIMIT_EXCEEDED,
         ),
         interrupt="block",
-        traits=_traits,
-        target=target,
+        target=partial(_target, policy),
     )
-
-
-def _traits(_call_input: JsonObject) -> Traits:
-    return Traits()
 
 
 class _Place(Value):
@@ -127,15 +119,15 @@ class _EditOutcome(Value):
     facts: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
 
-def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:
+def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Target:
     """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
-    request = edit_request(call_input, max_bytes)
-    place = _place(policy, context, call_input, request, max_bytes)
+    request = edit_request(call_input)
+    place = _place(policy, context, call_input, request)
     located = place.located
     if place.is_secret:
         preview = f"edit {valid_text(str(located.resolved))}: {request.size}, tried only once it is permitted"
     else:
-        preview = preview_of(located, place.state, _outcome(place, request, max_bytes).content)
+        preview = preview_of(located, place.state, _outcome(place, request).content)
     return Target(
         kind="path",
         scope=str(located.resolved.parent),
@@ -147,17 +139,17 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
     )
 
 
-def _edit(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int, stop: Event) -> ToolResult:
-    request = edit_request(call_input, max_bytes)
-    place = _place(policy, context, call_input, request, max_bytes)
+def _edit(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop: Event) -> ToolResult:
+    request = edit_request(call_input)
+    place = _place(policy, context, call_input, request)
     path, precondition = place.located.resolved, place.state.precondition
     check_write_permitted(place.located, context)
     if place.is_secret and not context.allowed_outside:
         raise ToolError(ErrorType.PERMISSION_DENIED, f"{str(path)!r} is sensitive and was not permitted")
     if context.precondition not in ("", precondition):
         raise _changed(place)
-    outcome = _outcome(place, request, max_bytes)
-    # Bound to the very content that was edited: a change since then ends as path_conflict, whoever made it.
+    outcome = _outcome(place, request)
+    # Bound to the very content that was edited: any change since then ends as path_conflict.
     written = write(Replacement(path, outcome.content, precondition, creates_folders=True, overwrites=True), stop)
     if written is None:
         raise _changed(place)
@@ -179,9 +171,7 @@ class EditRequest(Value):
         return f"{count} {word}" + ("" if count == 1 else "s")
 
 
-def _place(
-    policy: PathPolicy, context: ToolContext, call_input: JsonObject, request: EditRequest, max_bytes: int
-) -> _Place:
+def _place(policy: PathPolicy, context: ToolContext, call_input: JsonObject, request: EditRequest) -> _Place:
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     if request.diff is not None:
         _refuse_linked_folder(located, context)
@@ -189,7 +179,7 @@ def _place(
             FileNames.of(located, context.run_dirs).check(request.diff.header)
         except DiffError as error:
             raise failure_of_diff(error) from error
-    state = read_state(located.resolved, max_content=max_bytes)
+    state = read_state(located.resolved, max_content=MAX_FILE_BYTES)
     is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
     place = _Place(located, state, is_secret=located.is_sensitive or is_linked or holds_key_now(state))
     if place.is_absent and not request.creates_missing:
@@ -206,32 +196,30 @@ def _refuse_linked_folder(located: Located, context: ToolContext) -> None:
         raise ToolError(ErrorType.INVALID_INPUT, f"{located.given!r} lies beyond a symbolic link", hint=hint)
 
 
-def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _EditOutcome:
+def _outcome(place: _Place, request: EditRequest) -> _EditOutcome:
     """Work out the edit.
 
     Raises:
         ToolError: it does not fit the file, the file is not text, or one of the two is too large.
     """
-    before = _text(place, max_bytes)
-    if request.diff is not None:
-        outcome = _patched(place, request.diff, before)
-    else:
-        outcome = _replaced(place, request, before, max_bytes)
-    if len(outcome.content) > max_bytes:
-        problem = f"the edited file would have {len(outcome.content)} bytes; at most {max_bytes} are written"
+    before = _text(place)
+    diff = request.diff
+    outcome = _replaced(place, request, before) if diff is None else _patched(place, diff, before)
+    if len(outcome.content) > MAX_FILE_BYTES:
+        problem = f"the edited file would have {len(outcome.content)} bytes; at most {MAX_FILE_BYTES} are written"
         raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="split it into several files")
     line = outcome.content.count(b"\n", 0, shared_prefix(before, outcome.content)) + 1
     return _EditOutcome(outcome.content, {**outcome.facts, "first_changed_line": line})
 
 
-def _text(place: _Place, max_bytes: int) -> bytes:
+def _text(place: _Place) -> bytes:
     if place.is_absent:
         return b""
     path, content = place.located.resolved, place.state.content
     size = place.state.status.st_size if place.state.status is not None else 0
     details: dict[str, Json] = {"path": valid_text(str(path)), "size": size}
     if content is None:
-        problem = f"{str(path)!r} has {size} bytes; at most {max_bytes} are edited"
+        problem = f"{str(path)!r} has {size} bytes; at most {MAX_FILE_BYTES} are edited"
         raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="use a program made for large files", details=details)
     if b"\0" in content or content.startswith(_UTF16_MARKS):
         hint = "only text is edited; UTF-16 must be converted first"
@@ -252,15 +240,15 @@ def _patched(place: _Place, diff: UnifiedDiff, before: bytes) -> _EditOutcome:
     except DiffError as error:
         raise failure_of_diff(error) from error
     facts: dict[str, Json] = {"hunks": len(placements)}
-    moved = [_moved(number, each) for number, each in enumerate(placements, 1) if each.offset]
+    moved: list[Json] = [
+        {"hunk": number, "line": each.line, "offset": each.offset}
+        for number, each in enumerate(placements, 1)
+        if each.offset
+    ]
     return _EditOutcome(content, facts | ({"offsets": moved[:_MAX_SHOWN_OFFSETS]} if moved else {}))
 
 
-def _moved(number: int, placement: Placement) -> Json:
-    return {"hunk": number, "line": placement.line, "offset": placement.offset}
-
-
-def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int) -> _EditOutcome:
+def _replaced(place: _Place, request: EditRequest, before: bytes) -> _EditOutcome:
     edits, count = request.edits, 0
     if not edits[0].old:
         if not place.is_absent:
@@ -270,7 +258,7 @@ def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int
     elif place.is_absent:
         hint = "begin with an edit whose old is empty and whose new is the content"
         raise ToolError(ErrorType.TEXT_NOT_FOUND, "the file does not exist, so there is no text in it", hint=hint)
-    edited = apply_edits(before, edits, replaces_all=request.replaces_all, max_bytes=max_bytes)
+    edited = apply_edits(before, edits, replaces_all=request.replaces_all, max_bytes=MAX_FILE_BYTES)
     return _EditOutcome(edited.content, {"edits": len(request.edits), "replacements": edited.replacements + count})
 
 
@@ -293,7 +281,7 @@ def _result(
     return ToolResult(context.tool_call_id, (TextBlock(text),), text, data, metadata=metadata)
 
 
-def edit_request(call_input: JsonObject, max_bytes: int) -> EditRequest:
+def edit_request(call_input: JsonObject) -> EditRequest:
     """Read a validated input.
 
     Raises:
@@ -303,14 +291,12 @@ def edit_request(call_input: JsonObject, max_bytes: int) -> EditRequest:
     creates_missing = flag_of(call_input, "create_if_missing", default=False)
     replaces_all = flag_of(call_input, "replace_all", default=False)
     if isinstance(edits, list) and diff is None:
-        return EditRequest(
-            _edits(edits, max_bytes, creates_missing=creates_missing), None, creates_missing, replaces_all
-        )
+        return EditRequest(_edits(edits, creates_missing=creates_missing), None, creates_missing, replaces_all)
     if not isinstance(diff, str) or edits is not None:
         raise _invalid("give exactly one of edits and unified_diff")
     if replaces_all:
         raise _invalid("replace_all belongs to edits; a unified_diff says itself what it changes")
-    return EditRequest((), _diff(diff, max_bytes), creates_missing, replaces_all)
+    return EditRequest((), _diff(diff), creates_missing, replaces_all)
 
 
 def failure_of_diff(error: DiffError) -> ToolError:
@@ -323,7 +309,7 @@ def failure_of_diff(error: DiffError) -> ToolError:
     return ToolError(kind, str(error), hint=error.hint, details=details)
 
 
-def _edits(items: list[Json], max_bytes: int, *, creates_missing: bool) -> tuple[Edit, ...]:
+def _edits(items: list[Json], *, creates_missing: bool) -> tuple[Edit, ...]:
     edits = tuple(Edit(_bytes_of(item, "old"), _bytes_of(item, "new")) for item in items if isinstance(item, dict))
     for number, edit in enumerate(edits, 1):
         if edit.old == edit.new:
@@ -333,7 +319,7 @@ def _edits(items: list[Json], max_bytes: int, *, creates_missing: bool) -> tuple
             raise _invalid(f"old of edit {number} is empty", hint)
         if b"\0" in edit.old + edit.new:
             raise _invalid(f"edit {number} holds a NUL character, which no text file does")
-    _check_size(sum(len(edit.old) + len(edit.new) for edit in edits), max_bytes)
+    _check_size(sum(len(edit.old) + len(edit.new) for edit in edits))
     return edits
 
 
@@ -341,9 +327,9 @@ def _bytes_of(item: JsonObject, name: str) -> bytes:
     return _encoded(str(item.get(name, "")), name)
 
 
-def _diff(text: str, max_bytes: int) -> UnifiedDiff:
+def _diff(text: str) -> UnifiedDiff:
     diff = _encoded(text, "unified_diff")
-    _check_size(len(diff), max_bytes)
+    _check_size(len(diff))
     try:
         if b"\0" in diff:
             raise DiffError(Fault.NOT_AN_EDIT, "the diff holds a NUL character, which no text file does")
@@ -359,9 +345,9 @@ def _encoded(text: str, name: str) -> bytes:
         raise _invalid(f"{name} is not valid Unicode: it holds a lone surrogate") from error
 
 
-def _check_size(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        problem = f"the call has {size} bytes of text; at most {max_bytes} are taken at once"
+def _check_size(size: int) -> None:
+    if size > MAX_FILE_BYTES:
+        problem = f"the call has {size} bytes of text; at most {MAX_FILE_BYTES} are taken at once"
         raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="make several calls")
 
 

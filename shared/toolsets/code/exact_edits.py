@@ -2,7 +2,7 @@ r"""Exact replacements in a file's bytes, in order, all or none (FS-05).
 
 Texts are compared byte for byte as UTF-8, so a file in another encoding keeps every byte that is not replaced. A text
 with a carriage return is taken literally. One without matches lines whatever ends them, and what is put in ends its
-lines like the place it goes to: a call that knows nothing of ``\r\n`` neither misses nor spoils such a file.
+lines like the place it goes to: a call without ``\r\n`` neither misses nor spoils such a file.
 """
 
 from bisect import bisect_left
@@ -41,12 +41,19 @@ def apply_edits(content: bytes, edits: Sequence[Edit], *, replaces_all: bool, ma
     """
     current, total = content, 0
     for number, edit in enumerate(edits, 1):
-        try:
-            current, count = _applied(current, edit, replaces_all=replaces_all, max_bytes=max_bytes)
-        except _MissingError:
-            raise _not_found(content, current, edit, number, len(edits)) from None
-        except _SeveralError as several:
-            raise _ambiguous(several, number, len(edits)) from None
+        mixed, old, new = _spelled(current, edit)
+        text = current if mixed is None else mixed.text
+        first = text.find(old)
+        if first < 0:
+            raise _not_found(content, current, edit, number, len(edits))
+        if not replaces_all and text.find(old, first + 1) >= 0:  # overlapping places are as unclear as separate ones
+            raise _ambiguous(text, old, number, len(edits))
+        count = text.count(old) if replaces_all else 1
+        if mixed is not None:
+            current = mixed.replaced(edit, count, max_bytes)
+        else:
+            _check_size(len(current) + count * (len(new) - len(old)), max_bytes)
+            current = current.replace(old, new)
         total += count
     return Edited(current, total)
 
@@ -72,41 +79,14 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-class _MissingError(Exception):
-    """The old text is nowhere."""
-
-
-class _SeveralError(Exception):
-    """The old text is at several places; ``lines`` are the first of them."""
-
-    def __init__(self, lines: list[int], count: int) -> None:
-        self.lines = lines
-        self.count = count
-        super().__init__()
-
-
-def _applied(content: bytes, edit: Edit, *, replaces_all: bool, max_bytes: int) -> tuple[bytes, int]:
-    old, new = edit.old, edit.new
+def _spelled(content: bytes, edit: Edit) -> "tuple[_MixedLines | None, bytes, bytes]":
+    """Return the texts of an edit with the line endings of the content; for mixed ones, the content without them."""
     crlf = content.count(_CRLF)
-    if crlf and b"\r" not in old + new and _LF in old + new:
-        if crlf < content.count(_LF):
-            return _MixedLines.of(content).replaced(edit, replaces_all=replaces_all, max_bytes=max_bytes)
-        old, new = old.replace(_LF, _CRLF), new.replace(_LF, _CRLF)
-    count = _counted(content, old, replaces_all=replaces_all)
-    _check_size(len(content) + count * (len(new) - len(old)), max_bytes)
-    return content.replace(old, new), count
-
-
-def _counted(content: bytes, old: bytes, *, replaces_all: bool) -> int:
-    """Return how often the text occurs; overlapping places make it as unclear as separate ones."""
-    first = content.find(old)
-    if first < 0:
-        raise _MissingError
-    if replaces_all:
-        return content.count(old)
-    if content.find(old, first + 1) >= 0:
-        raise _SeveralError(*_places(content, old))
-    return 1
+    if not crlf or b"\r" in edit.old + edit.new or _LF not in edit.old + edit.new:
+        return None, edit.old, edit.new
+    if crlf < content.count(_LF):
+        return _MixedLines.of(content), edit.old, edit.new
+    return None, edit.old.replace(_LF, _CRLF), edit.new.replace(_LF, _CRLF)
 
 
 def _places(content: bytes, old: bytes) -> tuple[list[int], int]:
@@ -124,7 +104,7 @@ class _MixedLines(Value):
     r"""A file in which some lines end in ``\r\n`` and some in ``\n``.
 
     ``text`` is the content with every ending as ``\n``; ``crlf`` are the places in it, ascending, of those that were
-    ``\r\n``. What an edit does not change keeps the ending it has.
+    ``\r\n``. Lines outside an edit keep their ending.
     """
 
     content: bytes
@@ -140,8 +120,7 @@ class _MixedLines(Value):
             at = content.find(_CRLF, at + 2)
         return cls(content, content.replace(_CRLF, _LF), tuple(places))
 
-    def replaced(self, edit: Edit, *, replaces_all: bool, max_bytes: int) -> tuple[bytes, int]:
-        count = _counted(self.text, edit.old, replaces_all=replaces_all)
+    def replaced(self, edit: Edit, count: int, max_bytes: int) -> bytes:
         if count > MAX_MIXED_PLACES:
             problem = f"{count} places in a file of mixed line endings; at most {MAX_MIXED_PLACES} are replaced at once"
             raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="make old longer, so that it matches fewer places")
@@ -155,7 +134,7 @@ class _MixedLines(Value):
             start, end = found + head, found + len(edit.old) - tail
             pieces += (self.content[done : self._original(start)], middle.replace(_LF, self._ending_at(start)))
             done, found = self._original(end), self.text.find(edit.old, found + len(edit.old))
-        return b"".join((*pieces, self.content[done:])), count
+        return b"".join((*pieces, self.content[done:]))
 
     def _original(self, position: int) -> int:
         """Return where a place of ``text`` is in the content; that of a newline is where its ending begins."""
@@ -192,11 +171,12 @@ def _not_found(original: bytes, current: bytes, edit: Edit, number: int, total: 
     return ToolError(ErrorType.TEXT_NOT_FOUND, problem, hint=hint, details=details)
 
 
-def _ambiguous(several: _SeveralError, number: int, total: int) -> ToolError:
-    listed = ", ".join(map(str, several.lines)) + (" and more" if several.count > len(several.lines) else "")
-    problem = f"the old text{_which(number, total)} occurs at {several.count} places, beginning on lines {listed}"
+def _ambiguous(text: bytes, old: bytes, number: int, total: int) -> ToolError:
+    lines, count = _places(text, old)
+    listed = ", ".join(map(str, lines)) + (" and more" if count > len(lines) else "")
+    problem = f"the old text{_which(number, total)} occurs at {count} places, beginning on lines {listed}"
     hint = "add lines around it until it is the only one, or pass replace_all=true"
-    details: dict[str, Json] = {"edit": number, "count": several.count, "lines": list(several.lines)}
+    details: dict[str, Json] = {"edit": number, "count": count, "lines": list(lines)}
     return ToolError(ErrorType.AMBIGUOUS_EDIT, problem, hint=hint, details=details)
 
 

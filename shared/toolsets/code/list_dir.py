@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -14,20 +15,11 @@ from soong.shared.sandbox.descriptors import PathRefusedError, opened_directory,
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import PathPolicy, shown_path
 from soong.shared.sandbox.threads import check, run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from soong.shared.toolsets.code.exclusions import LISTS, is_withheld, withheld_below
-from soong.shared.toolsets.code.paths import (
-    check_object,
-    flag,
-    flag_of,
-    integer,
-    number_of,
-    permitted,
-    read_target,
-    string,
-    text_of,
-)
+from soong.shared.tools.schema import flag, flag_of, integer, number_of, string
+from soong.shared.toolsets.code.paths import check_object, permitted, read_target
+from soong.shared.toolsets.code.rg import LISTS, is_withheld, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -39,10 +31,7 @@ def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
     """Return the definition."""
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(lambda stop: _list(policy, context, call_input, stop))
-
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return read_target(policy, context, _asked_path(context, call_input))
+        return await run_blocking(partial(_list, policy, context, call_input))
 
     return ToolDefinition(
         name="code.list_dir",
@@ -61,15 +50,15 @@ def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
         errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.PATH_CONFLICT),
-        target=target,
+        target=partial(read_target, policy),
     )
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One listing. Memory is bounded by the limit: of a huge directory only its first entries are ever held.
+    """One listing. The limit bounds memory: only the first entries of a huge directory are ever held.
 
-    ``unreadable`` counts directories that were not entered: not permitted, gone, of the kernel, or too deep.
+    ``unreadable`` counts directories that were not entered: not permitted, gone, the kernel's, or too deep.
     """
 
     policy: PathPolicy
@@ -84,8 +73,8 @@ class _Walk:
 
     def entries(self, descriptor: int, folder: Path, depth: int = 0) -> Iterator[tuple[Path, os.DirEntry[str]]]:
         """Yield up to ``limit + 1`` entries in the order of their path as text."""
-        # A directory stands in the order twice: as an entry, and with a slash for all that is below it. Of any number
-        # of first places at least half are entries, so twice as many places as entries are enough.
+        # A directory is in the order twice: as an entry, and with a slash for all that is below it. At least half of
+        # any number of first places are entries, so twice as many places as entries are enough.
         places = 2 * (self.limit + 1 - self.count)
         for key, entry in heapq.nsmallest(places, self._places(descriptor, folder), key=lambda place: place[0]):
             if self.count > self.limit:
@@ -118,14 +107,12 @@ class _Walk:
             for position, entry in enumerate(found):
                 if position % _CHECK_EVERY == 0:
                     check(self.stop)
-                if self._is_left_out(f"{folder}/{entry.name}"):
+                path = f"{folder}/{entry.name}"
+                is_secret = not self.shows_sensitive and self.policy.is_sensitive(path)
+                if is_secret or is_withheld(path, self.withheld):
                     self.left_out += 1
                 else:
                     yield entry
-
-    def _is_left_out(self, path: str) -> bool:
-        is_secret = not self.shows_sensitive and self.policy.is_sensitive(path)
-        return is_secret or is_withheld(path, self.withheld)
 
 
 def _entered(parent: int, path: Path) -> int | None:
@@ -143,7 +130,7 @@ def _entered(parent: int, path: Path) -> int | None:
 
 
 def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop: Event) -> ToolResult:
-    located = permitted(policy, context, _asked_path(context, call_input))
+    located = permitted(policy, context, call_input)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     is_recursive = flag_of(call_input, "recursive", default=False)
     withheld = withheld_below(context.run_dirs, located.resolved, LISTS)
@@ -164,10 +151,6 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
         ", more follow" if is_truncated else ""
     )
     return ToolResult(context.tool_call_id, (TextBlock(_text(entries[:limit], data)),), summary, data)
-
-
-def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
-    return text_of(call_input, "path", str(context.run_dirs.project))
 
 
 def _entry(path: Path, entry: os.DirEntry[str], context: ToolContext) -> dict[str, Json]:

@@ -2,8 +2,8 @@
 
 ``python3 build.py`` runs what is in ``build.py``, ``make`` what is in the Makefile. A run that can write that file
 decides what a permitted command does, so the question shows it, the permission is bound to its state, and a session
-grant covers its content. Only files where a run can write are looked at: a run cannot exchange others. What such a file
-imports, includes or starts in its turn is not known here.
+grant covers its content. Only files where a run can write are looked at: a run cannot exchange others. The imports,
+includes and programs of such a file are not known here.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from soong.shared.toolsets.code.shell_strings import is_shell_or_starter, names,
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of one file and of all of a command that are read for their digest; of what is larger only the inode counts."""
+"""Bytes of one file and of all of a command that are read for their digest; only the inode of a larger file counts."""
 SHORT: Final = 12
 MAX_SHOWN: Final = 20
 _CHUNK: Final = 1024 * 1024
@@ -82,7 +82,7 @@ _INTERPRETERS: Final = names("""
 _RUN_BY_OPTION: Final = names("""
     rg ag ack fzf bat sort split ip tc openssl gpg gpg2 busctl dbus-send gdbus journalctl tcpdump ld ldd
 """)
-# What these do is all in their arguments, and it is done to files.
+# The effect of these is all in their arguments, and on files.
 _CHANGERS: Final = names("cp mv rm ln dd tee install shred truncate chmod chown mount umount mkfs kill pkill killall")
 _BUILD_TOOLS: Final = names("""
     git hg svn jj make gmake bmake cmake ctest ninja meson scons bazel buck gradle gradlew mvn mvnw ant sbt lein cargo
@@ -112,7 +112,7 @@ _HARMLESS_FOLDERS: Final = frozenset({"/bin", "/usr/bin"})
 class NamedFile(Value):
     """One file. ``path`` is without links; ``identity`` is device, inode, size and times, ``sha256`` empty if not read.
 
-    ``is_script`` says that the command runs it, as far as that is known.
+    ``is_script``: the command runs it, as far as that is known.
     """
 
     name: str
@@ -141,14 +141,14 @@ class NamedFiles(Value):
 
     @property
     def content(self) -> str:
-        """A digest of what the files hold; of one that is not read, of what it is. Empty when there are none.
+        """A digest of the files' content, or of the identity of an unread file. Empty when there are none.
 
-        Half of it: people read it, and no other content with the same 128 bits can be made.
+        Half of the digest: people read it, and no other content with the same 128 bits can be made.
         """
         return self._digest(lambda file: file.sha256 or file.identity)[:32]
 
     def lines(self) -> list[str]:
-        """Return what a person is shown of the files, a line each; of many the first."""
+        """Return the lines that a person is shown of the files, one each; only the first of many."""
         shown = [file.shown for file in self.files[:MAX_SHOWN]]
         more = len(self.files) - len(shown)
         return [*shown, f"… {more} more files"] if more else shown
@@ -214,7 +214,8 @@ def _candidates(argv: Sequence[str], cwd: Path) -> Iterator[_Candidate]:
                 yield _Candidate(name, path, is_awaited)
                 is_awaited = False
         is_awaited, before = is_awaited or runs_a_script(word), word
-    for path in (folder / name for folder in dict.fromkeys(folders) for name in _read_unnamed(argv)):
+    unnamed = dict.fromkeys(name for word in argv for name in READ_UNNAMED.get(plain_name(word), ()))
+    for path in (folder / name for folder in dict.fromkeys(folders) for name in unnamed):
         if stat.S_ISREG(_mode(path)):
             name = str(path.relative_to(cwd)) if is_below(path, cwd) else str(path)
             yield _Candidate(name, path, is_script=True)
@@ -230,12 +231,6 @@ def _names_in(word: str, before: str) -> Iterator[str]:
     if before == "-m" or word.startswith("-m"):
         module = (word if before == "-m" else word[2:]).replace(".", "/")
         yield from (f"{module}.py", f"{module}/__main__.py")
-
-
-def _read_unnamed(argv: Sequence[str]) -> dict[str, None]:
-    """Return the names of files that the programs among the words read of themselves."""
-    programs = dict.fromkeys(plain_name(word) for word in argv)
-    return dict.fromkeys(name for program in programs for name in READ_UNNAMED.get(program, ()))
 
 
 def _mode(path: Path) -> int:
@@ -317,7 +312,7 @@ def is_open_ended(known_as: Sequence[str]) -> bool:
 
 
 def is_network_client(name: str) -> bool:
-    """Say whether a program's purpose is to reach a host; of most others nobody can say that they do not."""
+    """Say whether a program's purpose is to reach a host; most others may reach one, too."""
     return plain_name(name) in _NETWORK
 
 

@@ -1,29 +1,30 @@
-"""What the file tools have in common: finding a place, saying what a call touches, permitted or not (FS-06, FS-07)."""
+"""The shared parts of the file tools: finding a place, the target of a call, permitted or not (FS-06, FS-07)."""
 
 import os
 import stat
 from pathlib import Path
 
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_file
-from soong.shared.sandbox.key_material import holds_key
 from soong.shared.sandbox.paths import Located, PathPolicy, is_linked_elsewhere, stands_linked, valid_text
+from soong.shared.sandbox.redact import holds_key
 from soong.shared.tools.definition import Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.schema import text_of
 
 
-def read_target(policy: PathPolicy, context: ToolContext, path: str) -> Target:
+def read_target(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Target:
     """Return the target of a read. It asks where the place is sensitive, or lies in none of the read roots.
 
     A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
-    located = policy.locate(context.run_dirs, path)
+    located = policy.locate(context.run_dirs, _asked_path(context, call_input))
     is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
     is_outside = not located.is_inside_read_roots
     is_asked = located.is_sensitive or is_linked or is_key or is_outside
     return Target(
         kind="path",
-        scope=str(_folder(located.resolved)) if is_asked else "",
+        scope=str(located.resolved if located.resolved.is_dir() else located.resolved.parent) if is_asked else "",
         shown=str(located.resolved),
         is_inside_roots=not is_outside,
         is_sensitive=located.is_sensitive or is_linked or is_key,
@@ -32,12 +33,13 @@ def read_target(policy: PathPolicy, context: ToolContext, path: str) -> Target:
     )
 
 
-def permitted(policy: PathPolicy, context: ToolContext, path: str) -> Located:
+def permitted(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Located:
     """Find a place again and hold it to what was permitted; without a pipeline nothing beyond the free is.
 
     Raises:
         ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
+    path = _asked_path(context, call_input)
     located = policy.locate(context.run_dirs, path)
     why = _why_asked(located)
     if not why:
@@ -87,42 +89,9 @@ def object_identity(path: Path) -> str:
         return "absent"
 
 
-def text_of(call_input: JsonObject, name: str, default: str = "") -> str:
-    """Return a validated string field."""
-    value = call_input.get(name, default)
-    return value if isinstance(value, str) else default
-
-
-def number_of(call_input: JsonObject, name: str, default: int) -> int:
-    """Return a validated integer field; JSON Schema counts 1.0 among the integers."""
-    value = call_input.get(name, default)
-    return int(value) if isinstance(value, int | float) else default
-
-
-def flag_of(call_input: JsonObject, name: str, *, default: bool) -> bool:
-    """Return a validated boolean field."""
-    value = call_input.get(name, default)
-    return value if isinstance(value, bool) else default
-
-
-def string(description: str, **limits: Json) -> dict[str, Json]:
-    """Return the schema of a string field."""
-    return {"type": "string", "description": description, **limits}
-
-
-def integer(description: str, default: int, minimum: int, maximum: int | None = None) -> dict[str, Json]:
-    """Return the schema of an integer field."""
-    schema: dict[str, Json] = {"type": "integer", "description": description, "default": default, "minimum": minimum}
-    return schema if maximum is None else {**schema, "maximum": maximum}
-
-
-def flag(description: str, *, default: bool) -> dict[str, Json]:
-    """Return the schema of a boolean field."""
-    return {"type": "boolean", "description": description, "default": default}
-
-
-def _folder(resolved: Path) -> Path:
-    return resolved if resolved.is_dir() else resolved.parent
+def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
+    """Return the path that a call names; the project when it names none."""
+    return text_of(call_input, "path", str(context.run_dirs.project))
 
 
 def _why_asked(located: Located) -> str:

@@ -4,21 +4,21 @@ import hashlib
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import opened_file
-from soong.shared.sandbox.key_material import KeyBlocks
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
-from soong.shared.sandbox.redact import MARK
+from soong.shared.sandbox.redact import MARK, KeyBlocks
 from soong.shared.sandbox.threads import check, run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
+from soong.shared.tools.schema import integer, number_of, string, text_of
+from soong.shared.toolsets.code.paths import check_object, permitted, read_target
 
 DEFAULT_LINES: Final = 200
 MAX_LINES: Final = 1000
@@ -44,14 +44,12 @@ def read_file_tool(
     """
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        reading = _FileReader(policy, context, max_page_chars, frozenset(instruction_files))
-        return await run_blocking(lambda stop: reading.read(call_input, stop))
-
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return read_target(policy, context, text_of(call_input, "path"))
+        return await run_blocking(
+            partial(_read, policy, max_page_chars, frozenset(instruction_files), context, call_input)
+        )
 
     def traits(call_input: JsonObject) -> Traits:
-        # What adds to the run's context goes alone, so that the order of a turn's calls is the order of its nodes.
+        # A call that adds context runs alone, so that the order of a turn's calls is the order of its nodes.
         return Traits(is_read_only=True, is_concurrency_safe=not _names_any(call_input, instruction_files))
 
     return ToolDefinition(
@@ -75,7 +73,7 @@ def read_file_tool(
         keeps_full_output=True,
         max_result_chars=max_page_chars,
         traits=traits,
-        target=target,
+        target=partial(read_target, policy),
     )
 
 
@@ -136,32 +134,30 @@ class _FilePage:
         return "\n".join(self.lines) + ("" if self.ends_open or not self.lines else "\n")
 
 
-class _FileReader(Value):
-    """One call of the tool."""
-
-    policy: PathPolicy
-    context: ToolContext
-    max_chars: int
-    instruction_files: frozenset[str]
-
-    def read(self, call_input: JsonObject, stop: Event) -> ToolResult:
-        located = permitted(self.policy, self.context, text_of(call_input, "path"))
-        start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
-        page = _FilePage(start, max_lines, self.max_chars)
-        shown = shown_path(located.resolved, self.context.run_dirs)
-        with opened_file(located.resolved) as descriptor:
-            check_object(self.context, located.resolved, descriptor)
-            page.is_binary = _looks_binary(os.pread(descriptor, _SNIFFED_BYTES, 0))
-            total = None if page.is_binary else _fill(page, descriptor, stop)
-            if page.is_binary:
-                raise _binary(shown, os.fstat(descriptor).st_size)
-            nodes = instructions(located, shown, descriptor) if self._speaks(located, call_input) else ()
-        return _result(self.context, page, shown, total, nodes)
-
-    def _speaks(self, located: Located, call_input: JsonObject) -> bool:
-        """Say whether an instruction file is read by its name: under another, the call may run in parallel."""
-        is_named = _names_any(call_input, self.instruction_files) and located.resolved.name in self.instruction_files
-        return is_named and not self.context.target.is_sensitive
+def _read(
+    policy: PathPolicy,
+    max_chars: int,
+    instruction_files: Collection[str],
+    context: ToolContext,
+    call_input: JsonObject,
+    stop: Event,
+) -> ToolResult:
+    located = permitted(policy, context, call_input)
+    start, max_lines = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
+    page = _FilePage(start, max_lines, max_chars)
+    shown = shown_path(located.resolved, context.run_dirs)
+    # An instruction file speaks when it is read by its name: under another, the call may run in parallel.
+    is_named = _names_any(call_input, instruction_files) and located.resolved.name in instruction_files
+    with opened_file(located.resolved) as descriptor:
+        check_object(context, located.resolved, descriptor)
+        head = os.pread(descriptor, _SNIFFED_BYTES, 0)
+        page.is_binary = b"\0" in head or head.startswith(_UTF16_MARKS)
+        total = None if page.is_binary else _fill(page, descriptor, stop)
+        if page.is_binary:
+            raise _binary(shown, os.fstat(descriptor).st_size)
+        is_speaking = is_named and not context.target.is_sensitive
+        nodes = instructions(located, shown, descriptor) if is_speaking else ()
+    return _result(context, page, shown, total, nodes)
 
 
 def _names_any(call_input: JsonObject, names: Collection[str]) -> bool:
@@ -193,7 +189,7 @@ def _fill(page: _FilePage, descriptor: int, stop: Event) -> int | None:
         while at < len(chunk) and page.sees_more():
             newline = chunk.find(b"\n", at)
             end = len(chunk) if newline < 0 else newline + 1
-            # Of a long line only what is shown is kept, plus enough to know that it was longer.
+            # Only the shown part of a long line is kept, plus one byte that marks it as longer.
             line += chunk[at : min(end, at + max(0, MAX_LINE_BYTES + 1 - len(line)))]
             length += end - at
             at = end
@@ -288,10 +284,6 @@ def _notes(page: _FilePage, following: int | None, total: int | None) -> str:
     return "".join(f"[{note}]\n" for note in notes)
 
 
-def _looks_binary(head: bytes) -> bool:
-    return b"\0" in head or head.startswith(_UTF16_MARKS)
-
-
 def _binary(path: str, size: int) -> ToolError:
     hint = "only text is read; UTF-16 must be converted first"
     details: dict[str, Json] = {"path": path, "size": size}
@@ -301,7 +293,7 @@ def _binary(path: str, size: int) -> ToolError:
 def instructions(located: Located, shown: str, descriptor: int) -> tuple[ContextNode, ...]:
     """Return the block for an opened instruction file; none outside the project or for an empty file.
 
-    The full file is used, whatever page of it was asked for, up to a bound. The name says file and content: the same
+    The full file is used, whatever page of it was asked for, up to a bound. The name holds file and content: the same
     content read again gives the same node, and a run needs it once.
     """
     content = os.pread(descriptor, MAX_INSTRUCTION_BYTES + 1, 0)

@@ -1,15 +1,13 @@
 """code.run_command: one program with its arguments, to its end, with all that it started (CMD-01, CMD-05, EXE-07..09).
 
-No shell is between, nothing is expanded. A program may still be an interpreter: the argv says what is run, not what
-that does. So the tool is dangerous, outside every tool set until configuration lets it in, and each call is asked; what
-is shown is what is executed.
+No shell is between, nothing is expanded. A program may still be an interpreter: the argv names the program, not its
+effects. So the tool is dangerous, outside every tool set until configuration lets it in, and each call is asked; only
+the shown command is executed.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import Coroutine
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -23,16 +21,16 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.process import STREAMS, OutputTranscript, ProcessRunner
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.sandbox.transcript import STREAMS, OutputTranscript
+from soong.shared.sandbox.threads import accompanied
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schema import integer, string
 from soong.shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
 from soong.shared.toolsets.code.named_files import is_network_client
-from soong.shared.toolsets.code.paths import integer, string
 
 DEFAULT_TIMEOUT: Final = timedelta(milliseconds=120_000)
 PROGRESS_EVERY: Final = timedelta(seconds=1.5)
@@ -103,7 +101,7 @@ class CommandTool(Value):
         return self._resolved(context, call_input).target()
 
     async def run(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        """Run what was permitted and return its result; cancelled, hand over what it said so far."""
+        """Run what was permitted and return its result; cancelled, hand over its output so far."""
         call = await asyncio.to_thread(self._resolved, context, call_input)
         if call.shown != context.target.shown:
             problem = f"{call.shown} is not what was permitted"
@@ -130,30 +128,16 @@ class CommandTool(Value):
         )
         loop = asyncio.get_running_loop()
         begun = loop.time()
+
+        async def report(seconds: float) -> None:
+            await _report(context, transcript, round(seconds * 1000))
+
         try:
-            finished = await self._watched(context, transcript, self.runner.run(command))
+            finished = await accompanied(self.runner.run(command), report, every=self.progress_every)
         except asyncio.CancelledError:
             context.keep_partial(partial_of(transcript))
             raise
         return result_of(context.tool_call_id, call, finished, transcript, round((loop.time() - begun) * 1000))
-
-    async def _watched(
-        self, context: ToolContext, transcript: OutputTranscript, running: Coroutine[object, object, Finished]
-    ) -> Finished:
-        """Report while it runs. Whatever ends the waiting, a lost run too, ends the command before it continues."""
-        task, loop = asyncio.ensure_future(running), asyncio.get_running_loop()
-        begun = loop.time()
-        try:
-            while not (await asyncio.wait({task}, timeout=self.progress_every.total_seconds()))[0]:
-                await _report(context, transcript, round((loop.time() - begun) * 1000))
-        finally:
-            task.cancel()
-            while not task.done():
-                with contextlib.suppress(asyncio.CancelledError):  # asked twice; there is still one command to end
-                    await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # looked at, should the report have failed as well
-        return task.result()
 
     def _resolved(self, context: ToolContext, call_input: JsonObject) -> CommandCall:
         call = resolve(self.policy, self.config, self._limit_ms, context, call_input)
@@ -225,7 +209,7 @@ def result_of(
 
 
 def partial_of(transcript: OutputTranscript) -> str:
-    """Return what was said so far as one text, for a result that comes before the end."""
+    """Return the output so far as one text, for a result that comes before the end."""
     return "\n".join(block.text for block in _blocks(transcript) if isinstance(block, TextBlock))
 
 
@@ -263,7 +247,7 @@ def _blocks(transcript: OutputTranscript) -> list[ContentBlock]:
 
 
 def block_of(transcript: OutputTranscript, stream: Stream, title: str) -> TextBlock:
-    """Return what was said on a stream, led by its last part where it is long."""
+    """Return the output of a stream, led by its last part if it is long."""
     raw = transcript.raw(stream)
     original = (title + raw).encode("utf-8", "surrogateescape")
     if "\0" in raw and len(raw) > LONG_CHARS:

@@ -1,10 +1,10 @@
 """code.search: a regular expression over a tree or a file, by ripgrep (FS-03, FS-06)."""
 
-import asyncio
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from threading import Event
@@ -13,33 +13,29 @@ from typing import Final
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below, opened_directory, opened_file
-from soong.shared.sandbox.key_material import blocks_of
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
+from soong.shared.sandbox.redact import blocks_of
 from soong.shared.sandbox.threads import check, run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.exclusions import (
+from soong.shared.tools.schema import flag, flag_of, integer, number_of, string, text_of
+from soong.shared.toolsets.code.paths import check_object, permitted, read_target
+from soong.shared.toolsets.code.rg import (
+    MAX_COLUMNS,
     SEARCHES,
     LeftOut,
+    Match,
+    Matches,
+    Search,
     SearchExclusions,
     globs,
     kernel_globs,
+    program,
+    search,
     withheld_below,
     withheld_globs,
 )
-from soong.shared.toolsets.code.paths import (
-    check_object,
-    flag,
-    flag_of,
-    integer,
-    number_of,
-    permitted,
-    read_target,
-    string,
-    text_of,
-)
-from soong.shared.toolsets.code.rg import MAX_COLUMNS, Match, Matches, Search, program, search
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -55,13 +51,6 @@ _MAX_WIDE_BYTES: Final = 16 * 1024 * 1024
 
 def search_tool(policy: PathPolicy) -> ToolDefinition:
     """Return the definition. A place outside the project asks, unlike a read of one named file."""
-
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await _search(policy, context, call_input)
-
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return read_target(policy, context, _asked_path(context, call_input))
-
     return ToolDefinition(
         name="code.search",
         title="Search",
@@ -86,16 +75,16 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
             },
             "required": ["query"],
         },
-        handler=handle,
+        handler=partial(_search, policy),
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
         errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.PATH_CONFLICT),
-        target=target,
+        target=partial(read_target, policy),
     )
 
 
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
-    located = permitted(policy, context, _asked_path(context, call_input))
+    located = permitted(policy, context, call_input)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     withheld = withheld_below(context.run_dirs, located.resolved, SEARCHES)
     with _opened(policy, located, context, call_input, withheld) as what:
@@ -105,13 +94,9 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
             # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
             hidden = SearchExclusions(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
             await hidden.look_for_keys(what)
-        counting = asyncio.ensure_future(_of_file(what.file) if what.file is not None else hidden.count(what))
-        try:
-            matches = await search(what, limit, hidden.is_shown)
-            held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
-            left_out = await counting
-        finally:
-            await _ended(counting)
+        matches = await search(what, limit, hidden.is_shown)
+        held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
+        left_out = await (hidden.count(what) if what.file is None else _of_file(what.file))
     return _result(context, located, matches, held, limit, left_out)
 
 
@@ -210,19 +195,6 @@ async def _of_file(descriptor: int) -> LeftOut:
     return LeftOut(binary=await run_blocking(lambda stop: int(is_binary(descriptor, stop))))
 
 
-def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
-    return text_of(call_input, "path", str(context.run_dirs.project))
-
-
-async def _ended(counting: "asyncio.Future[LeftOut]") -> None:
-    """Leave no process behind: the count is cancelled when the search failed or was interrupted."""
-    if not counting.done():
-        counting.cancel()
-        await asyncio.wait({counting})
-    if not counting.cancelled():
-        counting.exception()
-
-
 def confirmed(folder: int, matches: Iterable[Match], stop: Event, file: int | None = None) -> list[Confirmed]:
     """Return those of the matches, sorted by path, that hold; ``file`` is the one file of a search in no directory."""
     found: list[Confirmed] = []
@@ -241,7 +213,9 @@ def confirmed(folder: int, matches: Iterable[Match], stop: Event, file: int | No
 
 def _confirmed_in(descriptor: int, matches: Iterable[Match]) -> Iterator[Confirmed]:
     head = os.pread(descriptor, len(_BOM), 0)
-    wide = _narrowed(descriptor) if head.startswith(_WIDE_BOMS) else None
+    wide = None
+    if head.startswith(_WIDE_BOMS):  # as ripgrep saw it
+        wide = os.pread(descriptor, _MAX_WIDE_BYTES, 0).decode("utf-16", "replace").encode("utf-8")
     start = len(_BOM) if head == _BOM else 0  # ripgrep counts from behind it
     for match in matches:
         at = start + match.offset
@@ -260,12 +234,6 @@ def _line(wide: bytes | None, descriptor: int, at: int) -> tuple[bytes, bool]:
     there = os.pread(descriptor, MAX_COLUMNS + 1, at) if wide is None else wide[at : at + MAX_COLUMNS + 1]
     line, newline, _ = there.partition(b"\n")
     return line, bool(newline) or len(there) <= MAX_COLUMNS
-
-
-def _narrowed(descriptor: int) -> bytes:
-    """Return a UTF-16 text as ripgrep saw it."""
-    content = os.pread(descriptor, _MAX_WIDE_BYTES, 0)
-    return content.decode("utf-16", "replace").encode("utf-8")
 
 
 def _cut(line: bytes, begin: int, *, is_full: bool) -> str:

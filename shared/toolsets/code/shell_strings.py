@@ -155,6 +155,6 @@ def _split(arguments: Sequence[str]) -> list[str]:
     for place, argument in enumerate(arguments):
         if option := _SPLITS.match(argument):
             text = " ".join((argument[option.end() :], *arguments[place + 1 : place + 2]))
-            # What quotes join and variables leave empty is one word again; ``\_`` parts two.
+            # Parts that quotes join or variables leave empty are one word again; ``\_`` parts two.
             words += [_INSIDE_WORDS.sub("", word) for word in text[:4096].replace("\\_", " ").split()]
     return words

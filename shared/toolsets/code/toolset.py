@@ -20,49 +20,28 @@ from soong.shared.toolsets.code.search import search_tool
 from soong.shared.toolsets.code.write_file import write_file_tool
 
 
-def code_tools(
-    policy: PathPolicy | None = None,
-    config: Config | None = None,
-    *,
-    runner: CommandRunner | None = None,
-    redactor: Redactor | None = None,
-    max_timeout: timedelta = MAX_TIMEOUT,
-    max_result_chars: int = MAX_PAGE_CHARS,
-) -> tuple[ToolDefinition, ...]:
-    """Return the code tools under one policy; without one, the default patterns and no home of our own."""
-    rules, wanted = policy or PathPolicy(), config or Config()
-    read_file = read_file_tool(rules, max_page_chars=max_result_chars, instruction_files=wanted.instructions.files)
-    limit = min(timedelta(milliseconds=wanted.commands.timeout_ms), max_timeout)
-    commands = wanted.commands
-    if wanted.network.mode == "off":
-        commands = commands.model_copy(update={"sandbox_network": ()})
-    command = CommandTool(rules, runner or ProcessRunner(), commands, redactor or Redactor(), limit)
-    return (
-        edit_file_tool(rules),
-        list_dir_tool(rules),
-        read_file,
-        command.definition(),
-        search_tool(rules),
-        write_file_tool(rules),
-    )
-
-
 class CodeTools(Value):
-    """A :class:`soong.shared.tools.definition.ToolAdapter` over :func:`code_tools`."""
+    """A :class:`soong.shared.tools.definition.ToolAdapter`: reading, listing, searching and writing files of a project,
+    and running programs, all under one policy.
+    """
 
-    policy: PathPolicy | None = None
-    config: Config | None = None
+    policy: PathPolicy = msgspec.field(default_factory=PathPolicy)
+    config: Config = msgspec.field(default_factory=Config)
     runner: CommandRunner = msgspec.field(default_factory=ProcessRunner)
     redactor: Redactor = msgspec.field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
     max_result_chars: int = MAX_PAGE_CHARS
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return code_tools(
-            self.policy,
-            self.config,
-            runner=self.runner,
-            redactor=self.redactor,
-            max_timeout=self.max_timeout,
-            max_result_chars=self.max_result_chars,
+        policy, commands, files = self.policy, self.config.commands, self.config.instructions.files
+        limit = min(timedelta(milliseconds=commands.timeout_ms), self.max_timeout)
+        if self.config.network.mode == "off":
+            commands = commands.model_copy(update={"sandbox_network": ()})
+        return (
+            edit_file_tool(policy),
+            list_dir_tool(policy),
+            read_file_tool(policy, max_page_chars=self.max_result_chars, instruction_files=files),
+            CommandTool(policy, self.runner, commands, self.redactor, limit).definition(),
+            search_tool(policy),
+            write_file_tool(policy),
         )

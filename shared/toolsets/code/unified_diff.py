@@ -1,9 +1,9 @@
 """A unified diff of one file, read and applied as strictly as ``git apply`` does it (FS-05).
 
 A small parser of our own and not the ``unidiff`` library: that one takes damaged counts and headers, decodes lines, and
-knows neither where git refuses nor the marker for a missing last newline by position. Works on bytes, in linear time.
-Where git takes a diff whose result is not what it says, we refuse it: ``STRICTER_THAN_GIT`` lists those cases.
-A diff without a file header is refused, as git does.
+implements neither git's refusals nor the marker for a missing last newline by position. Works on bytes, in linear time.
+We refuse diffs that git accepts with another result than they state: ``STRICTER_THAN_GIT`` lists those cases. A diff
+without a file header is refused, as git does.
 """
 
 from dataclasses import dataclass, field
@@ -30,6 +30,8 @@ _BINARY: Final = (b"GIT binary patch", b"Binary files ", b"Files ")
 
 MAX_STEPS: Final = 10_000_000
 """Lines looked at in all searches of one diff: some seconds."""
+_MOVED_IN_A_STEP: Final = 400
+"""Lines behind a hunk that are moved, where it changes their number, in the time in which one is looked at."""
 
 _Line: TypeAlias = bytes | tuple[bytes]
 
@@ -99,7 +101,7 @@ def lines_of(content: bytes) -> list[bytes]:
 
 @dataclass(slots=True)
 class _DiffReader:
-    """One hunk while it is read. A side that said it has no final newline takes no more lines."""
+    """One hunk while it is read. A side with the marker of no final newline takes no more lines."""
 
     lines: list[bytes]
     at: int
@@ -210,7 +212,7 @@ def _check_rest(lines: list[bytes], at: int) -> None:
 
 
 class Placement(Value):
-    """Where a hunk went: the line, from 1, and how far that is from where the hunk said."""
+    """The place of a hunk: the line, from 1, and its distance from the line that the hunk names."""
 
     line: int
     offset: int
@@ -229,17 +231,10 @@ def apply_diff(content: bytes, diff: UnifiedDiff) -> tuple[bytes, tuple[Placemen
 
 @dataclass(slots=True)
 class LineImage:
-    """Lines in two stacks with a gap between, where the last hunk ended: hunks in order cost only what they move.
+    """The lines of a file. One that a hunk has put is a tuple, so that it equals no line of a later hunk."""
 
-    ``rest`` is reversed. A line that a hunk has put is a tuple, so that it equals no line of a later hunk.
-    """
-
-    rest: list[_Line]
-    done: list[_Line] = field(default_factory=list)
+    lines: list[_Line]
     steps: int = MAX_STEPS
-
-    def __post_init__(self) -> None:
-        self.rest.reverse()
 
     def put(self, hunk: Hunk, number: int) -> Placement:
         """Replace a hunk's old lines by its new ones.
@@ -255,29 +250,24 @@ class LineImage:
             problem = f"hunk {number} has no context line and does not belong where it says"
             hint = "make the diff with at least one line of context"
             raise DiffError(Fault.NO_CONTEXT, problem, line=hunk.line, hunk=number, hint=hint)
-        self._move_gap(at)
-        if hunk.old:
-            del self.rest[-len(hunk.old) :]
-        self.done.extend((line,) for line in hunk.new)
+        if len(hunk.new) != len(hunk.old):
+            self._spend((len(self.lines) - at) // _MOVED_IN_A_STEP)
+        self.lines[at : at + len(hunk.old)] = [(line,) for line in hunk.new]
         return Placement(at + 1, at - said)
 
     def content(self) -> bytes:
         """Return the bytes of all lines."""
-        self._move_gap(len(self))
-        return b"".join(line if isinstance(line, bytes) else line[0] for line in self.done)
-
-    def __len__(self) -> int:
-        return len(self.done) + len(self.rest)
+        return b"".join(line if isinstance(line, bytes) else line[0] for line in self.lines)
 
     def _place(self, hunk: Hunk, said: int) -> int | None:
-        last = len(self) - len(hunk.old)
+        last = len(self.lines) - len(hunk.old)
         if last < 0:
             return None
         must_begin, must_end = hunk.old_start <= 1, hunk.trailing == 0
         if must_begin or must_end:
             at = 0 if must_begin else last
             return at if (not must_end or at == last) and self._matches(hunk.old, at) else None
-        return self._search(hunk.old, min(said, len(self)), last)
+        return self._search(hunk.old, min(said, len(self.lines)), last)
 
     def _search(self, old: tuple[bytes, ...], start: int, last: int) -> int | None:
         """Look outwards from a line: there, then one after, one before, and so on."""
@@ -291,23 +281,12 @@ class LineImage:
         return None
 
     def _matches(self, old: tuple[bytes, ...], at: int) -> bool:
-        gap, count = len(self.done), len(self.rest)
         for position, line in enumerate(old, at):
-            if line != (self.done[position] if position < gap else self.rest[count - 1 - (position - gap)]):
+            if line != self.lines[position]:
                 self._spend(position - at)
                 return False
         self._spend(len(old))
         return True
-
-    def _move_gap(self, at: int) -> None:
-        distance = at - len(self.done)
-        source, target = (self.rest, self.done) if distance > 0 else (self.done, self.rest)
-        if distance:
-            moved = source[-abs(distance) :]
-            del source[-abs(distance) :]
-            moved.reverse()
-            target.extend(moved)
-            self._spend(len(moved) // 8)  # moving a line costs a fraction of comparing it
 
     def _spend(self, steps: int) -> None:
         self.steps -= steps
@@ -326,10 +305,10 @@ class LineImage:
 
     def _hint(self, hunk: Hunk) -> str:
         ended = {line.endswith(b"\r\n") for line in hunk.old if line.endswith(b"\n")}
-        has_crlf = any(isinstance(line, bytes) and line.endswith(b"\r\n") for line in (*self.rest, *self.done))
+        has_crlf = any(isinstance(line, bytes) and line.endswith(b"\r\n") for line in self.lines)
         if ended == {False} and has_crlf:
             return "the file ends lines with \\r\\n; end the diff's lines so too, or use edits, which need not"
-        last = (self.rest[:1] or self.done[-1:] or [b"\n"])[0]
+        last = (self.lines[-1:] or [b"\n"])[0]
         if isinstance(last, bytes) and not last.endswith(b"\n") and last + b"\n" in hunk.old:
             return "the file does not end in a newline: add the line '\\ No newline at end of file', or use edits"
         return "read the file again; every context and removed line must be there exactly, whitespace too"

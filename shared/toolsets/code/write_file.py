@@ -1,32 +1,43 @@
-"""code.write_file: a complete file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09)."""
+"""code.write_file: a complete file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09).
 
+A person is shown a diff before a write where there is text to compare, otherwise sizes.
+"""
+
+import difflib
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
+from functools import partial
+from itertools import takewhile
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
+from soong.shared.sandbox.paths import Located, PathPolicy, is_linked_elsewhere, shown_path, valid_text
+from soong.shared.sandbox.redact import HEAD_BYTES, is_key
 from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, WriteResult, read_state, write
+from soong.shared.tools.schema import flag, flag_of, string, text_of
+from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.exact_edits import is_utf8
-from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
-from soong.shared.toolsets.code.preview import holds_key_now, preview_of
+from soong.shared.toolsets.code.unified_diff import lines_of
 
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
 
+MAX_PREVIEW_CHARS: Final = 20_000
+MAX_COMPARED_LINES: Final = 2_000
+"""Lines between the first and the last that changed: comparing costs their square."""
+_CONTEXT_LINES: Final = 3
+_HUNK_PLACES: Final = re.compile(r"(?<=[-+])\d+")
 
-def write_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_CONTENT_BYTES) -> ToolDefinition:
+
+def write_file_tool(policy: PathPolicy) -> ToolDefinition:
     """Return the definition."""
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(lambda stop: _write(policy, context, call_input, max_bytes, stop), keep_result=True)
-
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return _target(policy, context, call_input, max_bytes)
+        return await run_blocking(partial(_write, policy, context, call_input), keep_result=True)
 
     return ToolDefinition(
         name="code.write_file",
@@ -55,18 +66,13 @@ def write_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_CONTENT_BYTES) -
             ErrorType.LIMIT_EXCEEDED,
         ),
         interrupt="block",
-        traits=_traits,
-        target=target,
+        target=partial(_target, policy),
     )
 
 
-def _traits(_call_input: JsonObject) -> Traits:
-    return Traits()
-
-
-def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:
+def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Target:
     """Compute what a person is asked; a call that cannot succeed is refused here and never asked."""
-    content = _content(call_input, max_bytes)
+    content = _content(call_input)
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     state = read_state(located.resolved)
     if state.precondition != ABSENT and not flag_of(call_input, "overwrite", default=False):
@@ -82,8 +88,8 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
     )
 
 
-def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int, stop: Event) -> ToolResult:
-    content = _content(call_input, max_bytes)
+def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop: Event) -> ToolResult:
+    content = _content(call_input)
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     check_write_permitted(located, context)
     replacement = Replacement(
@@ -100,13 +106,13 @@ def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max
     return _result(context, located, written, _lost(before, content))
 
 
-def _content(call_input: JsonObject, max_bytes: int) -> bytes:
+def _content(call_input: JsonObject) -> bytes:
     try:
         content = text_of(call_input, "content").encode("utf-8")
     except UnicodeEncodeError as error:
         raise ToolError(ErrorType.INVALID_INPUT, "content is not valid Unicode: it holds a lone surrogate") from error
-    if len(content) > max_bytes:
-        problem = f"content has {len(content)} bytes; at most {max_bytes} are written at once"
+    if len(content) > MAX_CONTENT_BYTES:
+        problem = f"content has {len(content)} bytes; at most {MAX_CONTENT_BYTES} are written at once"
         raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint="split it into several files")
     return content
 
@@ -169,3 +175,67 @@ def check_write_permitted(located: Located, context: ToolContext) -> None:
     if not located.is_inside_write_roots and not context.allowed_outside:
         problem = "lies outside the write roots and was not permitted"
         raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), problem, "write below the working directory")
+
+
+def preview_of(located: Located, state: State, after: bytes) -> str:
+    """Return a unified diff against the existing text, or one line about it.
+
+    The old content of a sensitive file is not shown, nor of one that holds a private key or has another name elsewhere.
+    """
+    name = valid_text(str(located.resolved))
+    if state.precondition == ABSENT:
+        return f"new file {name}: {_size(after)}"
+    before = state.content
+    if before is None:
+        return f"replace {name}, a large file, by {_size(after)}"
+    is_linked = state.status is not None and is_linked_elsewhere(located.resolved, state.status)
+    if located.is_sensitive or is_linked or holds_key_now(state):
+        return f"replace {name}: {len(before)} bytes by {_size(after)}"
+    diff = None if b"\0" in before + after else _diff(_lines(before), _lines(after), name)
+    if diff is None:
+        return f"replace {name}: {len(before)} bytes by {_size(after)}"
+    if not diff:
+        return f"replace {name} by the same {_size(after)}"
+    if len(diff) <= MAX_PREVIEW_CHARS:
+        return diff
+    return f"{diff[:MAX_PREVIEW_CHARS]}\n[the diff continues; {_size(after)}]"
+
+
+def holds_key_now(state: State) -> bool:
+    """Say whether a private key begins the file that is to be written."""
+    return state.content is not None and is_key(state.content[:HEAD_BYTES])
+
+
+def _lines(content: bytes) -> list[str]:
+    return [line.decode("utf-8", "replace") for line in lines_of(content)]
+
+
+def _diff(old: list[str], new: list[str], name: str) -> str | None:
+    """Return a unified diff of the lines that changed; None when they are too many to compare."""
+    head = _shared_lines(old, new)
+    tail = _shared_lines(old[head:][::-1], new[head:][::-1])
+    first, after = max(0, head - _CONTEXT_LINES), max(0, tail - _CONTEXT_LINES)
+    old, new = old[first : len(old) - after], new[first : len(new) - after]
+    if max(len(old), len(new)) > MAX_COMPARED_LINES:
+        return None
+    lines = difflib.unified_diff(old, new, name, name, n=_CONTEXT_LINES)
+    return "".join(_ended(_moved(line, first)) for line in lines)
+
+
+def _shared_lines(old: list[str], new: list[str]) -> int:
+    """Return how many lines are equal from the beginning on."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+
+
+def _moved(line: str, lines: int) -> str:
+    """Add to the line numbers of a hunk what was left out above it; other lines begin with no at sign."""
+    return _HUNK_PLACES.sub(lambda number: str(int(number[0]) + lines), line) if line.startswith("@@ ") else line
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _size(content: bytes) -> str:
+    count = content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
+    return f"{len(content)} bytes, {count} lines"

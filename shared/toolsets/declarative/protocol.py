@@ -1,15 +1,23 @@
-"""What a command tool says on stdout, held to the shape of a ToolResult (CMD-03, RES-01).
+"""The program that a call of a command tool starts, and its stdout as a ToolResult (CMD-03, CMD-04, RES-01).
 
 One JSON object with any of ``content``, ``summary``, ``data``, ``error``, ``is_error``, ``metadata``, ``artifacts`` and
-``tool_call_id``, of which the last is ignored: a result belongs to the call that was made. Whatever is not of this
-shape is ``invalid_output``. Texts are data: they are stripped of terminal escapes and never become instructions to us.
+``tool_call_id``, of which the last is ignored: a result belongs to the call that was made. Any other shape is
+``invalid_output``. Texts are data: they are stripped of terminal escapes and never become instructions to us.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
-from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
+from soong.shared.core.config import Config
+from soong.shared.core.jsontext import Json, JsonObject, digest, dump, parse_strict
+from soong.shared.core.value import Value
+from soong.shared.sandbox.paths import valid_text
+from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import (
     ContentBlock,
     ErrorType,
@@ -20,15 +28,24 @@ from soong.shared.tools.result import (
     ToolResult,
 )
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schema import validate
+from soong.shared.toolsets.code.named_files import NamedFiles, is_open_ended, runs_what_is_in
+from soong.shared.toolsets.code.shell_strings import shell_string
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, is_inside
+from soong.shared.toolsets.declarative.template import TemplateArgument, render_arguments, render_shell
+
+SHELL: Final = "/bin/sh"
+EFFECT_VARIABLE: Final = "SOONG_EFFECT_ID"
+"""The variable that gives its program the call's effect id; no other value of that name is passed on (DAG-09)."""
 
 MAX_DEPTH: Final = 90
-"""Below what is taken of arguments and stored of results, so that nothing later is the first to refuse it."""
+"""Below the limits of arguments and stored results, so that no later part is the first to refuse it."""
 MAX_BLOCKS: Final = 100
 MAX_WORDS_CHARS: Final = 10_000
-"""Of a summary, message or hint. The core cuts them shorter when secrets are out; half a one would not be found."""
+"""Length of a summary, message or hint. The core removes secrets, then cuts them: half a secret would not be found."""
 MAX_NAME_CHARS: Final = 200
 MAX_FACTS_BYTES: Final = 16 * 1024
-"""Of metadata and of an error's details, which no artifact ever holds."""
+"""Size of metadata and of an error's details, which no artifact ever holds."""
 
 CLAIMABLE: Final = frozenset(
     {
@@ -48,7 +65,118 @@ CLAIMABLE: Final = frozenset(
 )
 """Error types that speak of the tool's own work. The others are verdicts of the core, and no tool speaks for it."""
 
-_Reader: TypeAlias = Callable[[str, Json], Json]
+
+class Invocation(Value):
+    """One call as the operating system will see it. ``line`` is how a person reads it."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    environment: Mapping[str, str]
+    line: str
+    is_own_to_run: bool
+    """The program, or a script that it is given or reads unnamed, lies where the run itself may write."""
+
+    @property
+    def program(self) -> Path:
+        return Path(self.argv[0])
+
+
+def invocation(
+    tool: DeclaredTool, bounds: Bounds, config: Config, place: RunDirs, call_input: JsonObject
+) -> Invocation:
+    """Return what a validated call starts.
+
+    Raises:
+        ToolError: ``invalid_input``, a value cannot be an argument; ``path_outside_roots``, the working_dir leads away.
+        PathRefusedError: there is no such program.
+    """
+    commands = config.commands
+    own = untrusted_folders(place)
+    environment = child_environment(commands.env, commands.secret_env, declared=tool.env_allowlist, untrusted=own)
+    cwd = _cwd(tool, bounds, place)
+    program = find_program(SHELL if tool.is_shell else tool.command, environment, cwd=cwd, untrusted=own)
+    if tool.is_shell:
+        shell = render_shell((TemplateArgument((tool.command,), ()), *tool.arguments), call_input)
+        # The name stands where the shell expects its own; it is what its error messages begin with.
+        argv = (str(program), "-c", shell.text, tool.name, *shell.values)
+        line = shell.shown
+    else:
+        argv = (str(program), *render_arguments(tool.arguments, call_input))
+        line = shlex.join(argv)
+        _refuse_shell_string(tool, argv)
+    return Invocation(argv, cwd, environment, line, runs_what_is_in(argv, cwd, own))
+
+
+def target_of(tool: DeclaredTool, made: Invocation, call_input: JsonObject, files: NamedFiles) -> Target:
+    """Return the target for permission and its grants (PER-04, PER-08). ``files`` are those of the invocation.
+
+    A grant for a plain program holds for the program in its folder: the author of the definition has fixed its possible
+    effects. For an argument that can be a program, and for dangerous tools, it holds for the very same input and for
+    the content of the named files.
+    """
+    is_exact = tool.is_shell or "dangerous" in tool.tags or _has_free_argument(tool, made.program)
+    content = f", files sha256:{files.content}" if files.content else ""
+    words = f"{made.line} < {digest(call_input)}{content}" if is_exact else str(made.program)
+    state = f" with {files.state}" if files.state else ""
+    return Target(
+        kind="command",
+        scope=valid_text(f"{made.cwd}: {words}"),
+        shown=valid_text(made.line),
+        precondition=f"{program_identity(made.program)}{state}",
+        preview=_preview(tool, made, files),
+    )
+
+
+def hold_to_permission(context: ToolContext, now: Target) -> None:
+    """Refuse to start anything else than what was shown.
+
+    Raises:
+        ToolError: ``path_conflict``, the program has been replaced or another is found.
+    """
+    then = context.target
+    if then.kind == "command" and (then.shown, then.scope, context.precondition) != (
+        now.shown,
+        now.scope,
+        now.precondition,
+    ):
+        raise ToolError(ErrorType.PATH_CONFLICT, "the program is not the one that was permitted any more; call again")
+
+
+def _refuse_shell_string(tool: DeclaredTool, argv: Sequence[str]) -> None:
+    shell = shell_string(_known_as(tool, Path(argv[0])), argv[1:])
+    if shell:
+        problem = f"this input would hand {shell} a command string"
+        raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint="a user can declare a tool of command_type shell")
+
+
+def _has_free_argument(tool: DeclaredTool, program: Path) -> bool:
+    """Say whether a value can be a program, a script or a command of the program.
+
+    It can where it begins its argument, and where the program is known for that. In ``--to={{place}}`` it is a value
+    whatever it holds, as the user who wrote it down wanted.
+    """
+    is_free = any(argument.fields and not argument.literals[0] for argument in tool.arguments)
+    return is_free or is_open_ended(_known_as(tool, program))
+
+
+def _known_as(tool: DeclaredTool, program: Path) -> tuple[str, ...]:
+    return (tool.command, str(program), os.path.realpath(program))
+
+
+def _cwd(tool: DeclaredTool, bounds: Bounds, place: RunDirs) -> Path:
+    if tool.working_dir is None:
+        return place.cwd
+    if not is_inside(tool.working_dir, bounds.roots):
+        problem = f"the working_dir {str(tool.working_dir)!r} of {tool.name!r} leads outside the allowed roots now"
+        raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, problem, hint="its definition must be fixed by the user")
+    return Path(os.path.realpath(tool.working_dir))
+
+
+def _preview(tool: DeclaredTool, made: Invocation, files: NamedFiles) -> str:
+    kind = "shell line" if tool.is_shell else "program"
+    names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
+    place = f"{kind} declared in {tool.origin}\nruns in {made.cwd}"
+    return "\n".join([*files.lines(), f"{place}\ngets {names}, and the arguments as JSON on stdin"])
 
 
 def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
@@ -59,9 +187,9 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
     """
     document = _document(stdout, max_bytes)
     fields = _fields(document)
-    content = _content(fields.get("content"))
-    # Of `data` alone null is a value: a look-up that finds nothing says so.
-    summary, data, has_data = fields.get("summary"), fields.get("data"), "data" in document
+    content = tuple(_block(f"$.content[{at}]", block) for at, block in enumerate(fields.get("content", ())))
+    # Null is a value for `data` alone: the answer of a look-up without a hit.
+    summary, data, has_data = inert_text(fields.get("summary", "")), fields.get("data"), "data" in document
     if not (content or summary or has_data or fields.get("error") or fields.get("is_error")):
         raise _wrong("$", "says nothing; give content, summary, data or error")
     metadata: dict[str, Json] = {"tool": fields["metadata"]} if fields.get("metadata") else {}
@@ -71,7 +199,7 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
         return ToolResult(
             tool_call_id, (*result.content, *content), result.summary, data, error=failure, metadata=metadata
         )
-    line = in_a_line(str(summary or ""), MAX_WORDS_CHARS) or _line_of(content, data, has_data=has_data)
+    line = in_a_line(summary, MAX_WORDS_CHARS) or _line_of(content, data, has_data=has_data)
     is_bare_null = data is None and has_data and not summary
     shown = (JsonBlock(data),) if data is not None or is_bare_null else (TextBlock(line),)
     return ToolResult(tool_call_id, content or shown, line, data, metadata=metadata)
@@ -80,7 +208,7 @@ def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
 def _document(stdout: bytes, max_bytes: int) -> JsonObject:
     try:
         value = parse_strict(stdout.decode("utf-8"), max_bytes=max_bytes, max_depth=MAX_DEPTH)
-        dump(value).encode("utf-8")  # what JSON can say and nobody can store: 1e999, half a surrogate pair
+        dump(value).encode("utf-8")  # valid JSON that cannot be stored: 1e999, half a surrogate pair
     except UnicodeDecodeError as error:
         raise ToolError(ErrorType.INVALID_OUTPUT, f"stdout is not UTF-8 (byte {error.start})", hint=_HINT) from error
     except ValueError as error:
@@ -99,116 +227,87 @@ def _wrong(place: str, problem: str) -> ToolError:
     return ToolError(ErrorType.INVALID_OUTPUT, message, hint=_HINT)
 
 
-def _text(place: str, value: Json) -> str:
-    if not isinstance(value, str):
-        raise _wrong(place, "must be string")
-    return inert_text(value)
-
-
-def _flag(place: str, value: Json) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(place, "must be boolean")
-    return value
-
-
-def _facts(place: str, value: Json) -> JsonObject:
-    if not isinstance(value, Mapping):
-        raise _wrong(place, "must be object")
-    size = len(dump(value))
-    if size > MAX_FACTS_BYTES:
-        raise _wrong(place, f"has {size} bytes; at most {MAX_FACTS_BYTES} are taken, the rest belongs into data")
-    return value
-
-
-def _list(place: str, value: Json) -> Sequence[Json]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _wrong(place, "must be array")
-    if len(value) > MAX_BLOCKS:
-        raise _wrong(place, f"has {len(value)} items; at most {MAX_BLOCKS} are taken")
-    return value
-
-
-def _no_artifacts(place: str, value: Json) -> Json:
-    if _list(place, value):
-        raise _wrong(place, "must be empty; only Soong stores artifacts, large content becomes one by itself")
-    return value
-
-
-def _any(_place: str, value: Json) -> Json:
-    return value
-
-
-_FIELDS: Final[Mapping[str, _Reader]] = {
-    "tool_call_id": _any,
-    "is_error": _flag,
-    "content": _list,
-    "summary": _text,
-    "data": _any,
-    "artifacts": _no_artifacts,
-    "error": _facts,
-    "metadata": _facts,
-}
-_ERROR_FIELDS: Final[Mapping[str, _Reader]] = {
-    "type": _text,
-    "message": _text,
-    "retryable": _flag,
-    "hint": _text,
-    "details": _facts,
+_TEXT: Final = {"type": "string"}
+RESULT_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "tool_call_id": {},
+        "is_error": {"type": "boolean"},
+        "content": {"type": "array", "maxItems": MAX_BLOCKS, "items": {"type": "object"}},
+        "summary": _TEXT,
+        "data": {},
+        "artifacts": {"type": "array", "maxItems": 0},
+        "error": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["message"],
+            "properties": {
+                "type": _TEXT,
+                "message": {**_TEXT, "minLength": 1},
+                "retryable": {"type": "boolean"},
+                "hint": _TEXT,
+                "details": {"type": "object"},
+            },
+        },
+        "metadata": {"type": "object"},
+    },
 }
 
 
-def _fields(value: JsonObject, place: str = "$", known: Mapping[str, _Reader] = _FIELDS) -> dict[str, Json]:
-    """Read an object's fields; null is as good as absent, an unknown one is an error."""
-    unknown = [name for name in value if name not in known]
-    if unknown:
-        raise _wrong(f"{place}.{unknown[0][:100]}", f"is not a field; known are {', '.join(known)}")
-    return {name: known[name](f"{place}.{name}", part) for name, part in value.items() if part is not None}
+def _fields(document: JsonObject) -> dict[str, Any]:
+    """Return the fields of a document that holds to the schema; null is as good as absent."""
+    fields = _without_null(document)
+    if isinstance(error := fields.get("error"), Mapping):
+        fields["error"] = _without_null(error)
+    if isinstance(content := fields.get("content"), list) and len(content) > MAX_BLOCKS:
+        raise _wrong("$.content", f"breaks maxItems {MAX_BLOCKS}")
+    for violation in validate(RESULT_SCHEMA, fields):
+        raise _wrong(violation.path, violation.message)
+    for name in ("error", "metadata"):
+        size = len(dump(fields.get(name)))
+        if size > MAX_FACTS_BYTES:
+            words = f"has {size} bytes; at most {MAX_FACTS_BYTES} are taken, the rest belongs into data"
+            raise _wrong(f"$.{name}", words)
+    return fields
 
 
-def _content(value: Json) -> tuple[ContentBlock, ...]:
-    blocks = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    return tuple(_block(f"$.content[{position}]", block) for position, block in enumerate(blocks))
+def _without_null(value: JsonObject) -> dict[str, Json]:
+    return {name: part for name, part in value.items() if part is not None}
 
 
-def _block(place: str, block: Json) -> ContentBlock:
-    if not isinstance(block, Mapping):
-        raise _wrong(place, "must be object")
-    match block.get("kind"):
-        case "text" if set(block) == {"kind", "text"}:
-            return TextBlock(_text(f"{place}.text", block["text"]))
-        case "json" if set(block) == {"kind", "value"}:
-            return JsonBlock(block["value"])
+def _block(place: str, block: JsonObject) -> ContentBlock:
+    match block:
+        case {"kind": "text", "text": str(text)} if len(block) == 2:
+            return TextBlock(inert_text(text))
+        case {"kind": "json", "value": value} if len(block) == 2:
+            return JsonBlock(value)
         case _:
             raise _wrong(place, 'must be {"kind": "text", "text": …} or {"kind": "json", "value": …}')
 
 
-def _failure(fields: Mapping[str, Json], content: Sequence[ContentBlock]) -> ToolFailure | None:
+def _failure(fields: Mapping[str, Any], content: Sequence[ContentBlock]) -> ToolFailure | None:
     error, is_error = fields.get("error"), fields.get("is_error")
-    if not isinstance(error, Mapping):
+    if error is None:
         if not is_error:
             return None
-        words = str(fields.get("summary") or "") or _first_text(content) or "the tool reports an error"
+        words = fields.get("summary") or _first_text(content) or "the tool reports an error"
         return ToolFailure(ErrorType.EXECUTION_FAILED, in_a_line(words, MAX_WORDS_CHARS))
     if is_error is False:
         raise _wrong("$.is_error", "is false next to an error")
-    given = _fields(error, "$.error", _ERROR_FIELDS)
-    if not given.get("message"):
-        raise _wrong("$.error.message", "is missing; say what went wrong")
-    return _claimed(given)
+    return _claimed(error)
 
 
-def _claimed(given: Mapping[str, Json]) -> ToolFailure:
-    """Return the failure as far as a tool may say it; what it may not say is kept among the details."""
-    claimed = str(given.get("type") or ErrorType.EXECUTION_FAILED)
+def _claimed(given: Mapping[str, Any]) -> ToolFailure:
+    """Return the failure as far as a tool may claim it; other claims are kept among the details."""
+    claimed = given.get("type") or ErrorType.EXECUTION_FAILED.value
     type_ = next((each for each in CLAIMABLE if each.value == claimed), ErrorType.EXECUTION_FAILED)
-    details = given.get("details")
-    kept: dict[str, Json] = dict(details) if isinstance(details, Mapping) else {}
+    kept: dict[str, Json] = dict(given.get("details", {}))
     if type_.value != claimed:
         kept["said_type"] = in_a_line(claimed, MAX_NAME_CHARS)
     if given.get("retryable", type_.is_retryable) != type_.is_retryable:
         kept["said_retryable"] = given["retryable"]
-    message = _cut(str(given["message"]))
-    return ToolFailure(type_, message, _cut(str(given.get("hint") or "")), kept)
+    return ToolFailure(type_, _cut(inert_text(given["message"])), _cut(inert_text(given.get("hint", ""))), kept)
 
 
 def _line_of(content: Sequence[ContentBlock], data: Json, *, has_data: bool) -> str:

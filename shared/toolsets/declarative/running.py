@@ -1,16 +1,13 @@
 """One call of a command tool as a child process: input in, output read, log kept, every bound held (CMD-03, CMD-05)."""
 
 import asyncio
-import contextlib
 import errno
 import signal
-import time
-from collections.abc import Coroutine
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -23,15 +20,13 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished, Stream
 from soong.shared.sandbox.descriptors import opened_directory
 from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import STREAMS, OutputTranscript
 from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.sandbox.threads import run_blocking
-from soong.shared.sandbox.transcript import STREAMS, OutputTranscript
+from soong.shared.sandbox.threads import accompanied, run_blocking
 from soong.shared.tools.definition import (
-    HandlerOutput,
     Permission,
-    Progress,
     RunDirs,
     Target,
     ToolContext,
@@ -44,16 +39,17 @@ from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.risk import access_of
 from soong.shared.toolsets.code.named_files import named_files
 from soong.shared.toolsets.code.run_command import SANDBOX_HINT, block_of
-from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
-from soong.shared.toolsets.declarative.folder import read_tool_files
-from soong.shared.toolsets.declarative.invocation import (
+from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, read_tool_files
+from soong.shared.toolsets.declarative.protocol import (
+    CLAIMABLE,
     EFFECT_VARIABLE,
     Invocation,
     hold_to_permission,
     invocation,
+    last_lines,
+    read_result,
     target_of,
 )
-from soong.shared.toolsets.declarative.protocol import CLAIMABLE, last_lines, read_result
 
 MAX_SUMMARY_CHARS: Final = 1_500
 
@@ -66,35 +62,9 @@ _ERRORS: Final = tuple(
 )
 
 
-async def run_tool(
-    tool: DeclaredTool,
-    made: Invocation,
-    context: ToolContext,
-    call_input: JsonObject,
-    runner: CommandRunner,
-    bounds: Bounds,
-    redactor: Redactor,
-) -> ToolResult:
-    """Run a call to its result: an error if the program failed, printed an invalid result, or met one of its bounds.
-
-    Cancelled, hand over what the program said so far.
-
-    Raises:
-        ToolError: the program cannot be started.
-        PathRefusedError: the working directory is gone.
-    """
-    output = ProgramOutput(tool, redactor)
-    try:
-        finished = await _finished(tool, made, context, call_input, runner, bounds, output)
-        return await _result(tool, context, finished, output)
-    except asyncio.CancelledError:
-        context.keep_partial(output.so_far())
-        raise
-
-
 class KeptOutput(Value):
-    """``facts`` are for the metadata of a result: of each stream its last lines, its size, and the digest of its
-    artifact, if the lines are not all of it.
+    """``facts`` are for the metadata of a result: each stream's last lines, its size, and the digest of its artifact,
+    if the lines are not all of it.
     """
 
     facts: dict[str, Json] = msgspec.field(default_factory=dict)
@@ -114,7 +84,7 @@ class ProgramOutput:
         self._transcripts[stream].hear(stream, piece)
 
     def so_far(self) -> str:
-        """Return what was said so far as one text, for a result that comes before the end."""
+        """Return the output so far as one text, for a result that comes before the end."""
         titled: tuple[tuple[Stream, str], ...] = (("stdout", ""), ("stderr", "stderr:\n"))
         said = [(stream, title) for stream, title in titled if self._said(stream)]
         return "\n".join(block_of(self._transcripts[stream], stream, title).text for stream, title in said)
@@ -124,9 +94,9 @@ class ProgramOutput:
         return last_lines(self._text(stream), max_chars)
 
     async def kept(self, context: ToolContext, *, has_stdout: bool) -> KeptOutput:
-        """Return what is kept of stderr, and of stdout where it is not the result; store what is too long to be shown.
+        """Return the kept stderr, and the kept stdout if it is not the result; store output that is too long to show.
 
-        What cannot be stored keeps no call from its result: the facts say why.
+        A failed store keeps no call from its result: the facts hold the reason.
         """
         facts: dict[str, Json] = {}
         artifacts: list[ArtifactRef] = []
@@ -139,7 +109,9 @@ class ProgramOutput:
             if not unshown:
                 continue
             try:
-                ref = await self._stored(context, stream, unshown)
+                media_type, ending = ("application/octet-stream", "bin") if b"\0" in unshown else ("text/plain", "txt")
+                name = f"{self._tool}-{context.tool_call_id}-{stream}.{ending}"
+                ref = await context.store_artifact(unshown, media_type, name)
             except (OSError, SoongError) as error:
                 facts[f"{stream}_artifact_error"] = str(error)[:MAX_PROBLEM_CHARS]
                 continue
@@ -147,11 +119,6 @@ class ProgramOutput:
                 facts[f"{stream}_artifact"] = ref.digest
                 artifacts.append(ref)
         return KeptOutput(facts, tuple(artifacts))
-
-    async def _stored(self, context: ToolContext, stream: Stream, data: bytes) -> ArtifactRef | None:
-        media_type, ending = ("application/octet-stream", "bin") if b"\0" in data else ("text/plain", "txt")
-        name = f"{self._tool}-{context.tool_call_id}-{stream}.{ending}"
-        return await context.store_artifact(data, media_type, name)
 
     def _shown(self, stream: Stream, _stop: Event) -> tuple[str, bytes]:
         """Return the last lines of a stream and, if they are not all of it, the bytes that were kept."""
@@ -169,53 +136,10 @@ class ProgramOutput:
         return self._transcripts[stream].said[stream]
 
 
-async def _finished(
-    tool: DeclaredTool,
-    made: Invocation,
-    context: ToolContext,
-    call_input: JsonObject,
-    runner: CommandRunner,
-    bounds: Bounds,
-    output: ProgramOutput,
-) -> Finished:
-    with opened_directory(made.cwd) as cwd:
-        command = ChildCommand(
-            argv=made.argv,
-            cwd=cwd,
-            cwd_path=made.cwd,
-            env={**made.environment, EFFECT_VARIABLE: context.effect_id},
-            timeout=tool.timeout or bounds.max_timeout,
-            max_stdout_bytes=tool.stdout_limit_bytes,
-            stdin=dump(call_input).encode("utf-8"),
-            max_stderr_bytes=0,
-            heard=output.hear,
-            access=access_of_tool(tool, made.cwd, context.run_dirs),
-        )
-        try:
-            return await _accompanied(runner.run(command), context.progress)
-        except (OSError, ValueError) as error:
-            raise _not_started(made, error) from error
-
-
 def access_of_tool(tool: DeclaredTool, cwd: Path, place: RunDirs) -> CommandAccess:
-    """Return what a declared tool reaches in a sandbox: what its permission and its tags declare."""
+    """Return the reach of a declared tool in a sandbox, by its permission and its tags."""
     can_write, has_network = tool.permission is Permission.WRITE, "network" in tool.tags
     return access_of(place, can_write=can_write, has_network=has_network, more=(cwd,))
-
-
-async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progress) -> Finished:
-    """Await a child and give a sign of life meanwhile. Left only when the child has ended, whatever interrupts."""
-    task = asyncio.ensure_future(running)
-    started_s = time.monotonic()
-    try:
-        while not (await asyncio.wait({task}, timeout=timing.SIGN_OF_LIFE_S))[0]:
-            await progress.report(f"running for {time.monotonic() - started_s:.0f} s")
-        return task.result()
-    finally:
-        task.cancel()
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
 
 
 async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished, output: ProgramOutput) -> ToolResult:
@@ -235,7 +159,7 @@ async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished, 
 
 
 async def _failed(context: ToolContext, failure: ToolFailure, output: ProgramOutput, *, is_partial: bool) -> ToolResult:
-    """Return the result of a program that did not end well, with what it said until then."""
+    """Return the result of a program that did not end well, with its output until then."""
     kept = await output.kept(context, has_stdout=True)
     facts = {**kept.facts, "partial": True} if is_partial and kept.facts else kept.facts
     head = refusal(context.tool_call_id, failure, None, **facts)
@@ -243,7 +167,7 @@ async def _failed(context: ToolContext, failure: ToolFailure, output: ProgramOut
 
 
 def _failure(tool: DeclaredTool, finished: Finished, log: str) -> ToolFailure:
-    """Return why a child did not end well; its log says more."""
+    """Return why a child did not end well; its log has more."""
     details: dict[str, Json] = {"stderr": log} if log else {}
     words = f"\nstderr:\n{log}" if log else ""
     if finished.ended == "output_limit":
@@ -305,7 +229,7 @@ class DeclarativeTools(Value):
         if files.problems:
             raise InvalidConfigError("\n".join(map(str, files.problems)))
         surroundings = bounds, self.config, self.runner, self.paths, self.redactor
-        return tuple(command_tool(tool, *surroundings) for tool in files.tools)
+        return tuple(_DeclaredCommand(tool, *surroundings).definition() for tool in files.tools)
 
     def register(self, registry: ToolRegistry) -> None:
         """Register the tools, each with its file as its source.
@@ -321,48 +245,82 @@ class DeclarativeTools(Value):
                 raise InvalidConfigError(f"{origin}: {error.problem}") from error
 
 
-def command_tool(
-    tool: DeclaredTool,
-    bounds: Bounds,
-    config: Config,
-    runner: CommandRunner,
-    paths: PathPolicy,
-    redactor: Redactor,
-) -> ToolDefinition:
-    """Return the registered form of one definition."""
+class _DeclaredCommand(Value):
+    """One definition, with what its calls need."""
 
-    def made(context: ToolContext, call_input: JsonObject) -> Invocation:
-        return invocation(tool, bounds, config, context.run_dirs, call_input)
+    tool: DeclaredTool
+    bounds: Bounds
+    config: Config
+    runner: CommandRunner
+    paths: PathPolicy
+    redactor: Redactor
 
-    def target_of_made(context: ToolContext, call_input: JsonObject, now: Invocation) -> Target:
-        files = named_files(now.argv, now.cwd, untrusted_folders(context.run_dirs), paths.is_sensitive)
-        target = target_of(tool, now, call_input, files)
-        confinement = runner.confinement(access_of_tool(tool, now.cwd, context.run_dirs))
+    def definition(self) -> ToolDefinition:
+        tool = self.tool
+        return ToolDefinition(
+            name=tool.name,
+            description=tool.description,
+            input_schema=tool.input_schema,
+            handler=self._handle,
+            permission=tool.permission,
+            tags=tool.tags,
+            timeout=tool.timeout,
+            is_enabled=lambda: self.config.tools.shell or not tool.is_shell,
+            target=lambda context, call_input: self._target(context, call_input, self._made(context, call_input)),
+            # A program that the run can write, in a tool that never asks, would be code without consent.
+            check_permissions=lambda *call: "ask" if self._made(*call).is_own_to_run else None,
+            errors=_ERRORS,
+            metadata={"origin": tool.origin, "command_type": "shell" if tool.is_shell else "exec"},
+        )
+
+    def _made(self, context: ToolContext, call_input: JsonObject) -> Invocation:
+        return invocation(self.tool, self.bounds, self.config, context.run_dirs, call_input)
+
+    def _target(self, context: ToolContext, call_input: JsonObject, made: Invocation) -> Target:
+        files = named_files(made.argv, made.cwd, untrusted_folders(context.run_dirs), self.paths.is_sensitive)
+        target = target_of(self.tool, made, call_input, files)
+        confinement = self.runner.confinement(access_of_tool(self.tool, made.cwd, context.run_dirs))
         return replace(target, preview=f"{target.preview}\nsandbox: {confinement}") if confinement else target
 
-    def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return target_of_made(context, call_input, made(context, call_input))
+    async def _handle(self, context: ToolContext, call_input: JsonObject) -> ToolResult:
+        """Run a call to its result: an error if the program failed, printed an invalid result, or met a bound.
 
-    def check_permissions(context: ToolContext, call_input: JsonObject) -> Literal["ask"] | None:
-        # What a run can write and then run by a tool that never asks would be code without consent.
-        return "ask" if made(context, call_input).is_own_to_run else None
+        Cancelled, hand over the program's output so far.
 
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        now = made(context, call_input)
-        hold_to_permission(context, await asyncio.to_thread(target_of_made, context, call_input, now))
-        return await run_tool(tool, now, context, call_input, runner, bounds, redactor)
+        Raises:
+            ToolError: the program cannot be started, or is not the one that was permitted.
+            PathRefusedError: the working directory is gone.
+        """
+        made = self._made(context, call_input)
+        hold_to_permission(context, await asyncio.to_thread(self._target, context, call_input, made))
+        output = ProgramOutput(self.tool, self.redactor)
+        try:
+            return await _result(self.tool, context, await self._finished(made, context, call_input, output), output)
+        except asyncio.CancelledError:
+            context.keep_partial(output.so_far())
+            raise
 
-    return ToolDefinition(
-        name=tool.name,
-        description=tool.description,
-        input_schema=tool.input_schema,
-        handler=handle,
-        permission=tool.permission,
-        tags=tool.tags,
-        timeout=tool.timeout,
-        is_enabled=lambda: config.tools.shell or not tool.is_shell,
-        target=target,
-        check_permissions=check_permissions,
-        errors=_ERRORS,
-        metadata={"origin": tool.origin, "command_type": "shell" if tool.is_shell else "exec"},
-    )
+    async def _finished(
+        self, made: Invocation, context: ToolContext, call_input: JsonObject, output: ProgramOutput
+    ) -> Finished:
+        async def report(seconds: float) -> None:
+            await context.progress.report(f"running for {seconds:.0f} s")
+
+        with opened_directory(made.cwd) as cwd:
+            command = ChildCommand(
+                argv=made.argv,
+                cwd=cwd,
+                cwd_path=made.cwd,
+                env={**made.environment, EFFECT_VARIABLE: context.effect_id},
+                timeout=self.tool.timeout or self.bounds.max_timeout,
+                max_stdout_bytes=self.tool.stdout_limit_bytes,
+                stdin=dump(call_input).encode("utf-8"),
+                max_stderr_bytes=0,
+                heard=output.hear,
+                access=access_of_tool(self.tool, made.cwd, context.run_dirs),
+            )
+            try:
+                every = timedelta(seconds=timing.SIGN_OF_LIFE_S)
+                return await accompanied(self.runner.run(command), report, every=every)
+            except (OSError, ValueError) as error:
+                raise _not_started(made, error) from error

@@ -1,4 +1,4 @@
-"""``{{field}}`` in the arguments of a command tool: what may be written there and what becomes of it (CMD-04).
+"""``{{field}}`` in the arguments of a command tool: its permitted forms and its rendering (CMD-04).
 
 A value is put in once and never looked at again. In a command line it is one argument; in a shell line it is a
 positional parameter, so that no value is ever part of the text that the shell parses.
@@ -16,7 +16,7 @@ from soong.shared.tools.result import ErrorType, ToolError
 OPENING: Final = "{{"
 SCALARS: Final = frozenset({"string", "number", "integer", "boolean"})
 MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
-"""What Linux takes as one argument."""
+"""The maximum of one argument on Linux."""
 
 _FIELD = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:=,@%+-]*", re.ASCII)
@@ -39,7 +39,7 @@ class TemplateArgument(Value):
         """Read an element.
 
         Raises:
-            ValueError: two opening braces that begin no field; the message says what a field looks like.
+            ValueError: two opening braces that begin no field; the message states the form of a field.
         """
         parts = _FIELD.split(text)
         if any(OPENING in literal for literal in parts[::2]):

@@ -49,7 +49,7 @@ class ServerUnavailableError(SoongError):
 
 
 class ServerSetup(Value):
-    """What a connection needs of its process. ``commands_env`` and ``secret_env`` are those of ``[commands]``."""
+    """The process's parts for a connection. ``commands_env`` and ``secret_env`` are those of ``[commands]``."""
 
     clock: Clock
     commands_env: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class ServerConnection:
     idle_since_s: float = 0.0
     snapshot: ServerSnapshot | None = None
     calls: set[CallElicitations] = field(default_factory=set)
-    """What asks a person for the calls that are under way."""
+    """The elicitations of the calls that are under way."""
     _client: "Client | None" = None
     _pipes: "StdioPipes | None" = None
     _login: "LoginAuth | None" = None
@@ -120,7 +120,7 @@ class ServerConnection:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What of the login no result may repeat."""
+        """The parts of the login that no result may repeat."""
         return () if self._login is None else self._login.secrets
 
     @property
@@ -168,7 +168,7 @@ class ServerConnection:
             opened.exception()  # read here, as its waiters may have left
 
     async def _serve(self, client: "Client") -> None:
-        """Keep the connection until it is over; look again at what is offered when the server says it has changed."""
+        """Keep the connection until it is over; read the offer again when the server reports a change."""
         watching = asyncio.create_task(self._watch(client))
         try:
             while not self._over.is_set():
@@ -202,7 +202,7 @@ class ServerConnection:
             log.info("mcp_tools_not_listed", server=self.server_id, error=words_of(error)[:300])
 
     async def _watch(self, client: "Client") -> None:
-        """Hear of changes on the stateless wire, where a server tells only who listens."""
+        """Listen for changes on the stateless wire, on which a server notifies only listeners."""
         from mcp.client.subscriptions import SubscriptionLost
 
         tools = client.server_capabilities.tools
@@ -211,7 +211,7 @@ class ServerConnection:
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
-                    self._stale.set()  # what changed between our first look and now was said to nobody
+                    self._stale.set()  # changes before this subscription were not reported
                     async for _event in events:
                         self._stale.set()
             except SubscriptionLost:
@@ -248,13 +248,15 @@ class ServerConnection:
 
     # -- what the client is made of
     async def _made_client(self) -> "Client":
+        from importlib.metadata import version
+
         from mcp.client import Client
         from mcp_types import Implementation
 
         client: Client = Client(
             await self._transport(),
             mode="legacy" if self.config.protocol == "handshake" else "auto",
-            client_info=Implementation(name=DISTRIBUTION, version=_own_version()),
+            client_info=Implementation(name=DISTRIBUTION, version=version(DISTRIBUTION)),
             list_roots_callback=self._roots,
             elicitation_callback=self._elicited,
             message_handler=self._heard,
@@ -263,7 +265,7 @@ class ServerConnection:
         return client
 
     async def _transport(self) -> Any:
-        from soong.shared.toolsets.mcp.transport import ServerProgram, StdioPipes, http_transport
+        from soong.shared.toolsets.mcp.transport import StdioPipes, http_transport
 
         place = f"config.toml: mcp.servers.{self.server_id}"
         if self.config.url:
@@ -276,7 +278,7 @@ class ServerConnection:
             **resolved(self.config.env, f"{place}.env"),
         }
         program = find_program(expanded(self.config.command), env, cwd=Path("/"), untrusted=(self.project,))
-        self._pipes = StdioPipes(ServerProgram((str(program), *self.config.args), self.project, env), self._over.set)
+        self._pipes = StdioPipes((str(program), *self.config.args), self.project, env, self._over.set)
         return self._pipes.transport()
 
     async def _roots(self, context: object) -> "ListRootsResult":
@@ -374,9 +376,3 @@ def innermost(error: BaseException) -> BaseException:
 
 async def _any_result(_name: str, _result: object) -> None:
     return None
-
-
-def _own_version() -> str:
-    from importlib.metadata import version
-
-    return version(DISTRIBUTION)

@@ -1,8 +1,8 @@
-"""A server's tools as tools of the registry: names, schemas, what permission looks at, and the call itself.
+"""A server's tools as tools of the registry: names, schemas, the target for permission, and the call itself.
 
-What a server says of its tools is a hint. Undeclared, a tool writes and reaches out; only a server that the
-configuration trusts can say that a tool only reads, or that it does not reach out (PER-11, MCP-01.h). The scope of a
-grant holds the digest of the definition: a tool that changes is asked about again.
+A server's description of its tools is a hint. Undeclared, a tool writes and reaches out; only a server that the
+configuration trusts can declare that a tool only reads, or does not reach out (PER-11, MCP-01.h). The scope of a grant
+holds the digest of the definition: a tool that changes is asked about again.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from soong.shared.permissions.taint import DESCRIPTION_KEY
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.foreign_schema import SchemaRefusedError, input_schema, output_schema
 from soong.shared.tools.naming import check_name
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, ServerTool, ToolExclusion, canonical_tool_name
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import call_server_tool
-from soong.shared.toolsets.mcp.schemas import SchemaRefusedError, input_schema, output_schema
 
 MAX_DESCRIPTION_CHARS: Final = 4_000
 _HINTS: Final = (
@@ -113,7 +113,7 @@ def _check_headers(schema: Any) -> None:
     """Refuse a tool at a URL that would have its arguments sent as headers which are not headers.
 
     Raises:
-        SchemaRefusedError: says which argument and why.
+        SchemaRefusedError: names the argument and the reason.
     """
     if _HEADER not in dump(schema):
         return  # the SDK costs a quarter of a second: only such a schema pays it

@@ -1,9 +1,9 @@
-"""What a server asks a person during a call: whose call it is, hooks around it, the answer (MCP-01.d).
+"""A server's question to a person during a call: its call, the hooks around it, the answer (MCP-01.d).
 
 A server is shared by the calls of many runs. A question in the answer of a call (a part of its result on the stateless
 wire, a request in its HTTP response on the handshake wire, or its error) is that call's. Over the pipes of a program a
-request names no call: it is routed while exactly one call is under way there, and declined otherwise. Nothing that a
-server says opens a page or is believed.
+request names no call: it is routed while exactly one call is under way there, and declined otherwise. No word of a
+server opens a page or is believed.
 """
 
 import asyncio
@@ -22,8 +22,14 @@ from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.tools.definition import CallAnswer, CallQuestion, Target, ToolContext
-from soong.shared.tools.elicitation import CANCEL, ElicitationAction, ElicitationAnswer, question_tool
+from soong.shared.tools.definition import (
+    CANCEL,
+    CallQuestion,
+    ElicitationAnswer,
+    Target,
+    ToolContext,
+    question_tool,
+)
 from soong.shared.toolsets.mcp.forms import ElicitationForm, FieldValue, FormAnswerError, FormRefusedError, form_of
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ class ServerQuestion(Value):
         return self.content_of(dump(content or {}))
 
     def question(self, problem: str = "") -> CallQuestion:
-        """Return the question as it is asked; ``problem`` says what was wrong with the answer before."""
+        """Return the question as it is asked; ``problem`` is the error of the answer before."""
         lines = [*self._lines()]
         asked: dict[str, Json] = {"server": self.server, "message": self.message}
         if self.form is None:
@@ -172,12 +178,12 @@ class CallElicitations:
         return _result(await self._ended(said, await self._settled(question)))
 
     async def _settled(self, question: ServerQuestion) -> ElicitationAnswer:
-        """Return the answer: of a hook or a person, and as the hooks after it leave it."""
+        """Return the answer of a hook or a person, as the hooks after it leave it."""
         around, asked = self.tool.around_question, question.question()
         try:
             async with asyncio.timeout(timing.PERSON_LIMIT_S):
-                answer = await around.before(asked)
-                answer = await self._asked(question) if answer is None else _held(question, answer)
+                said = await around.before(asked)
+                answer = await self._asked(question) if said is None else _held(question, said)
                 left = await around.after(asked, answer)
                 return answer if left is answer else _held(question, left)
         except TimeoutError:
@@ -188,7 +194,10 @@ class CallElicitations:
         for _ in range(MAX_ROUNDS):
             answer = await self.tool.ask(question.question(problem))
             if not answer.is_accepted:
-                return ElicitationAnswer(_refusal_of(answer), reason=_why_not(answer))
+                why = answer.reason or ("a person declined" if answer.is_person else "nobody was asked")
+                # A person may close a question without a choice.
+                is_closed = answer.is_person and answer.reason.strip().partition(":")[0].casefold() == CANCEL
+                return ElicitationAnswer("cancel" if is_closed else "decline", reason=why)
             try:
                 return ElicitationAnswer("accept", question.content_of(answer.reason), "a person accepted")
             except FormAnswerError as error:
@@ -239,16 +248,6 @@ def _held(question: ServerQuestion, answer: ElicitationAnswer) -> ElicitationAns
         return replace(answer, content=question.checked(answer.content))
     except FormAnswerError as error:
         return ElicitationAnswer("decline", reason=f"the answer of a hook does not fit the form: {error}")
-
-
-def _refusal_of(answer: CallAnswer) -> ElicitationAction:
-    """Return what the server hears of a no: a person may close a question without a choice."""
-    is_closed = answer.is_person and answer.reason.strip().partition(":")[0].casefold() == CANCEL
-    return "cancel" if is_closed else "decline"
-
-
-def _why_not(answer: CallAnswer) -> str:
-    return answer.reason or ("a person declined" if answer.is_person else "nobody was asked")
 
 
 def _result(answer: ElicitationAnswer) -> "ElicitResult":

@@ -1,8 +1,8 @@
 """A server's form and a person's words for it (MCP elicitation): flat fields, one line of text as the answer.
 
-The words are the JSON object of the fields, or ``name=value`` for each of several, or the bare value of a form with
-one field. What is left out takes the field's default (SEP-1034). A form that asks for a secret is refused: a server
-must not ask for one (https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation).
+The words are the JSON object of the fields, or ``name=value`` for each of several, or the bare value of a form with one
+field. A missing field takes its default (SEP-1034). A form that asks for a secret is refused: a server must not ask for
+one (https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation).
 """
 
 import re
@@ -14,8 +14,7 @@ from soong.shared.core.errors import InvalidJsonError, SoongError
 from soong.shared.core.inert import is_ignorable, is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.value import Value
-from soong.shared.sandbox.key_material import is_key
-from soong.shared.sandbox.redact import MARK, redactor
+from soong.shared.sandbox.redact import MARK, is_key, redactor
 from soong.shared.sandbox.terminal_text import inert_text
 
 FieldValue: TypeAlias = str | int | float | bool | list[str]
@@ -25,7 +24,7 @@ MAX_OPTIONS: Final = 100
 MAX_NAME_CHARS: Final = 100
 MAX_WORDS_CHARS: Final = 300
 MAX_FORM_CHARS: Final = 20_000
-"""Of all that a person is shown of a form. A longer question would be cut, and with it what Soong says at its end."""
+"""The text of a form that a person is shown. A longer question would be cut, and with it Soong's words at its end."""
 _TYPES: Final = ("string", "number", "integer", "boolean", "array")
 _YES: Final = frozenset({"yes", "y", "true", "on", "1"})
 _NO: Final = frozenset({"no", "n", "false", "off", "0"})
@@ -66,11 +65,11 @@ _WORDS: Final = re.compile(
 
 
 class FormRefusedError(SoongError):
-    """A form that no person is shown; the message says why."""
+    """A form that no person is shown; the message has the reason."""
 
 
 class FormAnswerError(SoongError):
-    """Words that are not an answer to the form; the message says what is missing or wrong."""
+    """Words that are not an answer to the form; the message names the missing or wrong part."""
 
 
 class FormField(Value):
@@ -102,7 +101,7 @@ class FormField(Value):
 
     @property
     def schema(self) -> JsonObject:
-        """The field as JSON Schema: what a person is shown, and nothing else that the server wrote."""
+        """The field as JSON Schema: only the parts that a person is shown, nothing else of the server's."""
         choice: dict[str, Json] = {}
         if self.options and all(value == label for value, label in self.options):
             choice = {"enum": [value for value, _ in self.options]}
@@ -216,7 +215,7 @@ class ElicitationForm(Value):
 
 
 def form_of(schema: Mapping[str, Any], message: str) -> ElicitationForm:
-    """Read the schema of a form; ``message`` is what the server says with it.
+    """Read the schema of a form; ``message`` is the server's text with it.
 
     Raises:
         FormRefusedError: it is not flat, is too long, or asks for a secret.

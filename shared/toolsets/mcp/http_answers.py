@@ -1,4 +1,4 @@
-"""The body of an answer over HTTP as the SDK reads it: what is in it has passed the intake."""
+"""The body of an answer over HTTP as the SDK reads it: its messages have passed the intake."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
-"""What a server sends, judged message by message before the SDK reads it (MCP-01.n).
+"""A server's messages, judged one by one before the SDK reads them (MCP-01.n).
 
-The SDK refuses a list for one bad entry and drops a reply that it cannot read, and its call waits. Here a
-text becomes messages that the SDK takes: what is certain is corrected, a reply that cannot be read becomes an error of
-its own call with the beginning of what came, and lists and results pass as they were sent, for :func:`raw_result`.
+The SDK refuses a list for one bad entry and drops a reply that it cannot read, and its call waits. Here a text becomes
+messages that the SDK takes: clear errors are corrected, an unreadable reply becomes an error of its own call with the
+beginning of its text, and lists and results pass as they were sent, for :func:`raw_result`.
 """
 
 import json
@@ -84,7 +84,7 @@ class Intake:
             self.waiting.pop(str(params.get("requestId")), None)
         elif isinstance(method, str) and "id" in message:
             if method == "initialize":
-                self.waiting.clear()  # what was asked before it has failed
+                self.waiting.clear()  # earlier requests have failed
             self.waiting[str(message["id"])] = (message["id"], method)
 
     def line(self, line: bytes) -> list[Message]:
@@ -93,7 +93,7 @@ class Intake:
             return []
         is_message = line.startswith(b'{"') and b'"jsonrpc"' in line
         if is_message or len(self._printed) > MAX_LINE_BYTES:
-            self._printed.clear()  # what was printed before was none
+            self._printed.clear()  # the lines before were not a message
         if not self._printed:
             if line.strip(b"{[ \t\r"):
                 return self.messages(line)
@@ -211,14 +211,11 @@ def _values(text: bytes) -> int:
 def _loaded(text: bytes) -> Any:
     """Return a JSON value without halves of characters. Raises: ValueError, RecursionError."""
     words = text.decode("utf-8", "replace").lstrip("\ufeff")
-    value = json.loads(words, parse_constant=_no_number, parse_float=_finite)
+    # NaN and Infinity are null, as JavaScript writes them.
+    value = json.loads(words, parse_constant=lambda _name: None, parse_float=_finite)
     if deeper_than(value, MAX_DEPTH):
         raise RecursionError
     return json.loads(storable(json.dumps(value, ensure_ascii=False))) if _HALF.search(words) else value
-
-
-def _no_number(_name: str) -> None:
-    """NaN and Infinity are null, as JavaScript writes them."""
 
 
 def _finite(digits: str) -> float | None:
@@ -241,7 +238,7 @@ def _passed(method: str, result: Message) -> Message:
 
 
 def _started(method: str, result: Message) -> Message:
-    """Return the answer of a server that starts; what it offers may be given as true or as an empty list."""
+    """Return the answer of a server that starts; a capability may be true or an empty list."""
     offered, about = result.get("capabilities"), result.get("serverInfo")
     if method == "initialize":
         named = about if isinstance(about, dict) else {}
@@ -254,7 +251,7 @@ def _started(method: str, result: Message) -> Message:
 
 
 def _with_headers(tools: object, page: Message) -> Iterator[Message]:
-    """Yield the tools whose arguments the SDK mirrors in headers, so that it knows them."""
+    """Yield the tools whose arguments the SDK mirrors in headers: it must have them."""
     for tool in tools if isinstance(tools, list) else ():
         if _is_object(tool) and "x-mcp-header" in dump(tool.get("inputSchema")):
             from mcp_types.methods import validate_server_result

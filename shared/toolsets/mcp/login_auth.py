@@ -1,12 +1,13 @@
 """Requests to an MCP server under a stored login: its token added, renewed when it ends, and sent nowhere else.
 
-A worker never logs in: that takes a person. Where there is no login, or it cannot be renewed, the request fails and
-says which command a person runs. Imports the SDK: only a connection does.
+A worker never logs in: that takes a person. Without a login, or if it cannot be renewed, the request fails with the
+command that a person runs. Imports the SDK: only a connection does.
 """
 
 import asyncio
 import logging
 import shlex
+import socket
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
@@ -28,9 +29,10 @@ from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.core.references import resolved
+from soong.shared.sandbox.hosts import AddressClass, reach_of
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin, note_refusal
 from soong.shared.toolsets.mcp.http_answers import BoundedStream
-from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin, note_refusal
 
 log = get_logger(__name__)
 
@@ -38,7 +40,7 @@ RESOURCE_REVISION: Final = "2025-06-18"
 """Since this revision a token is asked for one resource (RFC 8707)."""
 BASIC: Final = "client_secret_basic"
 MAX_ANSWER_BYTES: Final = 48 * 1024
-"""Of one answer of an authorization server: four of them are kept in the file of a login."""
+"""Size of one answer of an authorization server: four of them are kept in the file of a login."""
 UNPACKED: Final = {"Accept-Encoding": "identity"}
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -61,7 +63,7 @@ class LoginAuth(httpx2.Auth):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What of the login no result may repeat."""
+        """The parts of the login that no result may repeat."""
         tokens = {} if self._login is None else self._login.tokens
         return tuple(str(tokens[name]) for name in ("access_token", "refresh_token") if tokens.get(name))
 
@@ -160,6 +162,7 @@ class _Renewal(OAuthClientProvider):
         """Return the login as it is to be kept now; None when nothing is known of its end."""
         request = await self._refresh_token()
         check_safe(request.url, self.context.server_url)
+        await check_reach(request.url, self.context.server_url)
         async with bounded_client(timing.PATIENCE_S) as client:
             response = await client.send(request)
         if response.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED):
@@ -171,7 +174,7 @@ class _Renewal(OAuthClientProvider):
             update={"tokens": tokens.model_dump(mode="json"), "expires_us": expiry_of(tokens, self._clock)}
         )
 
-    # -- the SDK's storage: what it stores is taken from here
+    # -- the SDK's storage: the login is taken from here
     async def get_tokens(self) -> OAuthToken | None:
         return self.context.current_tokens
 
@@ -186,10 +189,10 @@ class _Renewal(OAuthClientProvider):
 
 
 def client_of(stored: dict[str, Any], config: McpServerConfig, server_id: str) -> OAuthClientInformationFull:
-    """Return the client of a login; the secret of a preregistered one is referred to and stored nowhere.
+    """Return the client of a login; the secret of a preregistered one is a reference and stored nowhere.
 
     Raises:
-        InvalidConfigError: what the configuration refers to is not there.
+        InvalidConfigError: a reference in the configuration leads to nothing.
     """
     client = OAuthClientInformationFull.model_validate(stored)
     if config.oauth is not None and config.oauth.client_secret and client.client_id == config.oauth.client_id:
@@ -199,7 +202,7 @@ def client_of(stored: dict[str, Any], config: McpServerConfig, server_id: str) -
 
 
 def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
-    """Return when a token that was issued just now ends, in microseconds; None when nobody says."""
+    """Return when a token that was issued just now ends, in microseconds; None when it is unknown."""
     return None if tokens.expires_in is None else clock.now_us() + max(0, int(tokens.expires_in)) * 1_000_000
 
 
@@ -212,6 +215,31 @@ def check_safe(url: httpx2.URL, server_url: str) -> None:
     is_local = url.host in _LOOPBACK and httpx2.URL(server_url).host in _LOOPBACK
     if url.scheme != "https" and not is_local:
         raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
+
+
+async def check_reach(url: httpx2.URL, server_url: str) -> None:
+    """Refuse an address of an authorization server that leads inside while the MCP server itself is outside.
+
+    A server names its authorization server, so it could have this machine ask its neighbours. A name that is not
+    resolved here (a proxy resolves it) is left to the connection.
+
+    Raises:
+        LoginRefusedError: names the host.
+    """
+    own = httpx2.URL(server_url).host
+    reach = await _reach(url.host) if url.host != own else AddressClass.PUBLIC
+    if reach is AddressClass.SPECIAL or (reach is AddressClass.NEAR and await _reach(own) is AddressClass.PUBLIC):
+        raise LoginRefusedError(f"{inert_text(url.host)} leads to a private address, and the MCP server is outside")
+
+
+async def _reach(host: str) -> AddressClass:
+    """Return the innermost that a host leads to; PUBLIC where it cannot be resolved."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return AddressClass.PUBLIC
+    reached = {reach_of(str(address[0])) for *_, address in found}
+    return next((one for one in (AddressClass.SPECIAL, AddressClass.NEAR) if one in reached), AddressClass.PUBLIC)
 
 
 def bounded_client(timeout_s: float, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:
@@ -238,7 +266,7 @@ def bound(response: httpx2.Response) -> None:
 
 
 def quieten_sdk() -> None:
-    """Keep answers of authorization servers, which hold tokens, out of the log: the SDK tells what it cannot read."""
+    """Keep answers of authorization servers, which hold tokens, out of the log: the SDK logs unreadable ones."""
     logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL + 1)
 
 

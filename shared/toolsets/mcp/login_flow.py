@@ -28,17 +28,18 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.core.references import resolved
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.catalogue import ServerLogin
 from soong.shared.toolsets.mcp.connection import innermost
 from soong.shared.toolsets.mcp.login_auth import (
     RESOURCE_REVISION,
     UNPACKED,
     LoginRefusedError,
     bound,
+    check_reach,
     check_safe,
     client_of,
     expiry_of,
 )
-from soong.shared.toolsets.mcp.logins import ServerLogin
 
 PATH: Final = "/callback"
 MAX_HEAD_BYTES: Final = 16 * 1024
@@ -46,7 +47,7 @@ _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Soong</title><p>{}</p>
 
 
 class RedirectReceiver(Protocol):
-    """The way back of a person: where the authorization server sends them, and with what they come."""
+    """The way back of a person: the address for the authorization server, and the answer it carries."""
 
     @property
     def redirect_uri(self) -> str: ...
@@ -187,7 +188,7 @@ async def log_in(
 
     Raises:
         LoginRefusedError: it was refused, or the server asks for no login.
-        InvalidConfigError: what the configuration refers to is not there.
+        InvalidConfigError: a reference in the configuration leads to nothing.
     """
     flow = _Flow(server_id, config, receiver, show, scope)
     logging.getLogger("mcp.client").setLevel(logging.CRITICAL + 1)  # it logs answers of authorization servers
@@ -211,7 +212,7 @@ async def log_in(
 
 
 class _Flow(OAuthClientProvider):
-    """The SDK's flow, for one login: what it finds is kept, and the first thing that goes wrong."""
+    """The SDK's flow, for one login: its findings are kept, and its first error."""
 
     def __init__(
         self,
@@ -253,6 +254,7 @@ class _Flow(OAuthClientProvider):
         """Hold every request of the flow to where secrets may go."""
         try:
             check_safe(request.url, self._config.url)
+            await check_reach(request.url, self._config.url)
         except LoginRefusedError as error:
             self.problem = self.problem or error
             raise

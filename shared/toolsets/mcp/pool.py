@@ -13,7 +13,7 @@ from pathlib import Path
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpConfig, McpServerConfig
-from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, config_digest
+from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerSnapshot, SnapshotFolder, config_digest
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerSetup, ServerUnavailableError
 
 log = get_logger(__name__)
@@ -49,7 +49,7 @@ class McpServers:
     snapshots: SnapshotFolder = field(default_factory=lambda: SnapshotFolder(None))
     changed: list[Callable[[str], None]] = field(default_factory=list)
     may_start: bool = True
-    """Whether this process may run servers at all; one that may not knows their tools by snapshot."""
+    """Whether this process may run servers at all; one that may not has their tools by snapshot."""
     _known: dict[str, ServerSnapshot] = field(default_factory=dict)
     _connections: dict[_Place, ServerConnection] = field(default_factory=dict)
     _failures: dict[_Place, _StartFailures] = field(default_factory=dict)
@@ -63,12 +63,20 @@ class McpServers:
         return {name: server for name, server in sorted(self.config.servers.items()) if server.enabled}
 
     def snapshot(self, server_id: str) -> ServerSnapshot | None:
-        """Return what is known of a server: what it said last to this process, else the snapshot of the home."""
+        """Return the latest snapshot of a server: its last answer to this process, else the one of the home."""
         if server_id not in self._known and server_id in self.config.servers:
             found = self.snapshots.read(server_id, config_digest(self.config.servers[server_id]))
             if found is not None:
                 self._known[server_id] = found
         return self._known.get(server_id)
+
+    def login_state(self, server_id: str) -> str:
+        """Return whether there is a login at a server; empty for one that takes none."""
+        config = self.config.servers[server_id]
+        if not config.takes_login:
+            return ""
+        found = LoginFolder(self.setup.home).read(server_id, config.url)
+        return "none" if found is None else found.state(self.setup.clock.now_us())
 
     def keep(self, snapshot: ServerSnapshot) -> None:
         """Take a new snapshot: write it where it differs, and tell who has tools of it."""
@@ -122,10 +130,14 @@ class McpServers:
             self._forget(connection)
             connection = None
         if connection is None:
-            self._refuse_early(place)
+            failures = self._failures.get(place)
+            left_s = 0.0 if failures is None else failures.until_s - self.setup.clock.monotonic_s()
+            if failures is not None and left_s > 0:
+                raise ServerUnavailableError(f"{failures.last}; it is tried again in {left_s:.0f} s")
             connection = ServerConnection(server_id, server, project, self.setup, self.keep)
             self._connections[place] = connection
-            self._sweep()
+            if self._sweeper is None or self._sweeper.done():
+                self._sweeper = asyncio.create_task(self._stop_idle(), name="mcp idle servers")
         connection.users += 1
         try:
             await connection.open()
@@ -136,12 +148,6 @@ class McpServers:
             raise
         self._failures.pop(place, None)
         return connection
-
-    def _refuse_early(self, place: _Place) -> None:
-        failures = self._failures.get(place)
-        left_s = 0.0 if failures is None else failures.until_s - self.setup.clock.monotonic_s()
-        if failures is not None and left_s > 0:
-            raise ServerUnavailableError(f"{failures.last}; it is tried again in {left_s:.0f} s")
 
     def _failed(self, place: _Place, connection: ServerConnection, problem: str) -> None:
         if self._connections.get(place) is not connection:
@@ -158,10 +164,6 @@ class McpServers:
         task = asyncio.create_task(connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    def _sweep(self) -> None:
-        if self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.create_task(self._stop_idle(), name="mcp idle servers")
 
     async def _stop_idle(self) -> None:
         """Stop servers that nobody uses; end when none is left."""

@@ -1,7 +1,7 @@
-"""What a server answers as a result of a call (MCP-01.c): text, structured content, bytes as artifacts, links.
+"""A server's answer as a result of a call (MCP-01.c): text, structured content, bytes as artifacts, links.
 
-All of it was written by strangers: it is made inert for terminals, named by what it is, and bounded. Each part is
-judged alone: one that cannot be read is left out, with words that say so.
+All of it was written by strangers: it is made inert for terminals, named by its type, and bounded. Each part is judged
+alone: an unreadable part is left out, with a note.
 """
 
 import base64
@@ -11,8 +11,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.foreign import words_of
@@ -30,10 +28,11 @@ from soong.shared.tools.result import (
     ToolFailure,
     ToolResult,
 )
+from soong.shared.tools.results.rendering import redacted
+from soong.shared.toolsets.mcp.catalogue import refusals
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError, is_end
 from soong.shared.toolsets.mcp.elicitation import CallElicitations, current
 from soong.shared.toolsets.mcp.intake import UNREADABLE, native_code, raw_result
-from soong.shared.toolsets.mcp.logins import refusals
 from soong.shared.toolsets.mcp.pool import McpServers
 
 if TYPE_CHECKING:
@@ -52,25 +51,6 @@ _START_AGAIN_HINT: Final = "the next call starts the server again; look first at
 _ANSWERED_HINT: Final = "the call has been made; look at what it has done before you repeat it"
 
 
-def without_secrets(result: ToolResult, secrets: tuple[str, ...]) -> ToolResult:
-    """Return a result without the tokens of the login by which it came, which a server may repeat."""
-    if not secrets:
-        return result
-    clean = redactor(secrets)
-    content = tuple(
-        replace(block, text=clean.text(block.text))
-        if isinstance(block, TextBlock)
-        else replace(block, value=clean.value(block.value))
-        if isinstance(block, JsonBlock)
-        else block
-        for block in result.content
-    )
-    error = None if result.error is None else replace(result.error, message=clean.text(result.error.message))
-    return replace(
-        result, content=content, summary=clean.text(result.summary), data=clean.value(result.data), error=error
-    )
-
-
 @dataclass(slots=True)
 class ResultReader:
     """Reads the content of one call's answer. ``label`` names its artifacts."""
@@ -85,7 +65,8 @@ class ResultReader:
         texts = [block.text for block in content if isinstance(block, TextBlock)]
         structured: Json = answer.get("structuredContent")
         if structured is not None and not _says(texts, structured):
-            content = (*(block for block in content if not _is_blank(block)), JsonBlock(structured))
+            said = (block for block in content if not isinstance(block, TextBlock) or block.text.strip())
+            content = (*said, JsonBlock(structured))
         if answer.get("isError") is True:
             words = "\n".join(texts).strip() or (dump(structured)[:_MAX_LINK_CHARS] if structured is not None else "")
             message = words or "the server reports an error without words"
@@ -171,10 +152,6 @@ def _parsed(text: str) -> Json:
     return parsed
 
 
-def _is_blank(block: ContentBlock) -> bool:
-    return isinstance(block, TextBlock) and not block.text.strip()
-
-
 def _line(text: str) -> str:
     return text.strip().partition("\n")[0][:200]
 
@@ -187,7 +164,7 @@ async def call_server_tool(
     context: ToolContext,
     call_input: JsonObject,
 ) -> ToolResult:
-    """Call a tool by its native name, if it is still what ``definition`` says.
+    """Call a tool by its native name, if it still has that ``definition``.
 
     Raises:
         ToolError: the server is not there, the tool has changed or gone, or the call failed.
@@ -199,7 +176,8 @@ async def call_server_tool(
             native, dict(call_input), progress_callback=_progress_of(context.progress)
         )
         result = await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(raw_result(answer))
-        return without_secrets(result, connection.secrets)
+        # A server may repeat the tokens of the login by which it was called.
+        return redacted(result, redactor(connection.secrets)) if connection.secrets else result
 
     return await with_server(servers, server_id, context, call)
 
@@ -234,7 +212,7 @@ async def with_server(
 
 
 async def _after_pages(asking: CallElicitations, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call; where the server first wants a person at a page, once more after a yes to each (MCP-01.k)."""
+    """Make a call; repeat it after a yes to each page if the server first wants a person there (MCP-01.k)."""
     from mcp.shared.exceptions import MCPError
     from mcp_types import URL_ELICITATION_REQUIRED
 

@@ -21,11 +21,16 @@ from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
-from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, ToolExclusion, config_digest
+from soong.shared.toolsets.mcp.catalogue import (
+    LoginFolder,
+    ServerSnapshot,
+    SnapshotFolder,
+    ToolExclusion,
+    config_digest,
+)
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerSetup, ServerUnavailableError, listed_pages
 from soong.shared.toolsets.mcp.definitions import ServerTools, server_tags, server_target, tools_of
 from soong.shared.toolsets.mcp.intake import raw_result
-from soong.shared.toolsets.mcp.logins import LoginFolder
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader, with_server
 
@@ -64,25 +69,26 @@ def _authorized(folder: LoginFolder, clock: Clock) -> "Callable[[str, McpServerC
 
 
 def source_of(server_id: str) -> str:
-    """Return what `soong tools` says of where a tool comes from."""
+    """Return a tool's origin for `soong tools`."""
     return f"MCP server {server_id}"
 
 
 class McpTools(Value):
-    """The tools of all servers that are switched on. What cannot be a tool is left out, with its reason in the log."""
+    """The tools of all servers that are switched on. An unusable entry is left out, with its reason in the log."""
 
     servers: McpServers
     max_timeout: timedelta
 
     def register(self, registry: ToolRegistry) -> None:
-        """Register the tools, and keep the registry true when a server says that they have changed (ETS-01.f).
+        """Register the tools, and keep the registry true when a server reports that they have changed (ETS-01.f).
 
         A run's tools are those of the registry when it begins; a change counts from the next run on.
         """
-        asked = [server for server in self.servers.enabled if self._must_be_asked(server)]
-        if asked and self.servers.may_start:
-            look(self.servers, asked)
-        for server in self.servers.enabled:
+        servers = self.servers
+        asked = [server for server in servers.enabled if _must_be_asked(servers, servers.snapshot(server))]
+        if asked and servers.may_start:
+            look(servers, asked)
+        for server in servers.enabled:
             self._register(registry, server)
         self._register_resources(registry)
         registry.on_close(self.servers.close)
@@ -117,14 +123,11 @@ class McpTools(Value):
         for definition in ResourceTools(self.servers, self.max_timeout).tools():
             registry.register(definition, is_builtin=True, source=SOURCE)
 
-    def _must_be_asked(self, server_id: str) -> bool:
-        snapshot = self.servers.snapshot(server_id)
-        if snapshot is None:
-            return True
-        return (
-            bool(snapshot.problem)
-            and self.servers.setup.clock.now_us() - snapshot.seen_us > timing.LONGEST_BACKOFF_S * 1_000_000
-        )
+
+def _must_be_asked(servers: McpServers, known: ServerSnapshot | None) -> bool:
+    """Say whether nobody has asked the server by now, or not since it failed some time ago."""
+    age_us = 0 if known is None else servers.setup.clock.now_us() - known.seen_us
+    return known is None or (bool(known.problem) and age_us > timing.LONGEST_BACKOFF_S * 1_000_000)
 
 
 def look(servers: McpServers, ids: Iterable[str]) -> None:
@@ -144,7 +147,7 @@ def look(servers: McpServers, ids: Iterable[str]) -> None:
 
 
 async def look_now(servers: McpServers, ids: Iterable[str]) -> None:
-    """Ask servers what they offer; one that cannot be asked gets a snapshot that says why."""
+    """Ask servers what they offer; one that cannot be asked gets a snapshot with the reason."""
     asking = McpServers(servers.config, servers.setup, servers.snapshots, changed=[])
     try:
         found = await asyncio.gather(*(_asked(asking, server) for server in ids))
@@ -170,11 +173,9 @@ async def _asked(servers: McpServers, server_id: str) -> ServerSnapshot:
 
 
 def _is_missing(servers: McpServers, server_id: str) -> bool:
-    """Say whether nobody has asked the server by now."""
+    """Say whether no other process has asked the server; the snapshot of one is kept."""
     written = servers.snapshots.read(server_id, config_digest(servers.config.servers[server_id]))
-    if written is None:
-        return True
-    if written.problem and servers.setup.clock.now_us() - written.seen_us > timing.LONGEST_BACKOFF_S * 1_000_000:
+    if written is None or _must_be_asked(servers, written):
         return True
     servers.keep(written)
     return False

@@ -1,8 +1,8 @@
-"""How a server is reached: a program under a subreaper over its pipes, or a URL over streamable HTTP.
+"""The transport to a server: a program under a subreaper over its pipes, or a URL over streamable HTTP.
 
 The SDK's own stdio transport starts a plain child, which outlives a killed worker; ours is a
-:class:`soong.shared.sandbox.process.KeptProcess`. What a server sends passes the
-:mod:`~soong.shared.toolsets.mcp.intake` on both ways, and is bounded: it is held in memory.
+:class:`soong.shared.sandbox.duplex.DuplexProcess`. A server's messages pass the
+:mod:`~soong.shared.toolsets.mcp.intake` on both ways, and are bounded: they are held in memory.
 """
 
 import json
@@ -17,8 +17,7 @@ from soong.shared.core import timing
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
-from soong.shared.core.value import Value
-from soong.shared.sandbox.process import KeptProcess
+from soong.shared.sandbox.duplex import DuplexProcess
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
 if TYPE_CHECKING:
@@ -29,21 +28,13 @@ log = get_logger(__name__)
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-class ServerProgram(Value):
-    """A server as a program. ``argv[0]`` is an absolute path."""
-
-    argv: Sequence[str]
-    cwd: Path
-    env: Mapping[str, str]
-
-
 class StdioPipes:
     """The pipes of one server program; ``transport`` is what the SDK's client is given."""
 
-    def __init__(self, program: ServerProgram, on_end: Callable[[], None]) -> None:
-        self._program = program
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], on_end: Callable[[], None]) -> None:
+        self._argv, self._cwd, self._env = argv, cwd, env
         self._on_end = on_end
-        self._child: KeptProcess | None = None
+        self._child: DuplexProcess | None = None
         self._intake = Intake()
         self.pid = 0
         self.last_words = ""
@@ -56,7 +47,7 @@ class StdioPipes:
         Raises:
             OSError: it cannot be started.
         """
-        child = self._child = await KeptProcess.start(self._program.argv, self._program.cwd, self._program.env)
+        child = self._child = await DuplexProcess.start(self._argv, cwd=self._cwd, env=self._env)
         self.pid = child.pid
         # No awaits until the streams are entered: a cancellation in between would leave the program alive.
         send_read, read = anyio.create_memory_object_stream[Any](0)
@@ -82,18 +73,18 @@ class StdioPipes:
 
     @property
     def words(self) -> str:
-        """What the program said last on stderr."""
-        return self.last_words or ("" if self._child is None else self._child.last_words)
+        """The last words of the program on stderr."""
+        return self.last_words or ("" if self._child is None else self._child.last_errors)
 
-    async def _stop(self, child: KeptProcess) -> None:
+    async def _stop(self, child: DuplexProcess) -> None:
         try:
             self.code = await child.stop()
         except OSError as error:  # the subreaper could not start the program: the connection has failed for it
-            self.last_words = f"{self._program.argv[0]} cannot be started: {error.strerror}"
+            self.last_words = f"{self._argv[0]} cannot be started: {error.strerror}"
             return
-        self.last_words = child.last_words
+        self.last_words = child.last_errors
 
-    async def _read(self, child: KeptProcess, send: Any) -> None:
+    async def _read(self, child: DuplexProcess, send: Any) -> None:
         is_noted = False
         async with send:
             try:
@@ -101,7 +92,7 @@ class StdioPipes:
                     found = self._intake.too_long(line) if is_cut else self._intake.line(line)
                     if not found and not is_noted:
                         words = inert(line[:200].decode("utf-8", "replace"))
-                        log.warning("mcp_line_is_no_message", program=self._program.argv[0], line=words)
+                        log.warning("mcp_line_is_no_message", program=self._argv[0], line=words)
                         is_noted = True
                     for message in map(_session_message, found):
                         if message is not None:
@@ -110,25 +101,25 @@ class StdioPipes:
                 return
             self._on_end()  # before its end is seen in the streams: a call learns from it that nothing more comes
 
-    async def _write(self, child: KeptProcess, receive: Any, send: Any, written: anyio.Event) -> None:
+    async def _write(self, child: DuplexProcess, receive: Any, send: Any, written: anyio.Event) -> None:
         try:
             async with receive:
                 async for item in receive:
                     message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
                     self._intake.sent(message)
-                    child.stdin.write(dump(message).encode("utf-8") + b"\n")
-                    await child.stdin.drain()
+                    child.input.write(dump(message).encode("utf-8") + b"\n")
+                    await child.input.drain()
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._on_end()
-            await send.aclose()  # the connection is over: who waits for an answer must not wait for ever
+            await send.aclose()  # the connection is over: a reader of an answer must not wait for ever
         finally:
             written.set()
 
 
-async def _lines(child: KeptProcess) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield what a program prints, line by line; of a line that is too long its ends, and that it is cut."""
+async def _lines(child: DuplexProcess) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield the lines that a program prints; a too long line as its two ends, marked as cut."""
     line, is_cut = bytearray(), False
-    while piece := await child.stdout.read(_CHUNK_BYTES):
+    while piece := await child.output.read(_CHUNK_BYTES):
         first, *others = piece.split(b"\n")
         line += first
         for following in others:
@@ -178,14 +169,14 @@ async def http_transport(
             response.stream = AnswerStream(response.stream, intake, is_events=True)
             return
         elif intake.waiting and (response.is_success or kind.startswith("application/json")):
-            told["content-type"] = "application/json"  # what is of another kind is shown by its beginning
+            told["content-type"] = "application/json"  # another content type is shown by its beginning
             response.stream = AnswerStream(response.stream, intake, is_events=False)
             return
         response.stream = BoundedStream(response.stream, most, lambda: httpx2.StreamError(problem))
 
     timeout = httpx2.Timeout(timing.PATIENCE_S, read=read_timeout_s)
     async with (
-        # What is packed has a length that its sender chooses after it was bounded.
+        # The sender of packed data chooses its unpacked length, which the bound does not cover.
         httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             timeout=timeout,

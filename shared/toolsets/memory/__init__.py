@@ -1,1 +1,1 @@
-"""Long-term memory: what sessions leave for later ones, behind one port, and the one tool that reads it."""
+"""Long-term memory of sessions for later ones, behind one port, and the one tool that reads it."""

@@ -6,7 +6,7 @@ Loading adds a context node and changes nothing outside, so it is read-only; it 
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -20,11 +20,12 @@ from soong.shared.core.inert import is_seen, is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.permissions.taint import METADATA_KEY
-from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file, read_up_to
 from soong.shared.sandbox.paths import is_below, valid_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
+from soong.shared.tools.schema import string
 
 _TAGS: Final = frozenset({"internal", "readonly"})
 
@@ -41,7 +42,7 @@ PROJECT_FOLDER: Final = Path(".soong", "skills")
 MAX_SKILL_BYTES: Final = 90 * 1024
 """With its heading it fits into what one call may add to a context."""
 MAX_FOLDERS: Final = 500
-"""Looked at in one place of skills; what comes after them in the order of names is not there."""
+"""Folders that are read in one place of skills, in the order of names; later ones are ignored."""
 
 Level: TypeAlias = Literal["user", "project"]
 
@@ -108,12 +109,9 @@ class SkillTools(Value):
             input_schema={
                 "type": "object",
                 "properties": {
-                    "name": {
-                        "type": "string",
-                        "description": "Name of the skill, as internal.list_skills tells it.",
-                        "minLength": 1,
-                        "maxLength": MAX_NAME_CHARS,
-                    }
+                    "name": string(
+                        "Name of the skill, as internal.list_skills tells it.", minLength=1, maxLength=MAX_NAME_CHARS
+                    )
                 },
                 "required": ["name"],
             },
@@ -192,7 +190,7 @@ def _line(skill: SkillEntry) -> str:
 
 
 class BrokenSkillError(UsageError):
-    """A SKILL.md that is none. The message says what is wrong with it."""
+    """A SKILL.md that is none. The message names the problem."""
 
 
 def read_skill(text: str, folder_name: str) -> SkillText:
@@ -344,7 +342,7 @@ def _read(place: SkillDir, name: str) -> SkillText:
     if not is_below(file, folder):
         raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, f"{SKILL_FILE} of {name!r} is a link out of the skill's folder")
     with opened_file(file) as descriptor:
-        raw = b"".join(_chunks(descriptor))
+        raw = read_up_to(descriptor, MAX_SKILL_BYTES + 1)
     if len(raw) > MAX_SKILL_BYTES:
         raise ToolError(ErrorType.LIMIT_EXCEEDED, f"{SKILL_FILE} of {name!r} has more than {MAX_SKILL_BYTES} bytes")
     if b"\0" in raw:
@@ -362,13 +360,6 @@ def _resolved(place: SkillDir, folder: Path) -> Path:
             PathRefusal.OUTSIDE, str(folder), "leads out of the project; a project's skill stays in it"
         )
     return resolved
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    left = MAX_SKILL_BYTES + 1
-    while left > 0 and (chunk := os.read(descriptor, left)):
-        left -= len(chunk)
-        yield chunk
 
 
 def _shown(name: str) -> str:

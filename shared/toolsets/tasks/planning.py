@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -17,12 +17,12 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.step import Task
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import (
-    TAGS,
     TASK_ID,
     as_principal,
+    changes_state,
     check_models,
     command_id,
     models_of,
@@ -45,7 +45,7 @@ SCHEMA_FILE: Final = Path(__file__).with_name("planning.schema.json")
 _REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
 _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
-_tool: Final = partial(task_tool, ends=_ENDS)
+_tool: Final = partial(task_tool, errors=_ENDS, traits=changes_state)
 
 PLAN: Final = """\
 title: What the task is for
@@ -170,7 +170,8 @@ class PlanningTools(Value):
                 {"limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20}},
                 (),
                 self._list,
-                ends=(),
+                errors=(),
+                traits=None,
             ),
             _tool(
                 "agent.task_update",
@@ -193,7 +194,7 @@ class PlanningTools(Value):
                 "finish end task done",
                 {"task_id": TASK_ID, "reason": _REASON},
                 (),
-                self._complete,
+                partial(self._ended, "complete"),
             ),
             _tool(
                 "agent.task_fail",
@@ -202,7 +203,7 @@ class PlanningTools(Value):
                 "fail end task give up",
                 {"task_id": TASK_ID, "reason": {**_REASON, "minLength": 1}},
                 ("reason",),
-                self._fail,
+                partial(self._ended, "fail"),
             ),
             _tool(
                 "agent.task_cancel",
@@ -211,7 +212,7 @@ class PlanningTools(Value):
                 "cancel stop task",
                 {"task_id": TASK_ID, "reason": _REASON},
                 (),
-                self._cancel,
+                partial(self._ended, "cancel"),
             ),
         )
 
@@ -261,22 +262,13 @@ class PlanningTools(Value):
             task, as_principal(self.service, context).update(task, change, command_id=command_id(context))
         )
 
-    async def _complete(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        task, reason = await self._task(context, call_input), _reason(call_input)
+    async def _ended(
+        self, act: Literal["complete", "fail", "cancel"], context: ToolContext, call_input: JsonObject
+    ) -> HandlerOutput:
+        task = await self._task(context, call_input)
+        asked = getattr(as_principal(self.service, context), act)
         return await self._done(
-            task, as_principal(self.service, context).complete(task, reason=reason, command_id=command_id(context))
-        )
-
-    async def _fail(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        task, reason = await self._task(context, call_input), _reason(call_input)
-        return await self._done(
-            task, as_principal(self.service, context).fail(task, reason=reason, command_id=command_id(context))
-        )
-
-    async def _cancel(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        task, reason = await self._task(context, call_input), _reason(call_input)
-        return await self._done(
-            task, as_principal(self.service, context).cancel(task, reason=reason, command_id=command_id(context))
+            task, asked(task, reason=str(call_input.get("reason", "")), command_id=command_id(context))
         )
 
     async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
@@ -298,10 +290,6 @@ def _update() -> JsonObject:
     return {"task_id": TASK_ID, **changes, "add_steps": steps, "reason": _REASON}
 
 
-def _reason(call_input: JsonObject) -> str:
-    return str(call_input.get("reason", ""))
-
-
 class PlanTemplates(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` that needs nothing but what plans may name."""
 
@@ -309,37 +297,32 @@ class PlanTemplates(Value):
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (
-            ToolDefinition(
-                name="agent.plan_template",
-                title="Plan template",
-                description="Show how a plan is written: every kind of step, references, failure policies, and the "
-                "agents that steps may name.",
-                search_hint="plan dag yaml steps template how to write",
-                input_schema={"type": "object", "properties": {}},
-                handler=self._plan,
-                permission=Permission.READONLY,
-                tags=TAGS,
+            task_tool(
+                "agent.plan_template",
+                "Plan template",
+                "Show how a plan is written: every kind of step, references, failure policies, and the agents that "
+                "steps may name.",
+                "plan dag yaml steps template how to write",
+                {},
+                (),
+                self._plan,
             ),
-            ToolDefinition(
-                name="agent.task_template",
-                title="Task template",
-                description="Show the arguments of agent.task_create for a task of a common shape, to be filled in.",
-                search_hint="task create example chain fan-out map",
-                input_schema={
-                    "type": "object",
-                    "properties": {
-                        "shape": {
-                            "type": "string",
-                            "enum": list(SHAPES),
-                            "default": "chain",
-                            "description": "chain: one after another. fan_out: side by side, then together. "
-                            "map: one for each item of a list that a step finds.",
-                        }
-                    },
+            task_tool(
+                "agent.task_template",
+                "Task template",
+                "Show the arguments of agent.task_create for a task of a common shape, to be filled in.",
+                "task create example chain fan-out map",
+                {
+                    "shape": {
+                        "type": "string",
+                        "enum": list(SHAPES),
+                        "default": "chain",
+                        "description": "chain: one after another. fan_out: side by side, then together. "
+                        "map: one for each item of a list that a step finds.",
+                    }
                 },
-                handler=self._task,
-                permission=Permission.READONLY,
-                tags=TAGS,
+                (),
+                self._task,
             ),
         )
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
@@ -15,6 +15,7 @@ from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import Handler, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.schema import string
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import TaskService
@@ -25,18 +26,12 @@ TAGS: Final = frozenset({"internal", "agent", "readonly"})
 
 MAX_SHOWN_STEPS: Final = 100
 
-STEP_ID: Final[JsonObject] = {
-    "type": "string",
-    "description": "Id of the step in its task.",
-    "minLength": 1,
-    "maxLength": 200,
-}
-TASK_ID: Final[JsonObject] = {
-    "type": "string",
-    "description": "Id of the task. Left out: the one that is yours; one who plans leaves it out while there is one.",
-    "minLength": 1,
-    "maxLength": 64,
-}
+STEP_ID: Final = string("Id of the step in its task.", minLength=1, maxLength=200)
+TASK_ID: Final = string(
+    "Id of the task. Left out: the one that is yours; one who plans leaves it out while there is one.",
+    minLength=1,
+    maxLength=64,
+)
 
 T = TypeVar("T")
 
@@ -47,7 +42,7 @@ def changes_state(_call_input: JsonObject) -> Traits:
 
 
 def step_line(step: Step) -> dict[str, Json]:
-    """Return what a list says of a step."""
+    """Return the facts of a step for a list."""
     return {"id": step.step_id, "title": step.title, "kind": step.kind.value, "status": step.status.value}
 
 
@@ -59,22 +54,12 @@ def task_tool(
     properties: JsonObject,
     required: tuple[str, ...],
     handler: Handler,
-    *,
-    ends: tuple[ErrorType, ...] = (),
+    **more: Any,
 ) -> ToolDefinition:
-    """Return a tool over tasks or agents; one that has errors of its own changes something."""
-    return ToolDefinition(
-        name=name,
-        title=title,
-        description=description,
-        search_hint=hint,
-        input_schema={"type": "object", "properties": properties, "required": list(required)},
-        handler=handler,
-        permission=Permission.READONLY,
-        tags=TAGS,
-        errors=ends,
-        traits=changes_state if ends else None,
-    )
+    """Return a tool over tasks or agents; ``more`` are more fields of its definition."""
+    schema: JsonObject = {"type": "object", "properties": properties, "required": list(required)}
+    permission = Permission.READONLY
+    return ToolDefinition(name, description, schema, handler, permission, TAGS, title=title, search_hint=hint, **more)
 
 
 def task_facts(task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Json]:
@@ -150,7 +135,7 @@ async def check_models(
     *,
     is_fork: bool = False,
 ) -> None:
-    """Refuse models that nobody but the agent has chosen: what it works on would be sent to them.
+    """Refuse models that only the agent has chosen: its content would be sent to them.
 
     Permitted are those of definitions, of the configuration, and of its own task and ``more`` steps. A fork takes the
     conversation along: it remains with the provider of its run.
@@ -197,7 +182,7 @@ def command_id(context: ToolContext) -> str:
 
 
 async def refused_as_error(asking: Awaitable[T]) -> T:
-    """Wait for the service; what it refuses becomes the tool's error, in its words."""
+    """Wait for the service; its refusal becomes the tool's error, in its words."""
     try:
         return await asking
     except LimitExceededError as error:

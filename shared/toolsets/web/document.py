@@ -1,4 +1,4 @@
-"""From the bytes of an answer to a text that a model reads: what they are, in which charset, HTML as Markdown.
+"""From the bytes of an answer to a text for a model: their type, their charset, HTML as Markdown.
 
 HTML is read in a process of its own (:mod:`soong.shared.toolsets.web.document`): a page can be built to need hours or
 all memory, and a thread cannot be ended.
@@ -72,7 +72,7 @@ class WebDocument(Value):
 
 
 class ResponseBody(Value):
-    """What a server sent in the end. ``media_type`` is in lower case, ``charset`` as it was said; both may be empty."""
+    """The final answer of a server. ``media_type`` is in lower case, ``charset`` as received; both may be empty."""
 
     url: str
     status: int
@@ -190,7 +190,7 @@ def _is_left_out(element: "Tag") -> bool:
 
 
 def _settle_links(soup: "BeautifulSoup", url: str) -> None:
-    """Keep links that can be fetched, with their full address; of others, and of pictures, only their words."""
+    """Keep links that can be fetched, with their full address; keep only the words of others, and of pictures."""
     base = soup.find("base")
     start = urljoin(url, str(base["href"])) if base is not None and base.get("href") else url
     for link in soup.find_all("a"):

@@ -7,21 +7,20 @@ Each page of a long text is fetched again; the full text is an artifact.
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
-from soong.shared.sandbox.egress import Resolver
-from soong.shared.sandbox.hosts import HostRefusedError, host_of_url
-from soong.shared.sandbox.network import MAX_REDIRECTS, open_client, resolve
+from soong.shared.sandbox.hosts import MAX_REDIRECTS, HostRefusedError, Resolver, host_of_url
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.paths import integer, number_of, string, text_of
+from soong.shared.tools.schema import integer, number_of, string, text_of
 from soong.shared.toolsets.web.document import MAX_BODY_BYTES, ResponseBody, WebDocument, read_body, readable_text
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 TIME_LIMIT: Final = timedelta(seconds=60)
-"""Of a call, with everything that it waits for."""
+"""The time of a call, with everything that it waits for."""
 _WAIT: Final = timedelta(seconds=15)
 """For a connection, and for each piece of an answer."""
 _AGENT: Final = "soong"
@@ -44,26 +43,36 @@ MAX_LINES: Final = 1000
 MAX_START_LINE: Final = 2**53 - 1
 MAX_PAGE_CHARS: Final = 10_000
 _MAX_LINE_CHARS: Final = 2_000
-"""Of a line; a longer one is continued on the next, so that every character is on some page."""
+"""Length of a line; a longer one is continued on the next, so that every character is on some page."""
 
 ROBOTS_PATH: Final = "/robots.txt"
 MAX_ROBOTS_BYTES: Final = 512 * 1024
 MAX_RULES: Final = 1_000
-"""Of an agent that are heeded, in the order of the file."""
+"""Rules of an agent that are applied, in the order of the file."""
 _MAX_LINES: Final = 10_000
 _MAX_PATTERN_CHARS: Final = 2_048
 
 _Rule = tuple[str, str]
 
 
-class FetchTool(Value):
-    """The tool. ``heeds_robots``: what a site's robots.txt refuses is not fetched."""
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a host by the system's resolver.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class WebTools(Value):
+    """A :class:`soong.shared.tools.definition.ToolAdapter`. ``heeds_robots``: a site's robots.txt is followed."""
 
     heeds_robots: bool = True
     resolver: Resolver = resolve
 
-    def definition(self) -> ToolDefinition:
-        return ToolDefinition(
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        fetch = ToolDefinition(
             name="web.fetch",
             title="Fetch page",
             description=(
@@ -88,9 +97,12 @@ class FetchTool(Value):
             traits=lambda _: Traits(is_read_only=True, is_concurrency_safe=True, is_open_world=True),
             target=target_of,
         )
+        return (fetch,)
 
     async def fetch(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         """Fetch what was permitted and return a page of its text."""
+        from soong.shared.sandbox.network import open_client
+
         egress, url = context.egress, context.target.shown
         if egress is None or host_of_url(url) != context.target.host:
             raise HostRefusedError(f"no policy says what {url[:200]!r} may connect to")
@@ -164,7 +176,7 @@ async def _at_the_last_redirect(client: "httpx2.AsyncClient", url: str, max_byte
 
 
 async def _check_robots(client: "httpx2.AsyncClient", url: str) -> None:
-    """Hold a URL to the rules of its site (RFC 9309): what cannot be read allows everything, a busy server nothing.
+    """Hold a URL to the rules of its site (RFC 9309): unreadable rules allow everything, a busy server nothing.
 
     Raises:
         ToolError: the site does not want it to be fetched.
@@ -279,7 +291,7 @@ def _rule_lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _fits(pattern: str, path: str) -> bool:
-    """Say whether a path begins as a pattern says: ``*`` is any text, ``$`` at the end the end of the path.
+    """Say whether a path matches a pattern at its start: ``*`` is any text, ``$`` at the end the end of the path.
 
     The pieces between stars are looked for one after another, each at the first place: no pattern takes long.
     """
@@ -296,13 +308,3 @@ def _fits(pattern: str, path: str) -> bool:
     if not is_whole:
         return True
     return path.endswith(pieces[-1]) and len(path) - len(pieces[-1]) >= at if pieces else at == len(path)
-
-
-class WebTools(Value):
-    """A :class:`soong.shared.tools.definition.ToolAdapter`. ``heeds_robots``: a site's robots.txt is followed."""
-
-    heeds_robots: bool = True
-    resolver: Resolver = resolve
-
-    def tools(self) -> tuple[ToolDefinition, ...]:
-        return (FetchTool(self.heeds_robots, self.resolver).definition(),)

@@ -1,18 +1,16 @@
 """Garbage collection on both databases: what has ended goes, whatever else there is stays (OPS-10)."""
 
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from soong.orchestrator.client.audit import verify
 from soong.orchestrator.client.bootstrap import open_retention
+from soong.orchestrator.operations.audit import verify
 from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity
@@ -22,16 +20,12 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import ContractHarness, mark_recorded
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_session, make_step, make_task
 from tests.servers import PostgresServer
-
-SEEDS = 12
 
 
 @pytest.mark.spec("OPS-10.a")
@@ -134,27 +128,6 @@ async def test_what_is_open_stays_row_for_row(place: Place, verbs: tuple[str, ..
     assert place.tables() == before
 
 
-@pytest.mark.spec("OPS-10.c")
-@pytest.mark.parametrize("seed", range(SEEDS))
-async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: Place, seed: int) -> None:
-    random = Random(seed)  # which history is drawn is no secret
-    histories = [(), *OPEN.values()]
-    open_ids: set[str] = set()
-    for _ in range(random.randint(2, 6)):
-        if random.random() < 0.5:
-            await place.ended_task()
-        else:
-            task_id = await place.scene.task("a")
-            await _play(place.scene, task_id, random.choice(histories))
-            open_ids.add(task_id)
-    before = _rows_of(place.tables(), open_ids)
-
-    await place.collector.collect(place.all_ended)
-
-    assert _rows_of(place.tables(), open_ids) == before
-    assert {task.id for task in await place.store.tasks.list_tasks()} == open_ids
-
-
 @pytest.mark.spec("OPS-10.d")
 async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> None:
     task_id = await place.scene.task("a")
@@ -166,18 +139,6 @@ async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> 
 
     assert not await place.rows.remove_task(listed.id, before_us=place.all_ended.before_us)
     assert (await place.store.tasks.task(task_id)).status is TaskStatus.RUNNING
-
-
-@pytest.mark.spec("OPS-10.d")
-async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> None:
-    task_id = await place.ended_task("a", "b", "c")
-    assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
-    await place.rows.remove_rest(task_id, limit=1)
-
-    done = await place.collector.collect(place.all_ended)
-
-    assert (done.tasks, done.steps) == (0, 2)
-    assert await place.store.runs.list_runs(task_id=task_id) == []
 
 
 @pytest.mark.spec("OPS-10.c")
@@ -225,26 +186,6 @@ async def test_an_artifact_stays_as_long_as_any_row_or_folder_names_it(place: Pl
     await place.collector.collect(RetentionLimits(place.scene.now_us - DAY_US, grace_s=-60 * DAY_US))
 
     assert {one.digest for one in place.artifacts.stored()} == {named[1].digest, named[2].digest}
-
-
-@pytest.mark.spec("OPS-10")
-async def test_a_young_artifact_stays_though_no_row_names_it_yet(place: Place) -> None:
-    ref = await place.artifacts.put(b"just written")
-
-    await place.collector.collect(RetentionLimits(place.scene.now_us + 1))
-
-    assert [one.digest for one in place.artifacts.stored()] == [ref.digest]
-
-
-async def test_an_artifact_that_is_written_again_counts_as_young(tmp_path: Path) -> None:
-    store = FolderArtifacts(RootedFolder(tmp_path))
-    ref = await store.put(b"the same bytes")
-    os.utime(store.path_of(ref.digest), (1, 1))
-
-    await store.put(b"the same bytes")
-
-    assert store.remove(ref.digest, unused_since_s=time.time() - 60) is None
-    assert await store.get(ref.digest) == b"the same bytes"
 
 
 @pytest.mark.spec("OPS-10")

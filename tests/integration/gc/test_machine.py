@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from soong.orchestrator.client.audit import verify
 from soong.orchestrator.client.bootstrap import open_retention
+from soong.orchestrator.operations.audit import verify
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.errors import InvalidTransitionError, UnavailableError

@@ -37,3 +37,10 @@ async def scene(
     home = tmp_path_factory.mktemp("http")
     async with open_scene(sqlite_copy(sqlite_template, home), redis_session_server.socket_url, home) as opened:
         yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
+    """A server of the test's own: what is asked and listed there is all there is."""
+    async with open_http() as opened:
+        yield opened

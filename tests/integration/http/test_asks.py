@@ -1,11 +1,9 @@
 """Goals over HTTP: submitted once, refused with what to do, never allowed more than their submitter may allow."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 
 from soong.orchestrator.operations.authentication import Caller
@@ -16,17 +14,14 @@ from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.permissions.access.token import Right, make_token
 from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("DIS-01", "OPS-04")]
 
 MODEL = "openai-chat:gpt-5"
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 def body(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -105,8 +100,9 @@ async def test_a_session_is_given_another_goal_by_its_principal_alone(scene: Htt
 
     foreign = await other.post(path, json={"goal": "Delete it."})
     empty = await scene.caller.post(path, json={"goal": " "})
-    made = await scene.caller.post(path, json={"goal": "Fix\n it."}, headers={"Idempotency-Key": "k"})
-    again = await scene.caller.post(path, json={"goal": "Fix\n it."}, headers={"Idempotency-Key": "k"})
+    goal = {"goal": "Fix\n it.", "max_concurrent": 3}
+    made = await scene.caller.post(path, json=goal, headers={"Idempotency-Key": "k"})
+    again = await scene.caller.post(path, json=goal, headers={"Idempotency-Key": "k"})
     reused = await scene.caller.post(path, json={"goal": "Break it."}, headers={"Idempotency-Key": "k"})
 
     assert "the last ask of session" in early.text
@@ -117,6 +113,8 @@ async def test_a_session_is_given_another_goal_by_its_principal_alone(scene: Htt
     task = await scene.bench.store.tasks.task(made.json()["task"]["id"])
     root = (await scene.bench.store.runs.run(task.root_run_id)).identity
     assert (task.title, root.definition, root.model) == ("Fix it.", "reviewer", MODEL)
+    limits = (await scene.caller.get("/v1/workers")).json()["limits"]
+    assert [(one["scope"], one["limit"]) for one in limits] == [(f"session:{first['session']['id']}", 3)]
 
 
 async def test_a_goal_uses_what_its_session_allows_only_in_the_hands_of_an_approver(

@@ -1,26 +1,19 @@
 """Questions over MCP: shown in full, answered once, by the person at the client where it can ask (PER-13)."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from mcp_types import ElicitRequestParams, ElicitResult
 
-from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.request import Choice
-from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.mcp_clients import WIRES, done, mcp_client, refused
-from tests.integration.http.scene import ADA, BOB, HttpHarness
+from tests.integration.http.scene import ADA, HttpHarness
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-02.c", "PER-13.g")]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 class Person:
@@ -112,31 +105,3 @@ async def test_without_a_dialog_or_the_right_nothing_is_answered(scene: HttpHarn
     assert (listed["may_answer"], listed["may_not_because"]) == (False, "the token does not carry the right 'approve'")
     assert "soong approvals watch" in waited["hint"]
     assert await scene.bench.store.consent.answer_of(request.id) is None
-
-
-@pytest.mark.spec("PER-15")
-async def test_the_first_answer_counts_and_the_second_hears_whose_it_was(scene: HttpHarness) -> None:
-    request = await scene.ask()
-    answer = {"approval": request.id, "input_digest": request.input_digest}
-    async with mcp_client(scene, await scene.token(ADA)) as first, mcp_client(scene, await scene.token(BOB)) as second:
-        await done(first, "answer_approval", choice="allow_once", **answer)
-        late = await refused(second, "answer_approval", choice="deny", **answer)
-
-    assert (await scene.verdict()).is_allowed
-    assert f"somebody was first: allowed once by {ADA} through an MCP client (already_decided)" in late
-
-
-async def test_an_attached_session_is_answered_by_its_own_principal_alone(open_http: OpenScene) -> None:
-    person = Person(choice="allow_once")
-    async with open_http(mode=ApprovalMode.PROMPT) as scene:
-        request = await scene.ask()
-        async with mcp_client(scene, await scene.token(BOB), elicitation_callback=person) as client:
-            said = [
-                await refused(client, "answer_approval", approval=request.id),
-                await refused(
-                    client, "answer_approval", approval=request.id, choice="deny", input_digest=request.input_digest
-                ),
-            ]
-
-    assert all("its session is answered by 'local'" in text for text in said), said
-    assert person.shown == []

@@ -4,18 +4,19 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from soong.shared.permissions.access.token import Right
 from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.mcp_clients import done, mcp_client
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-02", "OPS-04.e", "PER-13.h")]
 
@@ -42,12 +43,6 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, json.loads(error.read())["code"])
 """
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 async def opened_session(client: httpx.AsyncClient) -> dict[str, str]:

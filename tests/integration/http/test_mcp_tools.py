@@ -1,18 +1,18 @@
 """Soong's MCP tools over HTTP with the official client: submit, follow, read; bounded, and clear when refused."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.artifacts import FolderArtifacts
-from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.mcp_clients import WIRES, done, mcp_client, refused, text_of
 from tests.integration.http.scene import ADA, BOB, HttpHarness
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-02")]
 
@@ -21,12 +21,6 @@ PLAN = {
     "steps": [{"id": "a", "script": "builtin.echo"}, {"id": "b", "depends_on": ["a"], "script": "builtin.echo"}],
 }
 YAML = "title: One note\nsteps:\n  - {id: only, script: builtin.echo}\n"
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 @pytest.mark.spec("MCP-02.a", "MCP-02.b")
@@ -131,27 +125,6 @@ async def test_a_caller_sees_and_runs_only_tools_that_it_has_the_right_for(
     assert {"wait_for_task", "list_approvals", "read_step"} <= shown
     assert not hidden & shown
     assert all("needs the right" in text for text in said)
-
-
-@pytest.mark.spec("OPS-12.a")
-@pytest.mark.parametrize("wire", WIRES)
-async def test_the_sessions_of_another_principal_are_read_and_not_steered(
-    scene: HttpHarness, tmp_path: Path, wire: str
-) -> None:
-    async with mcp_client(scene, await scene.token(ADA), wire) as owner:
-        task = (await done(owner, "submit_plan", plan=PLAN, project=str(tmp_path)))["task"]["id"]
-    async with mcp_client(scene, await scene.token(BOB, (Right.RUN,)), wire) as other:
-        seen = await done(other, "show_task", task=task)
-        words = [
-            await refused(other, name, task=task) for name in ("pause_task", "cancel_task", "retry_task", "resume_task")
-        ]
-        allow = await refused(
-            other, "submit_plan", plan=PLAN, project=str(tmp_path), allow=[f"code.write_file:{tmp_path}"]
-        )
-
-    assert seen["id"] == task
-    assert all("only they, or a token with the right 'admin'" in text for text in words)
-    assert "needs the right 'approve'" in allow
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [

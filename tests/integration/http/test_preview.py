@@ -1,16 +1,16 @@
 """A preview over HTTP, and the yes to what it showed of a step: to that and to nothing else (PER-17)."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+from tests.integration.http.conftest import own_scene as scene
+from tests.integration.http.scene import ADA, HttpHarness, code_of
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("PER-17")]
 
@@ -24,12 +24,6 @@ PLAN = {
         {"id": "third", **WRITES},
     ],
 }
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -116,22 +110,6 @@ async def test_no_step_is_granted_by_the_digest_of_another(
     refused = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[{**grant, "step": step}]))
 
     assert code_of(refused) == code
-    assert await scene.bench.store.tasks.list_tasks() == []
-
-
-@pytest.mark.spec("PER-13")
-async def test_to_look_needs_the_right_to_run_and_to_say_yes_the_right_to_approve(
-    scene: HttpHarness, folder: Path
-) -> None:
-    reader, runner = await scene.someone(BOB, Right.READ), await scene.someone(BOB, Right.RUN)
-    grants = yes_to(await preview(scene, folder), "first")
-
-    unseen = await reader.post("/v1/tasks/preview", json=body_of(folder))
-    seen = await runner.post("/v1/tasks/preview", json=body_of(folder))
-    refused = await runner.post("/v1/tasks", json=body_of(folder, step_grants=grants))
-
-    assert (code_of(unseen), seen.status_code, code_of(refused)) == ("forbidden", 200, "forbidden")
-    assert yes_to(seen.json(), "first") == grants
     assert await scene.bench.store.tasks.list_tasks() == []
 
 

@@ -1,19 +1,19 @@
 """What the holder of a token can do with each right, and cannot: the rows of docs/security.md, one test per right."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from httpx import AsyncClient
 
 from soong.orchestrator.http.app import description
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.artifacts import FolderArtifacts
-from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.scene import BOB, HttpHarness, code_of
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")]
 
@@ -22,13 +22,6 @@ STEERED = ("pause", "resume", "cancel", "retry")
 RAISES: tuple[dict[str, object], ...] = ({"budget": "9usd"}, {"limits": {"max_turns": 9}})
 SAYS_WHAT = ({"agent": "default_worker_agent"}, {"instructions": "write"}, {"allowed_tools": ["code.write_file"]})
 """What a dispatch says when it decides what its runs do."""
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    """A server of the test's own: its questions are all there are."""
-    async with open_http() as opened:
-        yield opened
 
 
 async def submitted(client: AsyncClient, project: Path, **more: Any) -> tuple[str, str]:
@@ -60,7 +53,7 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
         (method, path.format(**ids), described["x-right"])
         for path, methods in description()["paths"].items()
         for method, described in methods.items()
-        if described["x-right"] is not None and not path.endswith(("/stream", "/ids/{kind}"))
+        if described["x-right"] is not None and not path.endswith(("/stream", "/ids/{kind}", "/fork"))
     ]
 
     step = {"id": request.identity.step_key.partition("/")[2]}

@@ -8,14 +8,11 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
-from tests.contract.scene import ContractHarness
 from tests.integration.http.scene import HttpHarness, code_of, open_scene
-from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER, with_roles
-from tests.model.builders import make_session, make_task, open_worker
+from tests.integration.roles import ORCHESTRATOR, WORKER, with_roles
 from tests.servers import PostgresServer, RedisServer
 
 CLIENT = "soong_client"
@@ -61,27 +58,6 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         assert set(seen) == {200}
 
 
-@pytest.mark.spec("CARD-1.d")
-async def test_a_late_command_is_refused_though_nobody_owns_its_session(
-    urls: tuple[str, str], redis_live: RedisServer, tmp_path: Path
-) -> None:
-    admin, client = urls
-    async with open_scene(admin, redis_live.socket_url, tmp_path, ApprovalMode.INBOX, server_url=client) as scene:
-        scene.owner.cancel()
-        store = scene.bench.store
-        harness = ContractHarness(store, scene.bench.ownership, await open_worker(store))
-        session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
-        task = make_task(session.id, "a")
-        await store.tasks.submit(session, task)
-        await harness.complete_all([one for one in await harness.claim() if one.identity.task_id == task.id])
-        await harness.end_session(session.id)
-        refused = [await scene.caller.post(f"/v1/tasks/{task.id}/{word}") for word in ("cancel", "pause")]
-        closed = await scene.caller.post(f"/v1/sessions/{session.id}/close")
-
-        assert [(one.status_code, code_of(one)) for one in refused] == [(409, "conflict")] * 2
-        assert closed.status_code == 200
-
-
 async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[int]:
     paths = ["/v1/ready", "/v1/workers", "/v1/metrics", "/v1/sessions", "/v1/tasks"]
     paths += [task, f"{task}/result", f"{task}/graph"]
@@ -114,9 +90,3 @@ async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[i
 def test_its_role_cannot_do_what_is_not_its_business(urls: tuple[str, str], statement: str) -> None:
     with psycopg.connect(_plain(urls[1])) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute(statement.encode())
-
-
-@pytest.mark.parametrize("roles", [Roles(client=WORKER, worker=WORKER), Roles(client=OWNER)], ids=["shared", "owner"])
-def test_a_role_that_rights_cannot_hold_is_refused(urls: tuple[str, str], roles: Roles) -> None:
-    with pytest.raises(InvalidConfigError):
-        grant(parse_url(urls[0].replace("//postgres@", f"//{OWNER}@")), roles)

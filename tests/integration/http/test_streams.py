@@ -1,7 +1,6 @@
 """A run's log over HTTP: page by page, and as a stream whose replay goes over into live without a border (EVT-02)."""
 
 import asyncio
-import itertools
 import json
 import resource
 import socket
@@ -14,13 +13,14 @@ import httpx
 import pytest
 
 from soong.orchestrator.operations.limits import Limits
-from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.events import AnswerDelta
+from soong.shared.engine.wire.notifier import AnswerDelta
 from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
-from tests.waiting import until
+from tests.model.builders import take_turn
+from tests.waiting import looks, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("EVT-02", "OPS-04")]
 
@@ -34,15 +34,7 @@ def stream_of(claim: Claim) -> str:
 async def end(scene: HttpHarness, claim: Claim) -> None:
     """End the run as its worker does."""
     step = await scene.bench.store.tasks.step(claim.step_key)
-    await scene.bench.store.claims.advance(
-        step.worker_id,
-        [completed(claim)],
-        claim=0,
-        pools=(),
-        capabilities=(),
-        live_workers=1,
-        now_us=scene.bench.clock.now_us(),
-    )
+    await take_turn(scene.bench.store, step.worker_id, [completed(claim)], claim=0, now_us=scene.bench.clock.now_us())
     await scene.bench.notifier.notify_runs([claim.identity.run_id])
 
 
@@ -76,38 +68,6 @@ async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: 
         check_gapless(one, 1, run.last_seq)
     numbers = [sent.data["data"]["number"] for sent in seen[0] if sent.id and "number" in sent.data["data"]]
     assert numbers == list(range(950))
-
-
-async def test_a_reader_that_comes_again_and_again_misses_nothing(scene: HttpHarness) -> None:
-    claim = await scene.run_with(100)
-    seen: list[Sent] = []
-
-    async def write() -> None:
-        for number in range(60):
-            await scene.append(claim, 2, start=number)
-        await end(scene, claim)
-
-    writing = asyncio.create_task(write())
-    async with asyncio.timeout(LIMIT_S):
-        for cut in itertools.cycle((1, 7, 30)):
-            async with scene.caller.stream(
-                "GET", stream_of(claim), headers={"Last-Event-ID": seen[-1].id if seen else ""}
-            ) as response:
-                events = events_of(response)
-                seen += [sent async for sent in _first(events, cut)]
-            if seen[-1].event == "end":
-                break
-    await writing
-
-    check_gapless(seen, 1, (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq)
-
-
-async def _first(events: AsyncIterator[Sent], count: int) -> AsyncIterator[Sent]:
-    async for sent in events:
-        yield sent
-        count -= 1
-        if not count or sent.event == "end":
-            return
 
 
 @pytest.mark.spec("EVT-02.b")
@@ -226,23 +186,6 @@ async def test_more_runs_than_connections_are_followed_at_once(scene: HttpHarnes
         check_gapless(one, 1, (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq)
 
 
-async def test_logs_and_nodes_are_read_page_by_page(scene: HttpHarness) -> None:
-    claim = await scene.run_with(10)
-    run_id = claim.identity.run_id
-    nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
-    await scene.bench.store.runs.append(run_id, claim.fence, nodes=nodes, now_us=scene.bench.clock.now_us())
-
-    last_seq = (await scene.bench.store.runs.run(run_id)).last_seq
-
-    for kind, key, count in (("events", "id", last_seq), ("nodes", "number", 5)):
-        after, found = "0", []
-        while after:
-            page = (await scene.caller.get(f"/v1/runs/{run_id}/{kind}", params={"after": after, "limit": 3})).json()
-            found += [int(item[key]) for item in page["items"]]
-            after = page["next"] or ""
-        assert found == list(range(1, count + 1)), kind
-
-
 async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness) -> None:
     claim = await scene.run_with(0)
     events = [NewEvent("tool_progress", {"text": "\ud800 \x1b[31m </script>", "\udfff": "\u202e"})]
@@ -258,25 +201,16 @@ async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness
     assert told in page.json()["items"]
 
 
-@pytest.mark.parametrize("what", ["", "/events", "/nodes", "/stream"])
-async def test_what_is_not_there_is_said_so(scene: HttpHarness, what: str) -> None:
-    missing = await scene.caller.get(f"/v1/runs/run_{'0' * 32}{what}")
-    no_id = await scene.caller.get(f"/v1/runs/../../etc{what}".replace("..", "x"))
-
-    assert code_of(missing) == "not_found"
-    assert code_of(no_id) == "not_found"
-
-
 async def test_pieces_of_answers_come_between_the_events_without_an_id(scene: HttpHarness) -> None:
     claim = await scene.run_with(3)
     seen: list[Sent] = []
     reading = asyncio.create_task(read_until_end(scene.caller, stream_of(claim), seen))
     piece = AnswerDelta(1, 0, "Hello ", ("code.read_file",))
 
-    async with asyncio.timeout(LIMIT_S):
-        while not any(sent.event == "delta" for sent in seen):  # the subscription opens behind the first events
-            await scene.bench.notifier.publish_answer(claim.identity.run_id, piece.payload())
-            await asyncio.sleep(0.05)
+    async for _ in looks(LIMIT_S):
+        if any(sent.event == "delta" for sent in seen):  # the subscription opens behind the first events
+            break
+        await scene.bench.notifier.publish_answer(claim.identity.run_id, piece.payload())
     await scene.bench.notifier.publish_answer(claim.identity.run_id, "no piece")
     await end(scene, claim)
     await reading

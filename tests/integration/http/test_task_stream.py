@@ -8,10 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from soong.orchestrator.operations.task_feed import task_frames
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
 from tests.contract.scene import completed, held
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
+from tests.model.builders import take_turn
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04.c", "OPS-04.d")]
@@ -42,13 +44,11 @@ async def test_a_reader_sees_every_step_and_then_what_changes(scene: HttpHarness
     await until(lambda: bool(seen))
 
     step = await scene.bench.store.tasks.step(claim.step_key)
-    await scene.bench.store.claims.advance(
+    await take_turn(
+        scene.bench.store,
         step.worker_id,
         [completed(claim, {"said": "done"})],
         claim=0,
-        pools=(),
-        capabilities=(),
-        live_workers=1,
         now_us=scene.bench.clock.now_us(),
     )
     await until(lambda: bool(states(seen).get(step.step_id) == "completed"))
@@ -61,23 +61,6 @@ async def test_a_reader_sees_every_step_and_then_what_changes(scene: HttpHarness
     assert {sent.event for sent in seen[1:]} == {"change"}
     assert all("output" not in one for sent in seen for one in sent.data["steps"])
     assert first.data["task"]["id"] == task_id
-
-
-async def test_many_readers_cost_one_reading(scene: HttpHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = await scene.run_with(1)
-    task_id = claim.identity.task_id
-    reads = counted_reads(scene.api.client.store, monkeypatch)
-    readers: list[list[Sent]] = [[] for _ in range(40)]
-    reading = [asyncio.create_task(read(scene.caller, task_id, one)) for one in readers]
-    await until(lambda: bool(all(readers)))
-    looked = Counter(reads)
-    for one in reading:
-        one.cancel()
-    await asyncio.gather(*reading, return_exceptions=True)
-
-    assert looked["step_states"] < len(readers) / 2
-    assert (looked["task"], looked["steps"]) == (1, 1)
-    assert len({repr(states(one)) for one in readers}) == 1
 
 
 def counted_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -94,27 +77,32 @@ def counted_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reads
 
 
-async def test_what_many_readers_are_sent_is_encoded_once(scene: HttpHarness) -> None:
+async def test_two_hundred_readers_cost_one_reading_and_are_sent_the_same_bytes(
+    scene: HttpHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim = await scene.run_with(1)
-    streams = [scene.api.feeds.frames(claim.identity.task_id) for _ in range(40)]
+    reads = counted_reads(scene.api.client.store, monkeypatch)
+    streams = [task_frames(scene.api, claim.identity.task_id) for _ in range(200)]
 
-    first = [await anext(one) for one in streams]
+    first = await asyncio.gather(*map(anext, streams))
     await report(scene, claim, "reading")
     then = await asyncio.gather(*map(anext, streams))
     for one in streams:
         await one.aclose()
 
-    assert len({id(text) for text in first}) == 1, "equal bytes may still be forty times the memory"
+    assert len({id(text) for text in first}) == 1, "equal bytes may still be two hundred times the memory"
     assert len({id(text) for text in then}) == 1
+    assert (Counter(reads)["task"], Counter(reads)["steps"]) == (1, 1)
+    assert Counter(reads)["step_states"] < 10
     assert first[0].startswith(b"event: task\ndata: {")
     assert then[0].startswith(b"event: change\ndata: {")
-    assert not scene.api.feeds.watched, "the last one who leaves ends the reading"
+    assert not scene.api.feeds.open, "the last one who leaves ends the reading"
 
 
 async def test_a_slow_reader_is_sent_what_it_missed_at_once_and_delays_nobody(scene: HttpHarness) -> None:
     """Nothing waits in line for it: it gets the difference between what it saw and what is."""
     claim = await scene.run_with(1)
-    slow, quick = (scene.api.feeds.frames(claim.identity.task_id) for _ in range(2))
+    slow, quick = (task_frames(scene.api, claim.identity.task_id) for _ in range(2))
     await anext(slow)
     await anext(quick)
 
@@ -138,17 +126,6 @@ async def report(scene: HttpHarness, claim: Claim, words: str) -> None:
     await scene.bench.store.claims.report_progress(
         step.worker_id, held(claim), words, now_us=scene.bench.clock.now_us()
     )
-
-
-async def test_a_step_is_shown_with_what_it_gave(scene: HttpHarness) -> None:
-    claim = await scene.run_with(1)
-    task_id, step_id = claim.identity.task_id, claim.step_key.partition("/")[2]
-
-    shown = await scene.caller.get(f"/v1/tasks/{task_id}/step", params={"id": step_id})
-    unknown = await scene.caller.get(f"/v1/tasks/{task_id}/step", params={"id": "nothing[a/b]"})
-
-    assert (shown.json()["id"], shown.json()["status"]) == (step_id, "running")
-    assert code_of(unknown) == "not_found"
 
 
 async def test_an_unknown_task_has_no_stream(scene: HttpHarness) -> None:

@@ -1,24 +1,25 @@
 """Sessions and tasks over HTTP: submitted, listed, shown, drawn, steered by whoever may."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from httpx import AsyncClient, Response
 
 from soong.orchestrator.schemas.worker import WorkersSchema
-from soong.shared.engine.runs.budgets import Budget, session_scope
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.sql.store import SqlTaskStore
 from tests.integration.http.conftest import OpenScene
+from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 from tests.model.builders import make_task, open_worker
+
+__all__ = ["scene"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -32,12 +33,6 @@ PLAN = {
 }
 SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TEXT = "title: From a file\nsteps:\n  - id: only\n    script: builtin.echo\n"
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scene(open_http: OpenScene) -> AsyncIterator[HttpHarness]:
-    async with open_http() as opened:
-        yield opened
 
 
 async def submitted(scene: HttpHarness, tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -77,36 +72,6 @@ async def test_a_plan_brings_its_limits_and_the_result_tells_what_is_used(scene:
     assert [(error["place"], error["hint"]) for error in wrong.json()["errors"]] == [
         ("plan limits.turns", "did you mean 'max_turns'?")
     ]
-
-
-@pytest.mark.spec("DIS-07")
-async def test_what_a_task_may_use_is_raised_as_it_goes_on(scene: HttpHarness, tmp_path: Path) -> None:
-    told = await submitted(scene, tmp_path, plan={**PLAN, "limits": {"max_turns": 3, "cost_usd": 0.5}})
-    without = await submitted(scene, tmp_path)
-    path, session_id = f"/v1/tasks/{told['task']['id']}", told["session"]["id"]
-    budgets = scene.bench.store.budgets
-
-    wrong = await scene.caller.post(f"{path}/resume", json={"limits": {"turns": 9}})
-    unread = await scene.caller.post(f"{path}/resume", json={"limits": {"max_turns": 5}, "budget": "much"})
-    unlimited = await scene.caller.post(
-        f"/v1/tasks/{without['task']['id']}/resume", json={"limits": {"max_turns": 9}, "budget": "3usd"}
-    )
-    unchanged = (await scene.caller.get(f"{path}/result")).json()["limits"]["max_turns"]
-    raised = await scene.caller.post(f"{path}/resume", json={"limits": {"max_turns": 9}, "budget": "2usd"})
-
-    scope = session_scope(session_id)
-    other = session_scope(without["session"]["id"])
-    limits = (await scene.caller.get(f"{path}/result")).json()["limits"]
-    assert [(error["place"], error["hint"]) for error in wrong.json()["errors"]] == [
-        ("body.limits.turns", "remove it; did you mean 'max_turns'?")
-    ]
-    assert [code_of(one) for one in (unread, unlimited)] == ["invalid_input", "invalid_input"]
-    assert "has no limits; write `limits:` into its plan" in unlimited.json()["detail"]
-    assert unchanged == {"limit": 3, "used": 0}
-    assert raised.json()["status"] == "running", raised.text
-    assert (limits["max_turns"]["limit"], limits["cost_usd"]["limit"]) == (9, 0.5)
-    states = await budgets.budgets([scope, other], day="2026-01-01")
-    assert {name: state.budget for name, state in states.items()} == {scope: Budget(microusd=2_000_000)}
 
 
 @pytest.mark.spec("OPS-05.a")
@@ -158,18 +123,6 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarne
     assert (others.status_code, others.json()["session"]["principal"]) == (201, BOB)
     assert (code_of(wrong), wrong.json()["errors"][0]["place"]) == ("invalid_input", "header.Idempotency-Key")
     assert len(await scene.bench.store.tasks.list_tasks()) == 2
-
-
-async def test_a_wrong_plan_is_refused_with_every_problem(scene: HttpHarness, tmp_path: Path) -> None:
-    wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": 7}]}
-
-    checked = await scene.caller.post("/v1/tasks/validate", json={"plan": wrong})
-    sent = await scene.caller.post("/v1/tasks", json={"plan": wrong, "project": str(tmp_path)})
-
-    assert code_of(checked) == code_of(sent) == "invalid_plan"
-    assert len(checked.json()["errors"]) >= 3
-    assert all(error["place"] and error["problem"] and error["hint"] for error in checked.json()["errors"])
-    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 @pytest.mark.spec("DIS-13")
@@ -260,20 +213,6 @@ async def test_a_task_is_drawn_as_it_is(scene: HttpHarness, tmp_path: Path) -> N
     assert code_of(other) == "invalid_input"
 
 
-@pytest.mark.spec("PER-13")
-async def test_rules_that_allow_need_the_right_to_approve(scene: HttpHarness, tmp_path: Path) -> None:
-    runner = await scene.someone(BOB, Right.RUN)
-    body = {"plan": TEXT, "project": str(tmp_path), "allow": [f"code.write_file:{tmp_path}"]}
-
-    refused = await runner.post("/v1/tasks", json=body)
-    allowed = await scene.caller.post("/v1/tasks", json=body)
-
-    assert code_of(refused) == "forbidden"
-    assert allowed.status_code == 201
-    shown = (await scene.caller.get(f"/v1/sessions/{allowed.json()['session']['id']}")).json()
-    assert str(tmp_path) in str(shown["policy"])
-
-
 async def test_projects_may_be_confined(open_http: OpenScene, tmp_path: Path) -> None:
     inside, outside = tmp_path / "in" / "deep", tmp_path / "out"
     inside.mkdir(parents=True)
@@ -345,27 +284,6 @@ async def test_the_owners_refusal_is_a_conflict(scene: HttpHarness, tmp_path: Pa
     assert code_of(again) == "conflict"
 
 
-async def test_what_is_anothers_is_steered_by_an_administrator_alone(scene: HttpHarness, tmp_path: Path) -> None:
-    told = await submitted(scene, tmp_path)
-    task_id, session_id = told["task"]["id"], told["session"]["id"]
-    runner, administrator = await scene.someone(BOB, Right.RUN), await scene.someone("eve", Right.ADMIN)
-
-    refused = [
-        await runner.post(path)
-        for path in (
-            *(f"/v1/tasks/{task_id}/{word}" for word in ("pause", "resume", "cancel", "retry")),
-            f"/v1/sessions/{session_id}/close",
-        )
-    ]
-    seen = await runner.get(f"/v1/tasks/{task_id}")
-    paused = await administrator.post(f"/v1/tasks/{task_id}/pause")
-
-    assert [code_of(response) for response in refused] == ["not_yours"] * 5
-    assert seen.status_code == 200
-    assert paused.json()["status"] == "paused"
-    assert "eve" in paused.json()["reason"]
-
-
 async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpHarness, tmp_path: Path) -> None:
     session_id = (await submitted(scene, tmp_path))["session"]["id"]
 
@@ -412,16 +330,6 @@ async def test_a_run_tells_its_lineage_its_tools_and_why(scene: HttpHarness, tmp
     assert all(one["rule"] for one in shown["surface"])
 
 
-async def test_the_result_is_what_the_command_line_says(scene: HttpHarness, tmp_path: Path) -> None:
-    task_id = (await submitted(scene, tmp_path))["task"]["id"]
-    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
-
-    told = (await scene.caller.get(f"/v1/tasks/{task_id}/result")).json()
-
-    assert (told["id"], told["status"], told["exit_code"]) == (task_id, "cancelled", 1)
-    assert [step["status"] for step in told["steps"]] == ["cancelled", "cancelled"]
-
-
 async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: HttpHarness) -> None:
     await scene.run_with(1)
 
@@ -433,11 +341,6 @@ async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: Ht
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "soong_" in metrics.text
     assert str(scene.api.client.settings.database_url) not in metrics.text
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions/sess_0", "/v1/tasks/task_0", "/v1/tasks/task_0/result"])
-async def test_what_is_not_there_is_said_so(scene: HttpHarness, path: str) -> None:
-    assert code_of(await scene.caller.get(path)) == "not_found"
 
 
 @pytest.mark.spec("EXE-07.a", "EXE-07.g", "EXE-07.h")

@@ -1,8 +1,7 @@
 """A project, a home with MCP servers, and calls of their tools through the pipeline; the servers are processes."""
 
-import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,11 @@ from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
-from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.tools.result import ToolResult
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.toolset import McpTools, look_now, servers_of
-from tests.unit.tools.parts import ALLOWED, RecordingGate, RecordingLog, make_identity, make_run_dirs
+from tests.unit.tools.parts import ALLOWED, Artifacts, RecordingGate, RecordingLog, make_identity, make_run_dirs
 from tests.waiting import until
 
 SERVER: Final = Path(__file__).with_name("server.py")
@@ -43,20 +42,6 @@ args = ["{program}", "stdio"{extra}]
 
 
 @dataclass
-class KeptArtifacts:
-    """Stored bytes, under references as a store gives them."""
-
-    stored: list[bytes] = field(default_factory=list)
-
-    async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
-        self.stored.append(data)
-        return ArtifactRef(hashlib.sha256(data).hexdigest(), len(data), media_type, name)
-
-    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
-        return await self.put(make(), media_type, name)
-
-
-@dataclass
 class McpScene:
     """One process that has MCP servers: what a worker or a direct session is to them."""
 
@@ -65,7 +50,7 @@ class McpScene:
     registry: ToolRegistry = field(default_factory=ToolRegistry)
     gate: RecordingGate = field(default_factory=RecordingGate)
     log: RecordingLog = field(default_factory=RecordingLog)
-    artifacts: KeptArtifacts = field(default_factory=KeptArtifacts)
+    artifacts: Artifacts = field(default_factory=Artifacts)
     hooks: Hooks = NO_HOOKS
     calls: int = 0
     servers: McpServers = field(init=False)

@@ -9,18 +9,15 @@ import pytest
 import pytest_asyncio
 
 from soong.shared.core.jsontext import Json
-from soong.shared.tools.elicitation import ElicitationAnswer
-from soong.shared.tools.hooks.chain import (
-    ElicitationOutcome,
-    HookCall,
-    Hooks,
-    NamedHook,
-)
+from soong.shared.tools.definition import ElicitationAnswer
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import ElicitationOutcome, HookCall, NamedHook
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.tools.result import ErrorType
 from tests.integration.mcp.scene import McpScene, answering, mcp_scene, stdio_config
+from tests.unit.tools.parts import text_of
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SERVER = Path(__file__).with_name("asking_server.py")
 PAGES: list[Json] = ["https://sign-in.example.org/a?x=1", "https://example.net/b"]
@@ -38,10 +35,6 @@ def key(request: pytest.FixtureRequest, scene: McpScene) -> str:
     """A name under which the server counts the calls of one test."""
     scene.log.notes.clear()
     return str(request.node.name)
-
-
-def words(result: ToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
 
 
 def questions(scene: McpScene, before: int) -> list[GateCall]:
@@ -77,7 +70,7 @@ async def test_after_a_yes_to_each_page_the_call_is_made_once_more(scene: McpSce
     with answering(scene, "", ""):
         shared = await scene.call("mcp.t.share", key=key, pages=PAGES)
 
-    assert words(shared) == "shared at call 2"
+    assert text_of(shared) == "shared at call 2"
     first, second = questions(scene, before)
     assert first.definition.name == "mcp.t.elicitation/create"
     assert (first.permission_input["url"], first.permission_input["host"]) == (PAGES[0], "sign-in.example.org")
@@ -146,7 +139,7 @@ async def test_hooks_fire_around_a_page_before_the_tool_resumes(scene: McpScene,
         shared = await scene.call("mcp.t.share", key=key, pages=PAGES[:1])
 
     assert seen == [("asks", PAGES[0]), ("answered", "accept")]
-    assert words(shared) == "shared at call 2"
+    assert text_of(shared) == "shared at call 2"
     assert [(run["hook"], run["stage"], run["outcome"]) for run in hook_runs(scene)] == [
         ("first", "elicitation", "none"),
         ("last", "elicitation_result", "none"),
@@ -167,66 +160,11 @@ async def test_a_hook_answers_in_the_persons_place(scene: McpScene, key: str) ->
     with hooked(scene, answers):
         ordered = await scene.call("mcp.t.order")
 
-    assert words(ordered) == "accept colour='blue' size=7"
+    assert text_of(ordered) == "accept colour='blue' size=7"
     assert questions(scene, before) == []
     (run,) = hook_runs(scene)
     assert (run["outcome"], run["content_diff"]) == ("accept", {"colour": [None, "blue"], "size": [None, 7]})
     assert any("(accept: the hook 'first' answered accept)" in said for said in scene.progress)
-
-
-@pytest.mark.spec("MCP-01.m")
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        ElicitationOutcome("decline", reason="not here"),
-        ElicitationOutcome("accept", {"colour": "blue", "size": "large"}),
-        ElicitationOutcome("accept"),
-    ],
-)
-async def test_a_hook_declines_and_content_that_does_not_fit_the_form_declines_too(
-    scene: McpScene, key: str, outcome: ElicitationOutcome
-) -> None:
-    del key
-    before = len(scene.gate.asked)
-
-    async def answers(_call: HookCall) -> ElicitationOutcome:
-        return outcome
-
-    with hooked(scene, answers):
-        ordered = await scene.call("mcp.t.order")
-
-    assert words(ordered) == "decline None"
-    assert questions(scene, before) == []
-
-
-@pytest.mark.spec("MCP-01.m")
-@pytest.mark.parametrize(
-    ("outcome", "said", "heard"),
-    [
-        (ElicitationOutcome(content={"colour": "red", "size": 1}), "colour=blue size=7", "accept colour='red' size=1"),
-        (ElicitationOutcome(content={"colour": "red"}), "colour=blue size=7", "decline None"),
-        (ElicitationOutcome("decline", reason="not this"), "colour=blue size=7", "decline None"),
-        (ElicitationOutcome(), "colour=blue size=7", "accept colour='blue' size=7"),
-        (ElicitationOutcome("accept", {"colour": "red", "size": 1}), "colour=blue size=7", "decline None"),
-        (ElicitationOutcome(content={"colour": "red", "size": 1}), None, "decline None"),
-        (RuntimeError("broken"), "colour=blue size=7", "decline None"),
-    ],
-)
-async def test_a_hook_after_the_answer_replaces_it_or_declines_and_makes_no_yes_of_a_no(
-    scene: McpScene, key: str, outcome: ElicitationOutcome | Exception, said: str | None, heard: str
-) -> None:
-    del key
-
-    async def after(_call: HookCall, answer: ElicitationAnswer) -> ElicitationOutcome:
-        assert answer.content == (None if said is None else {"colour": "blue", "size": 7})
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    with hooked(scene, after=after), answering(scene, said):
-        ordered = await scene.call("mcp.t.order")
-
-    assert words(ordered) == heard
 
 
 @pytest.mark.spec("MCP-01.d")
@@ -239,4 +177,4 @@ async def test_a_person_may_close_a_question_without_a_choice(scene: McpScene) -
         scene.gate.before = cancel
         ordered = await scene.call("mcp.t.order")
 
-    assert words(ordered) == "cancel None"
+    assert text_of(ordered) == "cancel None"

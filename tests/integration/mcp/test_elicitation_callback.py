@@ -16,13 +16,10 @@ from soong import (
     JsonObject,
     PermissionDecision,
     PermissionRequest,
-    ToolResult,
     open_tools,
 )
-from soong.shared.tools.result import TextBlock
 from tests.integration.mcp.scene import stdio_config
-
-pytestmark = pytest.mark.timeout(120)
+from tests.unit.tools.parts import text_of
 
 SERVER = Path(__file__).with_name("asking_server.py")
 ORDER: JsonObject = {"colour": "blue", "size": 7}
@@ -48,10 +45,6 @@ def saying(*answers: Any) -> tuple[list[ElicitationRequest], ElicitationCallback
     return asked, says
 
 
-def words(result: ToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
-
-
 def configured(folder: Path, more: str = "") -> dict[str, Any]:
     """Return the options of a session whose home knows the server."""
     home, project = folder / "home", folder / "project"
@@ -75,7 +68,7 @@ async def test_what_a_server_asks_goes_to_the_callback_for_it_and_permissions_to
         ordered = await session.call("mcp.t.order", tool_call_id="call_7")
         run_id = session.run_id
 
-    assert words(ordered) == "accept colour='blue' size=7"
+    assert text_of(ordered) == "accept colour='blue' size=7"
     (request,) = asked
     assert (request.server, request.message, request.url) == ("t", "Which colour and size?", "")
     assert request.schema is not None
@@ -83,20 +76,6 @@ async def test_what_a_server_asks_goes_to_the_callback_for_it_and_permissions_to
     assert {name: one["type"] for name, one in properties.items()} == {"colour": "string", "size": "integer"}
     assert request.schema["required"] == ["colour", "size"]
     assert (request.identity.run_id, request.tool_call_id) == (run_id, "call_7")
-
-
-@pytest.mark.spec("MCP-01.l", "MCP-01.k")
-async def test_a_page_reaches_the_callback_with_its_host_and_a_yes_resumes_the_tool(tmp_path: Path) -> None:
-    asked, answers = saying(ElicitationAnswer("accept"))
-    arguments = {"key": "x", "pages": ["https://sign-in.example.org/a"]}
-
-    async with open_tools(permission_callback=allows, elicitation_callback=answers, **configured(tmp_path)) as session:
-        shared = await session.call("mcp.t.share", arguments)
-
-    assert words(shared) == "shared at call 2"
-    (request,) = asked
-    assert (request.schema, request.url, request.host) == (None, "https://sign-in.example.org/a", "sign-in.example.org")
-    assert request.repeats_call
 
 
 @pytest.mark.spec("MCP-01.l")
@@ -111,7 +90,7 @@ async def test_every_other_answer_of_the_callback_and_its_failure_declines(tmp_p
     )
 
     async with open_tools(permission_callback=allows, elicitation_callback=says, **configured(tmp_path)) as session:
-        heard = [words(await session.call("mcp.t.order")) for _ in range(6)]
+        heard = [text_of(await session.call("mcp.t.order")) for _ in range(6)]
 
     assert heard == ["decline None", "cancel None", *["decline None"] * 4]
     assert [one.problem for one in asked[5:]] == ["", "size is missing", "size is missing"]
@@ -126,7 +105,7 @@ async def test_without_the_callback_the_question_goes_to_the_one_for_permissions
     async with open_tools(permission_callback=says, **configured(tmp_path)) as session:
         ordered = await session.call("mcp.t.order")
 
-    assert words(ordered) == "accept colour='green' size=2"
+    assert text_of(ordered) == "accept colour='green' size=2"
 
 
 @pytest.mark.spec("MCP-01.l", "PER-14")
@@ -165,7 +144,7 @@ async def test_programs_of_the_users_configuration_answer_and_replace(tmp_path: 
         ordered = await session.call("mcp.t.order")
         runs = events(session, "hook_run")
 
-    assert words(ordered) == "accept colour='blue' size=8"
+    assert text_of(ordered) == "accept colour='blue' size=8"
     assert [(one["stage"], one["outcome"], one["reason"]) for one in runs] == [
         ("elicitation", "accept", ""),
         ("elicitation_result", "replaced", "elicitation_result"),
@@ -181,4 +160,4 @@ async def test_a_deny_rule_refuses_what_a_hook_answers(tmp_path: Path) -> None:
     async with open_tools(permission_callback=allows, **configured(tmp_path, hooks + rule)) as session:
         ordered = await session.call("mcp.t.order")
 
-    assert words(ordered) == "decline None"
+    assert text_of(ordered) == "decline None"

@@ -5,7 +5,7 @@ import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import httpx2
@@ -13,21 +13,21 @@ import pytest
 from typer.testing import CliRunner
 
 from soong.orchestrator.cli import mcp
-from soong.orchestrator.cli.work_checks import check_servers
+from soong.orchestrator.doctor.checks import check_servers
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin
 from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError
 from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceiver, log_in
-from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
 from tests.integration.mcp.login_site import LoginSite, login_site
 from tests.integration.mcp.scene import McpScene, mcp_scene
 from tests.unit.cli.calling import soong
 from tests.waiting import until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120), pytest.mark.spec("MCP-01.e")]
+pytestmark = [pytest.mark.asyncio, pytest.mark.spec("MCP-01.e")]
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +287,27 @@ async def test_a_remote_server_cannot_send_a_login_to_this_machine() -> None:
         with pytest.raises(LoginRefusedError):
             check_safe(httpx2.URL(url), "https://mcp.example.org/mcp")
         check_safe(httpx2.URL(url), "http://127.0.0.1:9000/mcp")
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "is_refused"),
+    [
+        ("https://169.254.169.254/token", "https://8.8.8.8/mcp", True),
+        ("https://169.254.169.254/token", "https://10.0.0.1/mcp", True),
+        ("https://10.0.0.1/token", "https://8.8.8.8/mcp", True),
+        ("https://localhost/token", "https://8.8.8.8/mcp", True),
+        ("https://[::ffff:192.168.1.1]/token", "https://8.8.8.8/mcp", True),
+        ("https://10.0.0.1/token", "https://10.0.0.2/mcp", False),
+        ("https://1.1.1.1/token", "https://8.8.8.8/mcp", False),
+        ("https://no-such-host.invalid/token", "https://8.8.8.8/mcp", False),
+    ],
+)
+async def test_a_server_outside_has_no_authorization_server_inside(url: str, server: str, *, is_refused: bool) -> None:
+    from soong.shared.toolsets.mcp.login_auth import check_reach
+
+    refusal = pytest.raises(LoginRefusedError, match="leads to a private address") if is_refused else nullcontext()
+    with refusal:
+        await check_reach(httpx2.URL(url), server)
 
 
 async def _nothing() -> str:

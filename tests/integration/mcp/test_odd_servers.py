@@ -11,13 +11,14 @@ import pytest_asyncio
 
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.tools.registry import MAX_TIMEOUT
-from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolResult
+from soong.shared.tools.result import ErrorType, JsonBlock, ToolResult
 from soong.shared.toolsets.mcp.toolset import McpTools
 from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config
+from tests.unit.tools.parts import text_of
 from tests.waiting import until
 
 SERVER = Path(__file__).with_name("odd_server.py")
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-01.n")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-01.n")]
 PROMPT_S = 20.0
 """A call that fails at once ends long before its time limit of 100 s."""
 
@@ -36,10 +37,6 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[McpSc
 async def said(scene: McpScene, *texts: str) -> ToolResult:
     async with asyncio.timeout(PROMPT_S):
         return await scene.call("mcp.t.say", texts=list(texts))
-
-
-def words(result: ToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
 
 
 def reply(**members: Json) -> str:
@@ -75,7 +72,7 @@ async def test_a_reply_whose_meaning_is_certain_is_taken(scene: McpScene, texts:
     result = await said(scene, *texts)
 
     assert result.error is None, result.error
-    assert words(result) == shown
+    assert text_of(result) == shown
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_at_once_with_its_begin
     assert (result.error.type, result.error.retryable) == (ErrorType.INVALID_OUTPUT, False)
     assert problem in result.error.message
     assert "call again" not in f"{result.error.hint}"
-    assert words(after) == "alive"
+    assert text_of(after) == "alive"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,7 @@ async def test_an_error_of_the_server_is_its_words_and_other_calls_go_on(
 
     assert failed.error is not None
     assert (failed.error.type, failed.error.message) == (ErrorType.EXECUTION_FAILED, message)
-    assert words(slow) == "slow and sure"
+    assert text_of(slow) == "slow and sure"
     assert scene.servers.pids == before
 
 
@@ -156,7 +153,7 @@ async def test_structured_content_reaches_the_model_once(
     result = await said(scene, reply(result=answer))
 
     assert [block.value for block in result.content if isinstance(block, JsonBlock)] == structured
-    assert shown is None or words(result).strip() == shown
+    assert shown is None or text_of(result).strip() == shown
     if result.error is not None:
         assert '"accounts"' in result.error.message
 
@@ -167,7 +164,7 @@ async def test_a_part_that_cannot_be_read_costs_that_part_alone(scene: McpScene)
     result = await said(scene, result_of({"type": "text", "text": "good"}, *bad))
 
     assert result.error is None
-    assert words(result).splitlines() == [
+    assert text_of(result).splitlines() == [
         "good",
         "[content of the unknown type 'hologram' is left out]",
         "[a part of the type 'text' without content is left out]",
@@ -181,12 +178,12 @@ async def test_resources_that_cannot_be_read_are_left_out_and_said(scene: McpSce
     listed = await scene.call("internal.list_mcp_resources", server="t")
     read = await scene.call("internal.read_mcp_resource", server="t", uri="a://1")
 
-    assert words(listed).splitlines() == [
+    assert text_of(listed).splitlines() == [
         "a://1 one",
         "[more pages are left out: the server lists the same entries again]",
         "[entries without a URI are left out: 2]",
     ]
-    assert words(read).splitlines() == ["good", *["[a resource without text and without bytes is left out]"] * 2]
+    assert text_of(read).splitlines() == ["good", *["[a resource without text and without bytes is left out]"] * 2]
 
 
 def tool(name: Any, **more: Any) -> dict[str, Any]:
@@ -239,7 +236,7 @@ async def test_one_bad_tool_is_left_out_by_its_name_and_the_others_stay(tmp_path
     assert set(reasons) == {"no_schema", "null_schema", "text_schema", "odd_field", "huge", "entry 9", "entry 10"}
     assert "is missing" in reasons["no_schema"]
     assert "bytes" in reasons["huge"]
-    assert words(called) == "works"
+    assert text_of(called) == "works"
 
 
 @pytest.mark.parametrize(

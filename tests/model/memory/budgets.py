@@ -1,6 +1,5 @@
 """The budget part of the store in memory."""
 
-import threading
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -19,18 +18,14 @@ from soong.shared.engine.runs.budgets import (
     task_scope,
     time_words,
 )
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
 from tests.model.memory.logs import held_run
-from tests.model.memory.rows import ChargeRow, Rows, transaction
+from tests.model.memory.rows import ChargeRow, Part, transaction
 
 
-class MemoryBudgets:
+class MemoryBudgets(Part):
     """Budgets by scope, charges by request. The part that :class:`BudgetStore` describes."""
-
-    def __init__(self, rows: Rows, lock: threading.RLock) -> None:
-        self.rows = rows
-        self.lock = lock
 
     @transaction
     def set_budget(self, scope: str, budget: Budget) -> None:

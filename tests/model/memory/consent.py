@@ -1,12 +1,11 @@
 """Requests, answers and decisions in memory."""
 
-import threading
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.core.errors import ANSWERED, AlreadyDecidedError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_answer,
@@ -16,7 +15,6 @@ from soong.shared.permissions.audit_log.notes import (
     of_stale_owner,
     of_withdrawn,
 )
-from soong.shared.permissions.explain import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import (
@@ -26,20 +24,16 @@ from soong.shared.permissions.store import (
 )
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ASK_MARK
-from tests.model.memory.auditing import add_notes, add_reports
+from tests.model.memory.ending import unpark, withdraw
 from tests.model.memory.keys import check_signs
-from tests.model.memory.logs import held_run, note_run, write_events, write_nodes
-from tests.model.memory.parking import unpark, withdraw
-from tests.model.memory.rows import Rows, transaction
+from tests.model.memory.logs import add_notes, add_reports, held_run, note_run, write_events
+from tests.model.memory.rows import Part, transaction
 
 _STANDING = (RequestState.PENDING, RequestState.DECIDED)
 
 
-class MemoryConsent:
+class MemoryConsent(Part):
     """The consent part of the store."""
-
-    rows: Rows
-    lock: threading.RLock
 
     @transaction
     def raise_request(
@@ -48,12 +42,8 @@ class MemoryConsent:
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        before: Sequence[NewEvent] = (),
     ) -> str:
         run = held_run(self.rows, request.identity.run_id, request.fence)
-        write_nodes(self.rows, run.id, nodes, now_us)
-        write_events(self.rows, run.id, before, now_us)
         for standing in self.rows.requests.values():
             same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id
             if same and self.rows.request_states[standing.id] in _STANDING:
@@ -148,7 +138,7 @@ class MemoryConsent:
             return
         request = self._check_pending(answer.request_id)
         if standing is not None:
-            raise AlreadyDecidedError(answer.request_id, "answered")
+            raise AlreadyDecidedError(answer.request_id, ANSWERED)
         self.rows.answers[answer.request_id] = answer
         note = of_answer(answer, request.identity.session_id, request.identity.run_id)
         add_notes(self.rows, [note], answer.answered_us)
@@ -173,9 +163,10 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
+        if_unanswered: bool = False,
     ) -> DecisionReceipt:
         try:
-            return await self._decide(ownership, decision, state, events, now_us)
+            return await self._decide(ownership, decision, state, events, now_us, if_unanswered)
         except NotOwnerError:
             await self._note_stale(ownership, decision, now_us)
             raise
@@ -192,18 +183,21 @@ class MemoryConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
+        if_unanswered: bool,  # as the port's, in order
     ) -> DecisionReceipt:
         self.rows.owned(ownership)
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
             raise NotFoundError("permission request", request.id)
+        if if_unanswered and request.id in self.rows.answers:
+            raise AlreadyDecidedError(request.id, ANSWERED)
         check_signs(self.rows, decision.key_id, decision.decided_us)
         self.rows.decisions[request.id] = decision
         self.rows.request_states[request.id] = state
         add_notes(self.rows, of_decision(decision, events), now_us)
         write_events(self.rows, request.identity.run_id, events, now_us)
         was_parked = unpark(self.rows, request, now_us)
-        return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id, text_of(decision))
+        return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

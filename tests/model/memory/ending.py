@@ -5,21 +5,40 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason, RunEvent
+from soong.shared.engine.runs.record import EndReason, RunEvent, RunStatus, Usage
+from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
-from tests.model.memory.logs import end_run, note_step, tell_step, write_events, write_nodes
+from soong.shared.engine.tasks.status import (
+    STEP_ENDS,
+    StepEvent,
+    StepStatus,
+    TaskEvent,
+    TaskStatus,
+    advance_step,
+    advance_task,
+)
+from soong.shared.engine.tasks.step import Lease, Outcome, Step, StepEnd, StepError, StepResult, Task
+from soong.shared.engine.tasks.store import FinishedTask
+from soong.shared.permissions.request import PermissionRequest, RequestState
+from tests.model.memory.logs import end_run, move_run, note_run, note_step, tell_step, write_events, write_nodes
 from tests.model.memory.making import unlock_step
-from tests.model.memory.parking import withdraw_of
 from tests.model.memory.rows import Rows
 
 _STEP_EVENT = {
     StepStatus.COMPLETED: (StepEvent.COMPLETE, EventType.STEP_COMPLETED, RunEvent.COMPLETE),
     StepStatus.FAILED: (StepEvent.FAIL, EventType.STEP_FAILED, RunEvent.FAIL),
     StepStatus.CANCELLED: (StepEvent.CANCEL, EventType.STEP_CANCELLED, RunEvent.CANCEL),
+}
+
+FEW_RUNS = 32
+"""Of a task with more, the folders are looked for after its end."""
+
+_TASK_ENDS = {
+    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunEvent.COMPLETE, EndReason.COMPLETED),
+    TaskEvent.FAIL: (EventType.TASK_FAILED, RunEvent.FAIL, EndReason.FAILED),
+    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunEvent.CANCEL, EndReason.CANCELLED),
 }
 
 
@@ -149,7 +168,12 @@ def result_of(rows: Rows, step_key: str) -> StepResult:
 
 def _remains(rows: Rows, step: Step) -> FailureReport:
     last = {node.kind: node.payload for node in rows.nodes.get(step.run_id, ())}
-    return FailureReport(step.error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT))
+    open_calls = [
+        call
+        for (run_id, _), call in rows.calls.items()
+        if run_id == step.run_id and call.is_write and call.status is CallStatus.STARTED
+    ]
+    return FailureReport(step.error, step.progress, last.get(NodeKind.RESULT), last.get(NodeKind.ASSISTANT), open_calls)
 
 
 def _move(rows: Rows, step_key: str, event: StepEvent, now_us: int) -> Step:
@@ -174,3 +198,112 @@ def _below(rows: Rows, step_key: str) -> Iterator[Step]:
             seen.add(key)
             rest.extend(rows.dependents.get(key, ()))
             yield rows.step(key)
+
+
+def is_parked(rows: Rows, held: Lease) -> bool:
+    """Say whether a step is parked under that fence: an answer that was lost is given again."""
+    step = rows.steps.get(held.step_key)
+    if step is None or step.status is not StepStatus.BLOCKED:
+        return False
+    return (step.run_id, step.fence) == (held.run_id, held.fence)
+
+
+def parked(rows: Rows, step: Step, asked: list[str], max_parked: int, now_us: int) -> bool:
+    """Park a held step if its session has room for another one; say whether it has."""
+    others = [each for each in rows.steps.values() if each.session_id == step.session_id]
+    if any(each.holder_run_id == step.run_id and each.status.is_leased for each in others):
+        return False  # what it holds beside its own would wait with it
+    if sum(each.status is StepStatus.BLOCKED for each in others) >= max_parked:
+        return False
+    rows.steps[step.key] = replace(step, status=advance_step(step.status, StepEvent.PARK), worker_id="")
+    rows.unparked.discard(step.key)
+    run = move_run(rows, step.run_id, RunEvent.PARK)
+    rows.runs[run.id] = replace(run, worker_id="")
+    note_step(rows, step, EventType.STEP_BLOCKED, now_us, fence=step.fence)
+    note_step(rows, step, EventType.RUN_PARKED, now_us, fence=step.fence, requests=list(asked))
+    return True
+
+
+def unpark(rows: Rows, request: PermissionRequest, now_us: int) -> bool:
+    """Let the run of a question that was just closed go on, if it was parked; say whether it was."""
+    step = rows.steps.get(request.identity.step_key)
+    if step is None or step.status is not StepStatus.BLOCKED or step.run_id != request.identity.run_id:
+        return False
+    rows.steps[step.key] = replace(step, status=advance_step(step.status, StepEvent.UNPARK))
+    rows.unparked.add(step.key)
+    move_run(rows, step.run_id, RunEvent.UNPARK)
+    note_step(rows, step, EventType.STEP_UNPARKED, now_us, request=request.id)
+    return True
+
+
+def pending_of(rows: Rows, run_id: str) -> list[PermissionRequest]:
+    """Return the open questions of a run."""
+    return [
+        request
+        for request in rows.requests.values()
+        if request.identity.run_id == run_id and rows.request_states[request.id] is RequestState.PENDING
+    ]
+
+
+def withdraw_of(rows: Rows, run_id: str, reason: str, now_us: int) -> None:
+    """Withdraw the open questions of a run that does not go on."""
+    for request in pending_of(rows, run_id):
+        withdraw(rows, request, reason, now_us)
+
+
+def withdraw(rows: Rows, request: PermissionRequest, reason: str, now_us: int) -> None:
+    """Close a pending question without a decision, and tell its run."""
+    rows.request_states[request.id] = RequestState.WITHDRAWN
+    data = {"request_id": request.id, "tool_call_id": request.tool_call_id, "reason": reason}
+    note_run(rows, request.identity.run_id, EventType.PERMISSION_WITHDRAWN, now_us, **data)
+
+
+def close_with_task(rows: Rows, session_id: str) -> None:
+    session = rows.session(session_id)
+    mine = [task.status for task in rows.tasks.values() if task.session_id == session_id]
+    if session.closes_with_task and all(status is TaskStatus.COMPLETED for status in mine):
+        rows.sessions[session_id] = replace(session, is_closed=True)
+
+
+def tell_maps(rows: Rows, task: Task, now_us: int) -> None:
+    for step in rows.steps_of(task.id):
+        if step.kind is StepKind.MAP and step.status is StepStatus.COMPLETED:
+            tell_step(rows, step.key, now_us)
+
+
+def end_task(rows: Rows, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
+    ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
+    rows.tasks[task.id] = ended
+    tell_maps(rows, task, now_us)
+    note, run_event, end_reason = _TASK_ENDS[event]
+    note_run(rows, task.root_run_id, note, now_us, task=task.id, reason=reason)
+    end_run(rows, task.root_run_id, run_event, end_reason, now_us)
+    return ended
+
+
+def finish_alone(rows: Rows, task_id: str, now_us: int) -> FinishedTask | None:
+    task, steps = rows.task(task_id), rows.steps_of(task_id)
+    own = [step for step in steps if not step.is_pull_worker]
+    if any(step.status not in STEP_ENDS for step in steps) or any(
+        step.status is not StepStatus.COMPLETED for step in own
+    ):
+        return None
+    tell_maps(rows, task, now_us)
+    is_recorded = has_no_folders(rows, task)
+    status = end_task(rows, task, TaskEvent.COMPLETE, "", now_us).status
+    close_with_task(rows, task.session_id)
+    if is_recorded:
+        rows.recorded.add(task_id)
+    return FinishedTask(task_id, status, rows.session(task.session_id).is_closed, is_recorded)
+
+
+def has_no_folders(rows: Rows, task: Task) -> bool:
+    """Say whether a task that completes has only few runs, and none of them a folder."""
+    runs = [run for run in rows.runs.values() if run.identity.task_id == task.id]
+    folders = [
+        run
+        for run in runs
+        if run.usage != Usage()
+        or (run.id != task.root_run_id and run.started_us is not None and run.status is not RunStatus.COMPLETED)
+    ]
+    return len(runs) <= FEW_RUNS and not folders

@@ -8,16 +8,14 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun, Run, Usage
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import NewRun, Run, RunStatus, Usage
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepEvent, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.audit_log.notes import of_session
-from tests.model.memory.auditing import add_notes
-from tests.model.memory.logs import note_run, note_step, tell_step, write_nodes
+from tests.model.memory.logs import add_notes, note_run, note_step, tell_step, write_nodes
 from tests.model.memory.rows import Rows
 
 

@@ -4,17 +4,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from soong.shared.engine.wire.events import (
+from soong.shared.engine.wire.notifier import (
     OWNERS_CHANNEL,
     REQUESTS,
+    Subscription,
     answer_channel,
     decisions_of,
-    hint_of,
     run_channel,
     session_channel,
     worker_channel,
 )
-from soong.shared.engine.wire.notifier import Subscription
 
 
 class MemorySubscription:
@@ -75,8 +74,8 @@ class MemoryBus:
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._ring(REQUESTS, (session_id,))
 
-    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
-        self._ring(decisions_of(worker_id), (hint_of(request_id, decision),))
+    async def permission_decided(self, request_id: str, worker_id: str) -> None:
+        self._ring(decisions_of(worker_id), (request_id,))
 
     # -- subscriber
     async def subscribe_owner(self) -> Subscription:

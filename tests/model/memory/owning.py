@@ -1,6 +1,5 @@
 """The owner's side of tasks in memory: expanding, settling, pausing, cancelling, finishing."""
 
-import threading
 from collections.abc import Collection, Sequence
 from typing import Literal, assert_never
 
@@ -9,8 +8,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
@@ -27,19 +25,26 @@ from soong.shared.engine.tasks.status import (
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
 from soong.shared.engine.tasks.store import SessionLook
 from soong.shared.permissions.request import RequestState
-from tests.model.memory.ending import cancel_all, cancel_unheld, complete_map, fail_map, skip_below, unlock_after
+from tests.model.memory.changing import start_again
+from tests.model.memory.ending import (
+    cancel_all,
+    cancel_unheld,
+    close_with_task,
+    complete_map,
+    end_task,
+    fail_map,
+    finish_alone,
+    skip_below,
+    tell_maps,
+    unlock_after,
+)
 from tests.model.memory.logs import note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, insert_steps, open_step
-from tests.model.memory.retrying import start_again
-from tests.model.memory.rows import Rows, transaction
-from tests.model.memory.task_ends import close_with_task, end_task, finish_alone, tell_maps
+from tests.model.memory.rows import Part, transaction
 
 
-class MemoryOwning:
+class MemoryOwning(Part):
     """The part of the task store that carries an ownership."""
-
-    rows: Rows
-    lock: threading.RLock
 
     @transaction
     def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:

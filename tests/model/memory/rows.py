@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.runs.budgets import Budget, Charge
@@ -167,14 +167,15 @@ def page_before(table: dict[str, V], before: str) -> list[V]:
     return [table[key] for key in reversed(keys)]
 
 
-class Stored(Protocol):
-    """What the parts of the in-memory store have in common: one set of rows and one lock around it."""
+class Part:
+    """A part of the in-memory store: methods over one set of rows, and the lock around it."""
 
-    rows: Rows
-    lock: threading.RLock
+    def __init__(self, rows: Rows, lock: threading.RLock) -> None:
+        self.rows = rows
+        self.lock = lock
 
 
-S = TypeVar("S", bound=Stored)
+S = TypeVar("S", bound=Part)
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -1,33 +1,26 @@
 """Runs, their logs and their calls in memory."""
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.clock import utc_date
-from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
+from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run, UnsummedUsage, Usage, UsageBy, UsageTotal
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import Run, RunStatus, UnsummedUsage, Usage, UsageBy, UsageTotal
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Step
-from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.request import RequestState
 from soong.shared.tools.surface import Surface
-from tests.model.memory.auditing import add_reports
-from tests.model.memory.logs import held_run, write_events, write_nodes
-from tests.model.memory.rows import Rows, page_before, transaction
+from tests.model.memory.logs import add_reports, held_run, write_events, write_nodes
+from tests.model.memory.rows import Part, Rows, page_before, transaction
 
 
-class MemoryRuns:
+class MemoryRuns(Part):
     """The run part of the store."""
-
-    rows: Rows
-    lock: threading.RLock
 
     @transaction
     def run(self, run_id: str) -> Run:
@@ -147,11 +140,9 @@ class MemoryRuns:
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        notified: str = "",
     ) -> None:
         try:
-            await self._start_call(call, fence, nodes, events, now_us, notified)
+            await self._start_call(call, fence, events, now_us)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -161,30 +152,25 @@ class MemoryRuns:
         self,
         call: CallRow,
         fence: int,
-        nodes: Sequence[NewNode],
         events: Sequence[NewEvent],
         now_us: int,
-        notified: str,
     ) -> None:
         held_run(self.rows, call.run_id, fence)
         if call.decision_id:
-            if call.decision_id in self.rows.consumed:
+            if call.decision_id in self.rows.consumed or not self._may_use(call):
                 raise AlreadyConsumedError(call.decision_id)
-            if notified and not self._confirms(notified, call):
-                raise UnconfirmedDecisionError(call.decision_id)
             self.rows.consumed[call.decision_id] = (call.run_id, call.tool_call_id, now_us)
         self.rows.calls[call.run_id, call.tool_call_id] = call
-        write_nodes(self.rows, call.run_id, nodes, now_us)
         write_events(self.rows, call.run_id, events, now_us)
 
-    def _confirms(self, notified: str, call: CallRow) -> bool:
-        """Say whether a decision's row says what was notified, of this call, and its key has not ended."""
-        decision = notified_decision(notified)
-        key = self.rows.keys[decision.key_id]
-        is_ended = key.revoked_us is not None or (key.retired_us is not None and key.retired_us < decision.decided_us)
-        is_of_call = (decision.run_id, decision.tool_call_id) == (call.run_id, call.tool_call_id)
-        is_decided = self.rows.request_states[decision.request_id] is RequestState.DECIDED
-        return is_of_call and is_decided and not is_ended and self.rows.decisions[decision.request_id] == decision
+    def _may_use(self, call: CallRow) -> bool:
+        """Say whether the call's decision is of this call, and its question has not expired."""
+        return all(
+            (decision.run_id, decision.tool_call_id) == (call.run_id, call.tool_call_id)
+            and self.rows.request_states[request_id] is RequestState.DECIDED
+            for request_id, decision in self.rows.decisions.items()
+            if decision.id == call.decision_id
+        )
 
     @transaction
     def end_call(

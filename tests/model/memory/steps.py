@@ -1,6 +1,5 @@
 """A worker's side of tasks in memory, and the reading of tasks and steps."""
 
-import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,7 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import RunEvent
+from soong.shared.engine.runs.record import RunEvent
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
@@ -28,21 +27,16 @@ from soong.shared.engine.tasks.step import (
     Task,
     WaitingSteps,
 )
-from soong.shared.engine.tasks.store import StepSnapshot, TaskEnd
+from soong.shared.engine.tasks.store import StepSnapshot
 from tests.model.memory.claiming import choose, claim_steps
-from tests.model.memory.ending import cancel_step, poison, result_of, write_end
+from tests.model.memory.ending import cancel_step, is_parked, parked, pending_of, poison, result_of, write_end
 from tests.model.memory.logs import move_run, note_step
 from tests.model.memory.making import add_session, create_task
-from tests.model.memory.parking import is_parked, parked, pending_of
-from tests.model.memory.rows import Rows, page_before, transaction
-from tests.model.memory.runs import last_runs_of
+from tests.model.memory.rows import Part, page_before, transaction
 
 
-class MemorySteps:
+class MemorySteps(Part):
     """The part of the task store that needs no ownership."""
-
-    rows: Rows
-    lock: threading.RLock
 
     @transaction
     def create_task(self, task: NewTask) -> None:
@@ -95,13 +89,6 @@ class MemorySteps:
     @transaction
     def status(self, task_id: str) -> TaskStatus:
         return self.rows.task(task_id).status
-
-    @transaction
-    def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
-        task = self.rows.task(task_id)
-        if not task.status.is_terminal:
-            return task.status
-        return TaskEnd(task, self.rows.steps_of(task_id), last_runs_of(self.rows, task_id))
 
     @transaction
     def counts(self, task_id: str) -> Mapping[StepStatus, int]:

@@ -4,21 +4,17 @@ import threading
 from typing import Self
 
 from soong.shared.engine.sessions.store import HeartbeatWriter
-from tests.model.memory.access import MemoryAccess
-from tests.model.memory.additional_claims import MemoryAdditionalClaims
-from tests.model.memory.asks import MemoryAsks
-from tests.model.memory.auditing import MemoryAudit
 from tests.model.memory.budgets import MemoryBudgets
-from tests.model.memory.changing import MemoryChanging
+from tests.model.memory.changing import MemoryChanging, MemoryRetrying
+from tests.model.memory.claiming import MemoryAdditionalClaims
 from tests.model.memory.consent import MemoryConsent
-from tests.model.memory.feed import MemoryEventFeed
-from tests.model.memory.keys import MemoryKeys
-from tests.model.memory.outbox import MemoryNotificationOutbox
+from tests.model.memory.keys import MemoryAccess, MemoryKeys
+from tests.model.memory.logs import MemoryAudit
+from tests.model.memory.outbox import MemoryEventFeed, MemoryNotificationOutbox
 from tests.model.memory.owning import MemoryOwning
-from tests.model.memory.retrying import MemoryRetrying
 from tests.model.memory.rows import Rows
 from tests.model.memory.runs import MemoryRuns
-from tests.model.memory.sessions import MemoryHeartbeatWriter, MemorySessions
+from tests.model.memory.sessions import MemoryAsks, MemoryHeartbeatWriter, MemorySessions
 from tests.model.memory.steps import MemorySteps
 
 
@@ -39,8 +35,7 @@ class MemoryStore(
     """Implements :class:`soong.shared.storage.store.Store` for one process; ends with it."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
-        self.lock = threading.RLock()
+        super().__init__(Rows(), threading.RLock())
 
     @property
     def sessions(self) -> Self:

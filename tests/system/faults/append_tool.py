@@ -6,7 +6,7 @@ from pathlib import Path
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
-from soong.shared.tools.toolset import Toolset
+from soong.shared.tools.registry import Toolset
 from tests.system.faults.borders import reach
 
 TOOL = "test.append"

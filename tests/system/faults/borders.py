@@ -12,7 +12,8 @@ from sqlalchemy import RootTransaction
 
 from soong.shared.permissions.store import OpenQuestions
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.sql.engine.database import Database, commit
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.writer import Writer
 from soong.shared.storage.sql.store import SqlConsentStore
 from tests.system.faults.parts import part_with
 
@@ -112,13 +113,13 @@ def _watch_commits() -> None:
         _written.clear()
         for name in written:
             reach(f"{name}:before")
-        commit(transaction)
+        transaction.commit()
         for name in written:
             reach(f"{name}:after")
 
     Database.write = write  # type: ignore[method-assign]  # it does not come back
     Database.write_together = write_together  # type: ignore[method-assign, assignment]  # as above
-    Database.committer = staticmethod(striking)
+    Writer.committer = staticmethod(striking)
 
 
 def _watch_hints() -> None:

@@ -3,7 +3,7 @@
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.functions import StepContext
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from soong.shared.tools.toolset import Toolset
+from soong.shared.tools.registry import Toolset
 from tests.system.faults.plugin import effect
 
 tools = Toolset()

@@ -6,12 +6,30 @@ import sys
 from pathlib import Path
 
 import tests.system.faults.plugin  # noqa: F401  # installs them
-from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.orchestrator.cli.main import main
+from soong.orchestrator.client.client import Client
 from soong.orchestrator.owner.service import Orchestrator
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.core import timing
+from soong.shared.core.clock import SystemClock
+from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+from tests.answering import AnsweringProgram
 from tests.system.faults.append_tool import note
 from tests.system.faults.borders import reach
+
+
+async def answer_all(client: Client, callback: PermissionCallback) -> None:
+    """Answer for every session that asks, until cancelled."""
+    answering: dict[str, asyncio.Task[None]] = {}
+    try:
+        while True:
+            for question in await client.store.consent.questions():
+                session_id = question.request.identity.session_id
+                if session_id not in answering:
+                    answering[session_id] = asyncio.create_task(AnsweringProgram(client, session_id, callback).run())
+            await asyncio.sleep(timing.POLL_PROCESS_S)
+    finally:
+        for task in answering.values():
+            task.cancel()
 
 
 def install_callback(asked: Path, choice: Choice) -> None:
@@ -28,10 +46,8 @@ def install_callback(asked: Path, choice: Choice) -> None:
     async def start(self: Orchestrator) -> None:
         await original(self)
         parts = self.parts
-        responder = RemoteResponder(
-            parts.store, parts.notifier, parts.subscriber, "", "local", "sdk", callback, self.settings
-        )
-        responders.append(asyncio.get_running_loop().create_task(responder.run()))
+        client = Client(parts.store, parts.notifier, parts.subscriber, SystemClock(), self.settings)
+        responders.append(asyncio.get_running_loop().create_task(answer_all(client, callback)))
 
     Orchestrator.start = start  # type: ignore[method-assign]  # it does not come back
 

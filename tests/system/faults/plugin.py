@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from sqlalchemy import RootTransaction
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.storage.celery.app import CeleryBroker
-from soong.shared.storage.sql.engine.database import Database, commit
+from soong.shared.storage.sql.engine.writer import Writer
 from tests.system.faults.parts import part_with
 
 LOST_ANSWER = "lost_answer"
@@ -117,12 +116,12 @@ def _install_commits(shares: dict[str, float]) -> None:
         if drawn < shares.get(UNDONE, 0.0):
             transaction.rollback()
             raise ConnectionResetError("undone: the transaction was rolled back")
-        commit(transaction)
+        transaction.commit()
         if drawn > 1 - shares.get(LOST_ANSWER, 0.0):
             sys.stderr.write("fault: lost_answer\n")
             raise ConnectionResetError("lost answer: the transaction was committed")
 
-    Database.committer = staticmethod(faulty)
+    Writer.committer = staticmethod(faulty)
 
 
 def _install_losses(lost: set[int]) -> None:
@@ -130,12 +129,12 @@ def _install_losses(lost: set[int]) -> None:
 
     def faulty(transaction: RootTransaction) -> None:
         number = next(numbers)
-        commit(transaction)
+        transaction.commit()
         if number in lost:
             sys.stderr.write("fault: lost_answer\n")
             raise ConnectionResetError("lost answer: the transaction was committed")
 
-    Database.committer = staticmethod(faulty)
+    Writer.committer = staticmethod(faulty)
 
 
 def _install_death(method: str, moment: str) -> None:
@@ -157,12 +156,12 @@ def _install_death(method: str, moment: str) -> None:
     def deadly(transaction: RootTransaction) -> None:
         if is_doomed.is_set() and moment == "before":
             _die()
-        commit(transaction)
+        transaction.commit()
         if is_doomed.is_set():
             _die()
 
     setattr(part, method, doomed)
-    Database.committer = staticmethod(deadly)
+    Writer.committer = staticmethod(deadly)
 
 
 def _die_when_done(method: str) -> None:
@@ -200,11 +199,6 @@ def _install_clock(offset: Path) -> None:
 
     time.time_ns = wrong_ns
     time.time = lambda: wrong_ns() / 1e9
-
-
-def start_child(marker: str) -> "subprocess.Popen[bytes]":
-    """Start a process that lives longer than any test, to be found by ``marker``."""
-    return subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)", marker])
 
 
 install()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tests.loopback import listening
+from tests.waiting import until
 
 
 @dataclass
@@ -92,8 +93,7 @@ class Proxy:
             return
 
     async def _delay(self, size: int) -> None:
-        while self.toxics.is_hole:  # noqa: ASYNC110  # a hole has no event: a test opens and closes it
-            await asyncio.sleep(0.02)
+        await until(lambda: not self.toxics.is_hole, 600)
         wait_s = self.toxics.latency_s + self._random.uniform(-1, 1) * self.toxics.jitter_s
         if self.toxics.bytes_s:
             wait_s += size / self.toxics.bytes_s

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.toolset import Toolset
+from soong.shared.tools.registry import Toolset
 
 tools = Toolset()
 ORDER: JsonObject = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}

@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import Deployment
-from tests.waiting import blocking_looks
+from tests.waiting import blocking_looks, looks
 from tests.warm import WarmProcess
 
 PLUGIN = "tests.system.faults.plugin"
@@ -71,13 +71,18 @@ async def start_workers(service: Deployment, count: int, *, slots: int = 8, **en
 async def freeze_between_writes(service: Deployment, process: WarmProcess) -> None:
     """Stop a process at a moment at which it does not hold SQLite's one lock: with that, nobody could take over."""
     lock = Path(f"{make_url(service.database_url).database}.lock")
-    for _ in range(50):
+    async for _ in looks():
         process.send_signal(signal.SIGSTOP)
         if await asyncio.to_thread(stands_still, process.pid) and await asyncio.to_thread(_is_free, lock):
             return
         process.send_signal(signal.SIGCONT)
-        await asyncio.sleep(0.01)
-    raise AssertionError("it was writing whenever it was stopped")
+
+
+async def freeze(process: WarmProcess, seconds: float) -> None:
+    """Stop a process for some time, whatever it does."""
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    process.send_signal(signal.SIGCONT)
 
 
 def stands_still(pid: int) -> bool:

@@ -8,8 +8,7 @@ import pytest
 
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of
 from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIES, RunLogBuffer
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli import checks
-from soong.orchestrator.cli.checks import Level
+from soong.orchestrator.doctor import machine as checks
+from soong.orchestrator.doctor.machine import Level
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
 from soong.shared.core.settings import Settings

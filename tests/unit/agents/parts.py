@@ -18,7 +18,7 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map
@@ -35,7 +35,7 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
-from soong.shared.toolsets.code.toolset import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = PlanNames(
@@ -62,12 +62,7 @@ class Notebook:
         return self.calls_
 
     async def append(
-        self,
-        nodes: Sequence[NewNode],
-        events: Sequence[NewEvent],
-        calls: Sequence[ToolCall] = (),
-        *,
-        may_wait: bool = False,
+        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
     ) -> None:
         self.appends += 1
         self.written += nodes
@@ -167,7 +162,7 @@ class Playground:
     async def _agent(self, step: NewStep, instructions: str, inputs: JsonObject) -> AgentEnd:
         assert step.run is not None
         surface = Surface.from_json(step.run.surface)
-        tools = [tool for tool in code_tools() if tool.name in surface.tools]
+        tools = [tool for tool in CodeTools().tools() if tool.name in surface.tools]
         run_dir = self.cwd / "home" / step.run.identity.run_id
         place = RunDirs(self.project, self.cwd, run_dir, (self.cwd,))
         notebook = self.notebooks[step.step_id] = Notebook()
@@ -198,7 +193,7 @@ def load_example(name: str) -> Plan:
 
 def _surface_of(step: object) -> JsonObject:
     allowed = getattr(step, "allowed_tools", None)
-    return compute_surface(code_tools(), SurfaceRequest(Role.WORKER, allowed_tools=allowed)).as_json()
+    return compute_surface(CodeTools().tools(), SurfaceRequest(Role.WORKER, allowed_tools=allowed)).as_json()
 
 
 def _id(key: str) -> str:

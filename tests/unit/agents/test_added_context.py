@@ -154,16 +154,6 @@ async def test_the_providers_own_name_and_id_stay_beside_the_call() -> None:
     assert seen == [("test.note", {"name": "test__note", "id": "an id"})]
 
 
-@pytest.mark.spec("REG-10.b")
-async def test_a_denial_of_a_call_by_alias_is_listed_under_the_canonical_name() -> None:
-    notebook = Notebook()
-
-    await play(Talker(calls(("Note", {"name": 3}, "c1")), says("done")), notebook)
-
-    (result,) = [node for node in notebook.written if node.kind is NodeKind.TOOL_RESULT]
-    assert result.payload["tool"] == "test.note"
-
-
 @pytest.mark.spec("SCH-03")
 @pytest.mark.parametrize(
     "arguments",

@@ -99,24 +99,6 @@ async def test_planted_problems_are_found_and_what_looks_like_them_is_not(
     assert findings(results, kind) == [("lib/planted.py", line) for line in expected]
 
 
-async def test_a_small_project_is_reviewed_by_folder_with_its_limits_reported(
-    small_project: Path, tmp_path: Path
-) -> None:
-    _, results = await audit(small_project, tmp_path)
-
-    output = cast("Mapping[str, Any]", results["report"].output)
-    packages = [package["path"] for package in cast(Any, results["survey"].output)["packages"]]
-
-    assert packages == [".", "lib", "lib/deep"]
-    assert findings(results, "long_function") == [("lib/covered.py", 1)]  # 81 lines; the other has 80
-    assert [path for path, _ in findings(results, "untested_file")] == [
-        "lib/broken.py",
-        "lib/planted.py",
-        "lib/deep/long.py",
-    ]
-    assert "lib/broken.py is not Python that this version reads: line 1" in output["report"]
-
-
 @pytest.mark.spec("DIS-08.b")
 async def test_each_package_is_reviewed_with_real_searches_and_the_report_names_every_finding(
     small_project: Path, tmp_path: Path

@@ -7,7 +7,7 @@ import pytest
 from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta, ToolCallPart
 
 from soong.shared.agents.runtime.broadcast import AnswerBroadcast
-from soong.shared.engine.wire.events import AnswerDelta, delta_of
+from soong.shared.engine.wire.notifier import AnswerDelta, delta_of
 from soong.shared.sandbox.redact import redactor
 from tests.model.memory.notifier import MemoryBus
 from tests.waiting import others_run

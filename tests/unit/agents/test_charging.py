@@ -9,18 +9,16 @@ import pytest
 from msgspec.structs import replace
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
-from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.charging import Reserved, charge_of, estimate, price_of, total
+from soong.shared.agents.charging import Reserved, charge_of, price_of
 from soong.shared.agents.definition import Price
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.engine.runs.budgets import MOST, Budget, BudgetSpentError, Charge, configured_budget, parse_budget
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
@@ -142,13 +140,6 @@ def test_prices_of_the_configuration_come_first() -> None:
     assert price_of(dataclasses.replace(answer, model_name="nobody-knows-it")) is None
 
 
-def test_an_estimate_without_a_price_has_none() -> None:
-    model = FunctionModel(lambda _messages, _info: says("x"))
-
-    assert estimate([], model, 100, None) == Charge(100, None)
-    assert estimate([], model, 100, DEAR) == Charge(100, 200_000_000)
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -179,8 +170,3 @@ def test_what_is_no_budget_is_refused_with_an_example(text: str) -> None:
 @pytest.mark.parametrize("usd", ["0.0000001", "0.0000009"])
 def test_a_request_below_a_millionth_of_a_dollar_is_not_free(usd: str) -> None:
     assert charge_of(Usage(cost_usd=Decimal(usd))).microusd == 1
-
-
-def test_a_sum_of_charges_with_an_unknown_price_has_none() -> None:
-    assert total([Charge(2, 3), Charge(1, 1, 1)]) == Charge(3, 4, 1)
-    assert total([Charge(2, None), Charge(1, 1)]) == Charge(3, None)

@@ -27,7 +27,7 @@ from soong.shared.agents.ports import AgentTask
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.result import ContextNode, TextBlock, ToolResult
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, make_task
@@ -89,27 +89,6 @@ async def test_older_results_are_left_out_without_asking_anybody() -> None:
     results = [part for message in last if isinstance(message, ModelRequest) for part in message.parts][2:]
     assert len(answers) == 3
     assert [LEFT_OUT in str(part) for part in results] == [True, True, False]
-
-
-@pytest.mark.spec("DIS-12.c")
-async def test_a_refused_history_is_made_shorter_and_sent_again() -> None:
-    talker = Talker(shouting(1), shouting(2), FULL, says("read one"), says("done"))
-
-    end, notebook = await run(talker, make_task())
-
-    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "done")
-    assert notebook.events.count(EventType.CONTEXT_COMPACTED) == 1
-
-
-@pytest.mark.spec("DIS-12.c")
-async def test_a_history_that_stays_too_long_ends_as_token_limit() -> None:
-    talker = Talker(shouting(1), shouting(2), FULL, says("read one"), FULL, says("read both"), FULL)
-
-    end, notebook = await run(talker, make_task())
-
-    assert end.end_reason is EndReason.TOKEN_LIMIT
-    assert notebook.events.count(EventType.CONTEXT_COMPACTED) == 2
-    assert talker.answers == []
 
 
 @pytest.mark.spec("DIS-12.c")

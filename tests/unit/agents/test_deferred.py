@@ -15,7 +15,7 @@ from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.config import ToolsConfig, parse_config
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.deferred import (
     MAX_LOADED,
     DeferredTools,

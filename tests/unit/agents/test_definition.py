@@ -6,8 +6,6 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import (
     AgentDefinition,
     AgentDefinitionRegistry,
-    AgentLimits,
-    ModelOptions,
     builtin_definitions,
 )
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
@@ -47,19 +45,6 @@ def test_those_that_only_look_get_no_tool_that_changes_anything(definition_id: s
     offered = set(Surface.from_json(surface).tools)
     assert "code.read_file" in offered
     assert offered <= read_only
-
-
-@pytest.mark.spec("DIS-02")
-def test_what_a_worker_needs_is_stored_and_read_back() -> None:
-    options = ModelOptions(temperature=0.5, thinking="low", parallel_calls=False)
-    definition = AgentDefinition("a", "A", "d", "Do it.", limits={"max_turns": 3}, options=options)
-
-    stored = definition.to_json()
-    found = AgentDefinition.from_json(stored)
-
-    assert stored["options"] == {"temperature": 0.5, "thinking": "low", "parallel_calls": False}
-    assert (found.id, found.instructions, found.limits, found.options) == ("a", "Do it.", {"max_turns": 3}, options)
-    assert AgentLimits(**found.limits).max_turns == 3  # type: ignore[arg-type]  # numbers by name
 
 
 @pytest.mark.parametrize(

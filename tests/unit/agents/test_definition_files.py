@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from soong.shared.agents.definition import ModelOptions
-from soong.shared.agents.definition_document import read_definition
 from soong.shared.agents.definition_files import (
     MAX_BYTES,
     LiveDefinitions,
     definition_files,
     known_definitions,
+    read_definition,
 )
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.tools.surface import RunMode
@@ -73,12 +73,6 @@ def test_every_field_is_read() -> None:
     assert found.source == "/h/agents/notes.md"
 
 
-def test_most_may_be_left_out() -> None:
-    found = read_definition(SHORT, Path("code-reader.md"))
-
-    assert (found.id, found.model, found.suggested_tools, found.limits) == ("code-reader", "", None, {})
-
-
 def test_tools_may_be_one_text_with_commas() -> None:
     found = read_definition("---\ndescription: d\nsuggested_tools: code.search, code.read_file\n---\nx", Path("a.md"))
 
@@ -128,11 +122,6 @@ def test_a_files_name_that_can_be_no_id_needs_a_name() -> None:
     assert (
         "notes (1).md:2: the file's name 'notes (1)' cannot be an id; add `name:`" in problems(SHORT, "notes (1).md")[0]
     )
-
-
-def test_a_home_without_the_folder_has_the_built_in_ones(tmp_path: Path) -> None:
-    assert definition_files(tmp_path) == []
-    assert known_definitions(tmp_path).ids == known_definitions(None).ids
 
 
 def test_a_broken_file_keeps_no_other_from_being_used(tmp_path: Path) -> None:

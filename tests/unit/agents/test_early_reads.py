@@ -15,7 +15,7 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.unit.agents.parts import Notebook, RuleGate, make_task

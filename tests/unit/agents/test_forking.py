@@ -7,7 +7,7 @@ from soong.shared.agents.compaction import ASIDE, FORKED, fork_nodes
 from soong.shared.agents.definition import AgentLimits
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import Outcome
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import Talker, calls, run, says

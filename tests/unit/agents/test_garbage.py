@@ -11,7 +11,7 @@ from pydantic_ai.models import Model
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.functions import resolve_script
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

@@ -4,9 +4,9 @@ import pytest
 from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturnPart
 
 from soong.shared.agents.messages import answer_parts
-from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
-from soong.shared.tools.results.codec import from_json, to_json
+from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.results.rendering import from_json, to_json
 
 ASKED = ModelResponse(parts=[ToolCallPart("code__read_file", {}, "c1")])
 
@@ -16,13 +16,6 @@ def told(result: ToolResult) -> object:
     (part,) = answer_parts(ASKED, [stored])
     assert isinstance(part, ToolReturnPart)
     return part.content
-
-
-@pytest.mark.spec("EXE-13")
-def test_a_hooks_context_is_read_after_the_content() -> None:
-    result = ToolResult("c1", (TextBlock("the file"),), metadata={"hook_context": ["mind the licence"]})
-
-    assert told(result) == ["the file", "mind the licence"]
 
 
 @pytest.mark.spec("EXE-13")

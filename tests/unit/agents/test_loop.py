@@ -16,7 +16,7 @@ from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
@@ -293,17 +293,6 @@ def cut(*parts: Any) -> ModelResponse:
 
 
 @pytest.mark.spec("DIS-12.b")
-async def test_a_cut_text_is_continued_and_joined() -> None:
-    talker = Talker(cut(TextPart("The answer ")), cut(TextPart("is ")), says("42."))
-
-    end, _ = await run(talker)
-
-    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "The answer is 42.")
-    prompt: Any = talker.told[1][-1].parts[0]
-    assert "Continue exactly where it stopped" in str(prompt.content)
-
-
-@pytest.mark.spec("DIS-12.b")
 @pytest.mark.parametrize("schema", [None, SCHEMA], ids=["text", "schema"])
 async def test_a_text_that_is_cut_again_and_again_ends_the_run(schema: JsonObject | None) -> None:
     part = TextPart("word " if schema is None else '{"n": 1')
@@ -367,9 +356,3 @@ async def test_what_the_content_filter_stopped_is_no_result() -> None:
     assert end.end_reason is EndReason.FAILED
     assert end.error is not None
     assert (end.error.type, end.error.retryable) == ("content_filter", False)
-
-
-async def test_a_tool_that_asks_for_it_does_not_stop_the_run() -> None:
-    end, _ = await run(Talker(calls(("test__break", {}, "c1")), says("done")))
-
-    assert end.end_reason is EndReason.COMPLETED

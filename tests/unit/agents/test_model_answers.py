@@ -1,7 +1,7 @@
 """Streamed answers: what their follower sees, when they count, and endpoints whose streams have no end."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -132,17 +132,6 @@ async def test_streams_that_were_cut_do_not_end_streaming() -> None:
         await ask(source)
 
     assert model.asked == ["stream", "stream", "whole", "stream"]
-
-
-async def test_a_stream_with_a_mark_between_two_without_one_does_not_end_streaming() -> None:
-    model = Streaming(CUT, WHOLE, CUT, WHOLE)
-    source = AnswerSource(model, True)
-
-    for has_mark in (False, True, False, True):
-        with nullcontext() if has_mark else pytest.raises(UnmarkedAnswerError):
-            await ask(source)
-
-    assert model.asked == ["stream"] * 4
 
 
 async def test_models_without_streams_are_asked_for_whole_answers() -> None:

@@ -76,15 +76,6 @@ async def ask(
     return response, pauses, failures
 
 
-@pytest.mark.spec("DIS-12.d")
-async def test_the_clients_own_retries_are_off() -> None:
-    provider = Provider(WHOLE)
-
-    await ask(provider)
-
-    assert provider.asked_with == [{"max_retries": 0, "cache": True}]
-
-
 async def test_a_definitions_options_are_asked_of_the_model() -> None:
     provider = Provider(WHOLE)
     options = ModelOptions(
@@ -121,14 +112,6 @@ async def test_a_pause_beyond_the_bound_is_final_for_the_model(asked_s: float) -
         await ask(Provider(ModelRateLimitError("m", "slow down", retry_after=asked_s), WHOLE))
 
     assert (caught.value.is_of_model, "too long" in str(caught.value)) == (True, True)
-
-
-@pytest.mark.spec("DIS-12.a")
-async def test_an_answer_that_the_provider_broke_off_is_asked_for_again() -> None:
-    response, _, failures = await ask(Provider(answer("error", provider="openai"), WHOLE))
-
-    assert response is WHOLE
-    assert failures == ["the provider broke its answer off"]
 
 
 async def test_an_answer_that_came_as_one_document_needs_no_mark() -> None:

@@ -154,16 +154,6 @@ async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was
     assert again.outcome is Outcome.PARTIAL
 
 
-async def test_a_write_whose_end_is_recorded_is_not_unknown() -> None:
-    nodes = await whole_run()
-    row = CallRow("run_1", "t2c2", "test.store", "run_1/t2c2", True, "", {}, {}, status=CallStatus.ENDED)
-    notebook = Notebook(written=nodes[:-2], calls_=[row])
-
-    end = await play(notebook, World(), is_resumed=True)
-
-    assert (end.outcome, end.output) == (Outcome.CLEAN, {"sum": 219})
-
-
 @pytest.mark.spec("DIS-05.c")
 async def test_a_resumed_run_counts_the_turns_and_usage_of_its_first_life() -> None:
     nodes = await whole_run()

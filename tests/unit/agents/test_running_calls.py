@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from soong.shared.agents.runtime.stop_signal import AbortableCalls, RunningCalls
+from soong.shared.agents.runtime.stop_signal import RunningCalls
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.ports import CallRecord, ToolCall
@@ -58,13 +58,14 @@ class Holding:
 
 
 def begin(tools: Sequence[ToolDefinition], *names: str) -> Turn:
-    bench, running = make_bench(tools), RunningCalls()
+    running = RunningCalls()
+    bench = make_bench(tools, around=(running.entered,))
     return _begin(bench, running, names)
 
 
 def _begin(bench: PipelineHarness, running: RunningCalls, names: Sequence[str]) -> Turn:
     calls = [ToolCall(f"c{number}", name, {"text": "hi"}) for number, name in enumerate(names, 1)]
-    return Turn(bench, running, asyncio.ensure_future(run_turn(calls, AbortableCalls(bench.pipeline, running))))
+    return Turn(bench, running, asyncio.ensure_future(run_turn(calls, bench.pipeline)))
 
 
 async def reached(event: asyncio.Event) -> None:
@@ -105,15 +106,6 @@ async def test_only_the_one_of_several_calls_at_once_is_touched() -> None:
     assert turn.recorded() == {"c1": ErrorType.ABORTED, "c2": None}
 
 
-async def test_the_turn_goes_on_after_an_aborted_read() -> None:
-    turn = begin([holding(hold := Holding()), make_tool()], "test.hold", "test.echo")
-    await reached(hold.reached)
-
-    turn.running.abort("c1", "it hangs")
-
-    assert not (await turn.results())["c2"].is_error
-
-
 async def test_writes_after_an_aborted_write_are_not_run() -> None:
     write = make_tool("test.write", permission=Permission.WRITE)
     turn = begin([holding(hold := Holding(), permission=Permission.WRITE), write], "test.hold", "test.write")
@@ -139,7 +131,8 @@ async def test_a_tool_that_must_not_be_cut_ends_with_its_own_result() -> None:
 
 
 async def test_a_call_that_waits_for_consent_is_aborted_before_it_starts() -> None:
-    bench, running, asked, withdrawn = make_bench([make_tool()]), RunningCalls(), asyncio.Event(), asyncio.Event()
+    running, asked, withdrawn = RunningCalls(), asyncio.Event(), asyncio.Event()
+    bench = make_bench([make_tool()], around=(running.entered,))
 
     async def consent() -> None:
         asked.set()
@@ -199,7 +192,8 @@ async def test_the_end_of_the_run_while_the_aborted_call_cleans_up_wins() -> Non
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["alone", "the run too"])
 async def test_an_abort_while_the_end_is_written_comes_too_late(is_cancelled: bool) -> None:
-    bench, running, writing, release = make_bench([make_tool()]), RunningCalls(), asyncio.Event(), asyncio.Event()
+    running, writing, release = RunningCalls(), asyncio.Event(), asyncio.Event()
+    bench = make_bench([make_tool()], around=(running.entered,))
     finish = bench.log.finished
 
     async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None) -> None:

@@ -16,7 +16,7 @@ from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.functions import AgentHandle, ScriptBody, ScriptedAgent, scripted_agent
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.sandbox.redact import MARK

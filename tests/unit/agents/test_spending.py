@@ -6,8 +6,7 @@ import pytest
 
 from soong.shared.agents.charging import limit_reached, warning
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 
 
 def used(tokens: int, cost: str | None = "0") -> Usage:

@@ -10,9 +10,10 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult

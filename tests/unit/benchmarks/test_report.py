@@ -77,22 +77,6 @@ def test_a_part_that_there_is_not_is_refused_with_those_that_there_are(
     assert f"there are {', '.join(PARTS)}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_fan_has_one_root_and_one_join_beside_its_leaves() -> None:
-    steps = plan_of(FAN)["steps"]
-
-    assert isinstance(steps, list)
-    assert len(steps) == FAN.size + 2
-
-
-def test_each_hop_of_a_chain_depends_on_the_one_before() -> None:
-    steps = plan_of(CHAIN)["steps"]
-
-    assert isinstance(steps, list)
-    depends_on = [step["depends_on"] for step in steps if isinstance(step, dict)]
-    assert depends_on[:3] == [[], ["hop0000"], ["hop0001"]]
-    assert len(steps) == CHAIN.size
-
-
 @pytest.mark.parametrize(
     "workload", [Workload(shape, work, 5) for shape in Shape for work in Work], ids=lambda w: w.name
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from soong.orchestrator.cli import audit, keys
+from soong.orchestrator.cli.access import audit, keys, since_us
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.signing import Signer
@@ -41,13 +41,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(*arguments: str) -> list[dict[str, Any]]:
-    done = RUNNER.invoke(audit.app, ["export", *arguments], catch_exceptions=False)
+    done = RUNNER.invoke(audit, ["export", *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def verify(*arguments: str) -> tuple[int, dict[str, Any]]:
-    done = RUNNER.invoke(audit.app, ["verify", "--json", *arguments], catch_exceptions=False)
+    done = RUNNER.invoke(audit, ["verify", "--json", *arguments], catch_exceptions=False)
     return done.exit_code, json.loads(done.stdout)
 
 
@@ -81,18 +81,18 @@ def test_the_export_is_of_what_was_asked_for(home: Path, arguments: list[str], c
 
 def test_a_kind_that_is_none_is_named_with_those_that_are(home: Path) -> None:
     with pytest.raises(UsageError, match=r"no kind 'nothing'; kinds are session_opened, answer"):
-        RUNNER.invoke(audit.app, ["export", "--kind", "nothing"], catch_exceptions=False)
+        RUNNER.invoke(audit, ["export", "--kind", "nothing"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("text", "ago_s"), [("90m", 5400), ("2h", 7200), ("7d", 604_800), ("30s", 30)])
 def test_since_may_be_so_long_ago(text: str, ago_s: int) -> None:
-    assert audit.since_us(text, NOW) == round((NOW.timestamp() - ago_s) * 1_000_000)
+    assert since_us(text, NOW) == round((NOW.timestamp() - ago_s) * 1_000_000)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2h30m", "-1h", "2026-13-01"])
 def test_a_since_that_is_no_time_says_how_to_write_one(text: str) -> None:
     with pytest.raises(UsageError, match="2026-11-21T08:00Z"):
-        audit.since_us(text, NOW)
+        since_us(text, NOW)
 
 
 def test_a_log_that_nobody_touched_holds_and_gives_what_to_note(home: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_end_that_was_cut_off_shows_by_a_digest_that_was_noted(home: Path) ->
 
 
 def listed() -> list[dict[str, object]]:
-    done = RUNNER.invoke(keys.app, ["list", "--json"], catch_exceptions=False)
+    done = RUNNER.invoke(keys, ["list", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     found: list[dict[str, object]] = json.loads(done.stdout)
     return found
@@ -146,44 +146,44 @@ def listed() -> list[dict[str, object]]:
 def test_a_key_is_rotated_listed_and_ended(home: Path) -> None:
     assert listed() == []
 
-    adopted = RUNNER.invoke(keys.app, ["adopt", "--reason", "a second host"], catch_exceptions=False)
+    adopted = RUNNER.invoke(keys, ["adopt", "--reason", "a second host"], catch_exceptions=False)
     assert [(key["id"], key["state"], key["signs_here"]) for key in listed()] == [
         (adopted.stdout.strip(), "active", True)
     ]
     assert [line["data"]["reason"] for line in lines("--kind", "key_published")] == ["a second host"]
 
-    made = RUNNER.invoke(keys.app, ["rotate", "--overlap", "0", "--reason", "new year"], catch_exceptions=False)
+    made = RUNNER.invoke(keys, ["rotate", "--overlap", "0", "--reason", "new year"], catch_exceptions=False)
     old, new = listed()
 
     assert (old["state"], old["signs_here"], new["state"], new["signs_here"]) == ("retired", False, "active", True)
     assert made.stdout.strip() == new["id"]
     assert [line["data"]["reason"] for line in lines("--kind", "key_retired")] == ["new year"]
 
-    ended = RUNNER.invoke(keys.app, ["retire", str(new["id"]), "--revoke"], catch_exceptions=False)
+    ended = RUNNER.invoke(keys, ["retire", str(new["id"]), "--revoke"], catch_exceptions=False)
 
     assert ended.exit_code == 0
     assert [key["state"] for key in listed()] == ["retired", "revoked", "active"]
     assert listed()[2]["signs_here"]
-    assert "key_" in RUNNER.invoke(keys.app, ["list"], catch_exceptions=False).stdout
+    assert "key_" in RUNNER.invoke(keys, ["list"], catch_exceptions=False).stdout
 
 
 def test_a_key_that_is_not_there_or_not_one_is_not_ended(home: Path) -> None:
     for _ in range(2):
-        RUNNER.invoke(keys.app, ["rotate"], catch_exceptions=False)
+        RUNNER.invoke(keys, ["rotate"], catch_exceptions=False)
 
     with pytest.raises(UsageError, match="fits 2 keys"):
-        RUNNER.invoke(keys.app, ["retire", "key_"], catch_exceptions=False)
+        RUNNER.invoke(keys, ["retire", "key_"], catch_exceptions=False)
     with pytest.raises(UsageError, match="no key 'key_none'"):
-        RUNNER.invoke(keys.app, ["retire", "key_none"], catch_exceptions=False)
+        RUNNER.invoke(keys, ["retire", "key_none"], catch_exceptions=False)
 
 
 @pytest.mark.spec("OPS-12")
 def test_rotating_away_a_key_that_was_never_published_says_what_to_look_at(home: Path) -> None:
-    RUNNER.invoke(keys.app, ["adopt"], catch_exceptions=False)
+    RUNNER.invoke(keys, ["adopt"], catch_exceptions=False)
     theirs = Signer.generate()
     theirs.save(home / "signing.key")
 
-    done = RUNNER.invoke(keys.app, ["rotate"], catch_exceptions=False)
+    done = RUNNER.invoke(keys, ["rotate"], catch_exceptions=False)
 
     assert theirs.key_id not in {key["id"] for key in listed()}
     assert f"the file held {theirs.key_id}, which was never published" in done.stderr

@@ -1,4 +1,4 @@
-"""Each check of ``soong doctor`` fails where it should, and says how to mend it."""
+"""Each check of ``soong doctor`` fails where it should, and says how to repair it."""
 
 import json
 import os
@@ -13,21 +13,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from soong.orchestrator.cli import checks
-from soong.orchestrator.cli.boundary_checks import check_answers
-from soong.orchestrator.cli.checks import Finding, Level
-from soong.orchestrator.cli.doctor import report, run_checks
+from soong.orchestrator.cli.status import report
+from soong.orchestrator.doctor import checks as doctor
+from soong.orchestrator.doctor import machine as checks
+from soong.orchestrator.doctor.checks import run_checks
+from soong.orchestrator.doctor.machine import Level, check_answers
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.shared.core.file_systems import file_system_of
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.family import HAS_MARK
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    return load_settings(agent_home=home)
+from tests.unit.embedded.test_processes import ended_pid
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -39,7 +34,7 @@ async def test_a_python_that_is_too_old_fails(
 
     finding = await checks.check_python(load_settings())
 
-    assert (finding.check, finding.level) == ("python", level)
+    assert finding.level is level
     assert ("install Python 3.11" in finding.hint) == (level is Level.FAIL)
 
 
@@ -112,9 +107,9 @@ async def test_a_socket_path_that_is_too_long_fails(settings: Settings, monkeypa
 
 
 async def test_a_record_of_a_dead_process_is_no_service(settings: Settings) -> None:
-    _write_record(settings, lambda record: {**record, "pid": _ended_pid()})
+    _write_record(settings, lambda record: {**record, "pid": ended_pid()})
 
-    finding = await checks.check_service(settings)
+    finding = await doctor.check_service(settings)
 
     assert finding.level is Level.OK
     assert "has ended without saying so" in finding.says
@@ -125,9 +120,9 @@ async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings:
     control = settings.home / "control.sock"
     _write_record(settings, lambda record: {**record, "control": str(control)})
 
-    stopping = await checks.check_service(settings)
+    stopping = await doctor.check_service(settings)
     control.touch()  # it has not begun to stop
-    stuck = await checks.check_service(settings)
+    stuck = await doctor.check_service(settings)
 
     assert (stopping.level, stopping.says) == (Level.OK, f"process {os.getpid()} is stopping")
     assert stuck.level is Level.FAIL
@@ -138,7 +133,7 @@ async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings:
 async def test_a_database_that_is_none_fails(settings: Settings) -> None:
     (settings.home / "soong.db").write_bytes(b"not a database" * 100)
 
-    finding = await checks.check_database(settings)
+    finding = await doctor.check_database(settings)
 
     assert finding.level is Level.FAIL
     assert finding.hint
@@ -148,7 +143,7 @@ async def test_a_database_that_is_none_fails(settings: Settings) -> None:
 async def test_a_database_of_another_schema_fails_and_names_migrate(settings: Settings) -> None:
     sqlite3.connect(settings.home / "soong.db").execute("CREATE TABLE x (y)").connection.close()
 
-    finding = await checks.check_database(settings)
+    finding = await doctor.check_database(settings)
 
     assert finding.level is Level.FAIL
     assert "soong migrate" in finding.hint
@@ -242,9 +237,10 @@ async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -
 async def test_a_configuration_that_cannot_be_read_fails(settings: Settings) -> None:
     (settings.home / "config.toml").write_text("[nowhere]\n")
 
-    finding = await checks.check_tool_files(settings)
+    findings = await run_checks(settings)
 
-    assert (finding.level, "nowhere" in finding.says) == (Level.FAIL, True)
+    assert (findings["configuration"].level, "nowhere" in findings["configuration"].says) == (Level.FAIL, True)
+    assert findings["tools"].says == "not looked at: the configuration is wrong"
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -261,18 +257,15 @@ async def test_looking_leaves_nothing_behind(settings: Settings) -> None:
 
 
 def test_the_report_names_what_to_fix_and_obeys_nothing() -> None:
-    text = report([Finding("home", Level.FAIL, "bad\x1b[2J", "mend it"), Finding("clock", Level.OK, "now")])
+    home = {"check": "home", "level": "fail", "says": "bad\x1b[2J", "hint": "repair it"}
+    clock = {"check": "clock", "level": "ok", "says": "now", "hint": ""}
+
+    text = report([home, clock])
 
     assert "FAIL  home" in text
-    assert "-> mend it" in text
+    assert "-> repair it" in text
     assert "1 to fix, 0 to know" in text
     assert "\x1b" not in text
-
-
-def _ended_pid() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-    return child.pid
 
 
 def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict[str, object]]) -> None:
@@ -288,8 +281,8 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
 async def test_every_check_is_in_the_documents(settings: Settings) -> None:
     document = (Path(__file__).parents[3] / "docs" / "reference" / "doctor.md").read_text(encoding="utf-8")
 
-    for finding in await run_checks(settings):
-        assert f"| {finding.check} |" in document
+    for check in await run_checks(settings):
+        assert f"| {check} |" in document
 
 
 @pytest.mark.spec("OPS-07", "PER-13.h")
@@ -297,17 +290,18 @@ async def test_every_check_is_in_the_documents(settings: Settings) -> None:
 def test_a_shell_that_a_run_started_fails(settings: Settings) -> None:
     code = (
         "import asyncio, json\n"
-        "from soong.orchestrator.cli.boundary_checks import check_answers\n"
+        "from soong.orchestrator.doctor.machine import check_answers\n"
         "from soong.shared.sandbox.family import mark_family\n"
         "from soong.shared.core.settings import load_settings\n"
         "mark_family()\n"
-        "print(json.dumps(asyncio.run(check_answers(load_settings())).as_json()))\n"
+        "found = asyncio.run(check_answers(load_settings()))\n"
+        "print(json.dumps([found.level, found.says]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
-    told = json.loads(done.stdout)
-    assert (told["check"], told["level"]) == ("answers", "fail")
-    assert "answers from here are refused" in told["says"]
+    level, says = json.loads(done.stdout)
+    assert level == "fail"
+    assert "answers from here are refused" in says
 
 
 @pytest.mark.spec("OPS-07")

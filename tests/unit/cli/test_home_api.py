@@ -29,13 +29,15 @@ def answering(folder: Path, body: bytes) -> HomeApi:
     return HomeApi(folder)
 
 
-def test_a_stream_that_was_ended_is_complete(tmp_path: Path) -> None:
-    assert list(answering(tmp_path, EVENT + END).stream("/v1/runs/run_1/stream")) == [("", {"id": "1"})]
+async def test_a_stream_that_was_ended_is_complete(tmp_path: Path) -> None:
+    events = answering(tmp_path, EVENT + END).stream("/v1/runs/run_1/stream")
+
+    assert [event async for event in events] == [("", {"id": "1"})]
 
 
-def test_a_stream_that_breaks_off_is_no_end(tmp_path: Path) -> None:
+async def test_a_stream_that_breaks_off_is_no_end(tmp_path: Path) -> None:
     events = answering(tmp_path, EVENT).stream("/v1/runs/run_1/stream")
 
-    assert next(events) == ("", {"id": "1"})
+    assert await anext(events) == ("", {"id": "1"})
     with pytest.raises(HomeUnreachableError):
-        next(events)
+        await anext(events)

@@ -5,9 +5,9 @@ import io
 from rich.console import Console
 
 from soong.orchestrator.cli.live import Live
-from soong.orchestrator.client.client import TaskSnapshot
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore
+from tests.unit.cli.views import view_of
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07 [red]not markup[/red] \u202eevil\r\n  ✓ look completed"
 
@@ -17,10 +17,9 @@ async def drawn(root: str, step: str = "") -> str:
     store = MemoryStore()
     claim = await (await open_scene(store)).start("look")
     task = await store.tasks.task(claim.identity.task_id)
-    view = TaskSnapshot(task, tuple(await store.tasks.steps(task.id)), (), ())
     output = io.StringIO()
     live = Live(Console(file=output, width=100, height=40, force_terminal=False))
-    live.show(view)
+    live.show(await view_of(store, task.id))
     live.speak(task.root_run_id, "said before")
     live.speak(task.root_run_id, root)
     live.speak(claim.identity.run_id, step)

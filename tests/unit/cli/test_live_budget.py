@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from soong.orchestrator.cli.live import Live
-from soong.orchestrator.client.client import snapshot_of
 from soong.shared.core.clock import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore
+from tests.unit.cli.views import view_of
 
 
 async def drawn(budgets: dict[str, Budget], *charges: Charge) -> str:
@@ -25,7 +25,7 @@ async def drawn(budgets: dict[str, Budget], *charges: Charge) -> str:
         await store.budgets.reserve(claim.identity.run_id, claim.fence, number, charge, day=today)
     output = io.StringIO()
     live = Live(Console(file=output, width=100, height=40, force_terminal=True, color_system="standard"))
-    live.show(await snapshot_of(store, claim.identity.task_id))
+    live.show(await view_of(store, claim.identity.task_id))
     live.console.print(live.drawn())
     live.close()
     return output.getvalue()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from soong.orchestrator.cli.watch import LostLeases
-from soong.orchestrator.client.client import snapshot_of
+from soong.orchestrator.cli.display import LostLeases
 from tests.contract.scene import ContractHarness, open_scene
 from tests.model.memory import MemoryStore
+from tests.unit.cli.views import view_of
 
 DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
 
@@ -26,9 +26,9 @@ async def test_a_lost_worker_is_reported_once_with_its_steps(number: int, most: 
     task_id = await scene.task(*"abc"[:number])
     await scene.claim()
 
-    told = [losses.news(await snapshot_of(store, task_id))]
+    told = [losses.news(await view_of(store, task_id))]
     await expired(scene, most=most)
-    told += [losses.news(await snapshot_of(store, task_id)) for _ in range(2)]
+    told += [losses.news(await view_of(store, task_id)) for _ in range(2)]
 
     assert told == [[], [f"{DIED}{consequence}"], []]
 
@@ -39,5 +39,5 @@ async def test_what_was_lost_before_is_not_reported() -> None:
     task_id = (await scene.start("a")).identity.task_id
     await expired(scene)
 
-    assert LostLeases().news(await snapshot_of(store, task_id)) == []
-    assert LostLeases.of(is_new=True).news(await snapshot_of(store, task_id)) == [f"{DIED}; 1 step starts again"]
+    assert LostLeases().news(await view_of(store, task_id)) == []
+    assert LostLeases({}).news(await view_of(store, task_id)) == [f"{DIED}; 1 step starts again"]

@@ -43,36 +43,11 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) ->
     assert min(costs_s) < 0.3
 
 
-def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
-    done = soong(home=tmp_path)
-
-    assert done.returncode == 0
-    assert "Run plans:" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("run", "resume", "tasks", "runs", "tools", "up", "down", "worker", "workers", "metrics", "doctor", "flower"),
-        *("orchestrator", "migrate"),
-    ],
-)
-def test_every_command_explains_itself(tmp_path: Path, name: str) -> None:
-    done = soong(name, "--help", home=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert f"Usage: soong {name}" in done.stdout
-
-
 def test_an_unknown_command_is_a_usage_error_with_a_suggestion(tmp_path: Path) -> None:
     done = soong("rnu", home=tmp_path)
 
     assert done.returncode == 2
     assert "Did you mean" in done.stderr
-
-
-def test_the_version_is_printed(tmp_path: Path) -> None:
-    assert soong("--version", home=tmp_path).stdout.startswith("soong 0.")
 
 
 BAD_PLANS = {
@@ -116,7 +91,7 @@ def test_a_bad_plan_is_named_with_its_place_and_nothing_is_written(tmp_path: Pat
 BAD_WORDS = {
     "missing file": (["run", "{folder}/nothing.yaml"], "there is no such file"),
     "unknown input": (["run", "{plan}", "--input", "x=1"], "no such input"),
-    "input without value": (["run", "{plan}", "--input", "x"], "--input name=value"),
+    "input without value": (["run", "{plan}", "--input", "x"], "is not NAME=VALUE"),
     "input twice": (["run", "{plan}", "--input", "x=1", "--input", "x=2"], "given twice"),
     "missing project": (["run", "{plan}", "--project", "{folder}/none"], "does not exist"),
     "project is a file": (["run", "{plan}", "--project", "{plan}"], "is not a folder"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.checks import Level
-from soong.orchestrator.cli.work_checks import check_notifications
+from soong.orchestrator.doctor.checks import check_notifications
+from soong.orchestrator.doctor.machine import Level
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState
 from soong.shared.storage.sql.store import open_store

@@ -3,60 +3,43 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from soong.orchestrator.cli.plan_modules import FILE, MAX_TASKS, keep_modules, with_kept_modules
-from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.tasks.step import NewTask
-from tests.model.builders import make_task
+from soong.shared.core.settings import Settings
 
 pytestmark = pytest.mark.spec("DIS-13")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    return load_settings(agent_home=home)
 
 
 def with_modules(settings: Settings, folder: Path) -> Settings:
     return settings.model_copy(update={"functions": ("research",), "import_path": str(folder)})
 
 
-def task(*modules: str) -> NewTask:
-    made = make_task("ses_1", "a")
-    return replace(made, plan={**made.plan, "modules": list(modules)}) if modules else made
-
-
 def test_a_resumed_task_gets_its_modules_and_their_folder_and_another_gets_none(
     settings: Settings, tmp_path: Path
 ) -> None:
-    kept, other = task("research"), task()
-    for one in (kept, other):
-        keep_modules(with_modules(settings, tmp_path / "plans"), one)
+    keep_modules(with_modules(settings, tmp_path / "plans"), "task_kept")
 
-    resumed = with_kept_modules(settings, kept.id)
+    resumed = with_kept_modules(settings, "task_kept")
 
     assert resumed.functions == ("research",)
     assert str(tmp_path / "plans") in resumed.import_folders
-    assert with_kept_modules(settings, other.id) == settings
+    assert with_kept_modules(settings, "task_other") == settings
 
 
 def test_only_the_latest_tasks_are_kept(settings: Settings, tmp_path: Path) -> None:
-    tasks = [task("research") for _ in range(MAX_TASKS + 1)]
+    tasks = [f"task_{number}" for number in range(MAX_TASKS + 1)]
     for one in tasks:
         keep_modules(with_modules(settings, tmp_path), one)
 
-    assert with_kept_modules(settings, tasks[0].id) == settings
-    assert with_kept_modules(settings, tasks[1].id).functions == ("research",)
+    assert with_kept_modules(settings, tasks[0]) == settings
+    assert with_kept_modules(settings, tasks[1]).functions == ("research",)
 
 
 def test_a_client_of_a_deployment_keeps_nothing_in_its_home(settings: Settings, tmp_path: Path) -> None:
     client = with_modules(settings, tmp_path).model_copy(update={"database_url": "postgresql://db/soong"})
     settings.home.chmod(0o500)
 
-    keep_modules(client, task("research"))
+    keep_modules(client, "task_1")
 
     assert not client.is_embedded
     assert not (settings.home / FILE).exists()

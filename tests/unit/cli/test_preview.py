@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from soong.orchestrator.cli import console
-from soong.orchestrator.cli.plan_run import PreviewStoppedError, consented, preview_text
+from soong.orchestrator.cli.permissions import PreviewStoppedError, consented, preview_text
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import Scope, ScopeKind

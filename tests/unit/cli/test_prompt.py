@@ -13,23 +13,24 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from soong.orchestrator.approvals.full_input import EXACT, FullInput
-from soong.orchestrator.approvals.remote_responder import ResponderClosedError, SkipQuestionError
-from soong.orchestrator.cli.console import one_line, table
+from soong.orchestrator.approvals.full_input import EXACT
+from soong.orchestrator.cli.console import table
 from soong.orchestrator.cli.prompt import (
     Keyboard,
     ReadLine,
     TerminalPrompt,
     choices,
-    preview_of,
-    question,
-    read_decision,
+    document_of,
+    picture,
+    read_answer,
 )
+from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TypedAnswer
+from soong.orchestrator.cli.summary import Document
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.inert import inert
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.request import Choice, PermissionRequest
 from tests.model.clock import FakeClock
+from tests.waiting import others_run
 
 
 def make_request(**overrides: object) -> PermissionRequest:
@@ -72,9 +73,13 @@ def make_request(**overrides: object) -> PermissionRequest:
     return PermissionRequest(**{**fields, **overrides})  # type: ignore[arg-type]  # a test's own overrides
 
 
-def drawn(request: PermissionRequest) -> str:
+def make_question(**overrides: object) -> Document:
+    return document_of(make_request(**overrides))
+
+
+def drawn(request: Document) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False, markup=False, force_terminal=False)
-    console.print(question(request, preview_of(request, room=40, width=156)))
+    console.print(picture(request, room=40, columns=160))
     console.print(choices(request))
     output = console.file
     assert isinstance(output, io.StringIO)
@@ -95,31 +100,20 @@ def drawn(request: PermissionRequest) -> str:
     ],
 )
 def test_the_question_shows_who_asks_and_for_what(shown: str) -> None:
-    assert shown in drawn(make_request())
+    assert shown in drawn(make_question())
 
 
 def test_a_session_grant_is_offered_only_with_a_scope() -> None:
-    assert "[2] allow for this session: /project" in drawn(make_request())
-    assert "[2]" not in drawn(make_request(scope=""))
+    assert "[2] allow for this session: /project" in drawn(make_question())
+    assert "[2]" not in drawn(make_question(scope=""))
 
 
 def test_a_dangerous_call_says_so() -> None:
-    assert "DANGEROUS" in drawn(make_request(is_dangerous=True, risk="critical"))
-
-
-@pytest.mark.parametrize("field", ["shown", "tool", "scope", "cwd", "host", "risk_summary", "preview"])
-def test_hostile_text_is_shown_and_not_obeyed(field: str) -> None:
-    hostile = "a\x1b[2J\x1b[31m\u202egpj\x07\r[red]b[/red]"
-
-    picture = drawn(make_request(**{field: hostile}))
-
-    assert not {"\x1b", "\u202e", "\x07", "\r"} & set(picture)
-    assert "\\x1b[2J" in picture
-    assert "[red]b[/red]" in picture
+    assert "DANGEROUS" in drawn(make_question(is_dangerous=True, risk="critical"))
 
 
 def test_a_long_preview_is_cut_and_says_so() -> None:
-    picture = drawn(make_request(preview="\n".join(f"line {number}" for number in range(100))))
+    picture = drawn(make_question(preview="\n".join(f"line {number}" for number in range(100))))
 
     assert "line 39" in picture
     assert "line 40" not in picture
@@ -138,16 +132,16 @@ async def test_what_was_cut_is_shown_when_asked_for() -> None:
     console = Console(file=output, height=30, width=100)
     prompt = TerminalPrompt(console, lambda _held: None, read)
 
-    decision = await prompt(make_request(preview="\n".join(f"line {number}" for number in range(100))))
+    decision = await prompt(make_question(preview="\n".join(f"line {number}" for number in range(100))))
 
     assert decision.choice is Choice.ALLOW_ONCE
     assert "line 99" in output.getvalue()
 
 
 def test_long_lines_count_as_the_rows_they_take() -> None:
-    shown = preview_of(make_request(preview="x" * 1000 + "\nend"), room=10, width=100)
+    shown = picture(make_question(preview="x" * 1000 + "\nend"), room=10, columns=100).plain
 
-    assert shown[-1].plain == "… 1 of 2 lines more, 1004 characters in all: f shows them"
+    assert shown.splitlines()[-1] == "  … 2 of 12 lines more, 1004 characters in all: f shows them"
 
 
 @pytest.mark.spec("PER-13.k")
@@ -163,17 +157,17 @@ def test_long_lines_count_as_the_rows_they_take() -> None:
     ],
 )
 def test_an_answer_is_read_with_its_reason(line: str, choice: Choice, reason: str) -> None:
-    assert read_decision(line, make_request()) == PermissionDecision(choice, reason)
+    assert read_answer(line, make_question()) == TypedAnswer(choice, reason)
 
 
 @pytest.mark.spec("PER-13.k")
 @pytest.mark.parametrize("line", ["", " ", "4", "y", "n", "f", "yess", "allow_for"])
 def test_what_is_no_clear_answer_is_none(line: str) -> None:
-    assert read_decision(line, make_request()) is None
+    assert read_answer(line, make_question()) is None
 
 
 def test_a_session_grant_that_is_not_offered_cannot_be_answered() -> None:
-    assert read_decision("2", make_request(scope="")) is None
+    assert read_answer("2", make_question(scope="")) is None
 
 
 @pytest.mark.spec("PER-13.k")
@@ -187,26 +181,20 @@ async def test_it_asks_until_the_answer_is_clear() -> None:
 
     prompt = TerminalPrompt(Console(file=io.StringIO()), held.append, read)
 
-    assert await prompt(make_request()) == PermissionDecision(Choice.DENY, "no")
+    assert await prompt(make_question()) == TypedAnswer(Choice.DENY, "no")
     assert held == [True, False]
 
 
 async def test_a_question_that_is_settled_elsewhere_gives_the_terminal_back() -> None:
     held: list[bool] = []
     prompt = TerminalPrompt(Console(file=io.StringIO()), held.append, _never())
-    asking = asyncio.ensure_future(prompt(make_request()))
-    await asyncio.sleep(0)
+    asking = asyncio.ensure_future(prompt(make_question()))
+    await others_run()
 
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
 
     assert held == [True, False]
-
-
-def test_text_for_a_terminal_spells_out_what_cannot_be_seen() -> None:
-    assert inert("a\x1bb\u200bc\U000e0041") == "a\\x1bb\\u200bc\\U000e0041"
-    assert inert("täst ✓ 日本") == "täst ✓ 日本"
-    assert one_line("a\n  b\tc") == "a b c"
 
 
 def test_a_table_lines_up_wide_characters() -> None:
@@ -232,10 +220,10 @@ def typed(*lines: str) -> ReadLine:
 def prompt_of(read: ReadLine, width: int = 100) -> tuple[TerminalPrompt, io.StringIO]:
     output = io.StringIO()
     console = Console(file=output, width=width, height=40, highlight=False, markup=False, force_terminal=False)
-    return TerminalPrompt(console, lambda _held: None, read, clock=FakeClock()), output
+    return TerminalPrompt(console, lambda _held: None, read, now_s=lambda: FakeClock().now_us() / 1e6), output
 
 
-THREE = [make_request(id=f"req_{name * 8}", shown=f"/project/{name}.md") for name in "abc"]
+THREE = [make_question(id=f"req_{name * 8}", shown=f"/project/{name}.md") for name in "abc"]
 
 
 @pytest.mark.spec("PER-06", "PER-13")
@@ -283,7 +271,7 @@ async def test_n_asks_for_another_question_first() -> None:
 
 @pytest.mark.parametrize("waiting", [4, 60])
 async def test_the_list_above_a_question_is_short_and_l_shows_all_of_it(waiting: int) -> None:
-    many = [make_request(id=f"req_{number:08}") for number in range(waiting)]
+    many = [make_question(id=f"req_{number:08}") for number in range(waiting)]
     prompt, output = prompt_of(typed("l", "1"))
     prompt.take_waiting(many)
 
@@ -300,7 +288,7 @@ async def test_every_line_fits_the_terminal_and_every_fact_is_there(width: int) 
     prompt, output = prompt_of(typed("f", "l", "1"), width)
     prompt.take_waiting(THREE)
 
-    await prompt(make_request(id=THREE[0].id, scope="/a/very/long/folder/name/" * 3, is_dangerous=True))
+    await prompt(make_question(id=THREE[0]["id"], scope="/a/very/long/folder/name/" * 3, is_dangerous=True))
 
     shown = output.getvalue()
     squeezed = "".join(char for char in shown if char.isalnum() or char in "/_.")
@@ -309,26 +297,26 @@ async def test_every_line_fits_the_terminal_and_every_fact_is_there(width: int) 
 
 
 async def test_the_whole_input_is_shown_on_demand_and_says_what_it_is() -> None:
-    async def whole(_request: PermissionRequest) -> FullInput:
-        return FullInput({"content": "one\ntwo"}, EXACT, is_exact=True)
+    async def whole(_id: str) -> Document:
+        return {"full_input": {"input": {"content": "one\ntwo"}, "note": EXACT}}
 
     prompt, output = prompt_of(typed("f", "1"))
-    prompt.whole = whole
+    prompt.detail = whole
 
-    await prompt(make_request())
+    await prompt(make_question())
 
     assert EXACT in output.getvalue()
     assert "  content: 7 characters, 2 lines, no line break at the end\n  | one\n  | two\n" in output.getvalue()
 
 
 async def test_a_database_that_is_away_leaves_the_question_standing() -> None:
-    async def whole(_request: PermissionRequest) -> FullInput:
+    async def whole(_id: str) -> Document:
         raise UnavailableError("the database does not answer")
 
     prompt, output = prompt_of(typed("f", "3 too much"))
-    prompt.whole = whole
+    prompt.detail = whole
 
-    assert await prompt(make_request()) == PermissionDecision(Choice.DENY, "too much")
+    assert await prompt(make_question()) == TypedAnswer(Choice.DENY, "too much")
     assert "cannot be read now: the database does not answer" in output.getvalue()
 
 
@@ -338,7 +326,7 @@ async def test_the_end_of_the_input_is_no_answer() -> None:
     try:
         prompt, _ = prompt_of(Keyboard(reading).line)
         with pytest.raises(ResponderClosedError, match="standard input ended"):
-            await prompt(make_request())
+            await prompt(make_question())
     finally:
         os.close(reading)
 
@@ -390,7 +378,7 @@ def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPat
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, highlight=False, markup=False)
 
-    console.print(question(make_request(), preview_of(make_request())))
+    console.print(picture(make_question(), room=40, columns=80))
 
     assert not re.search("\x1b\\[[0-9;]*3[0-9]", output.getvalue())
 
@@ -401,12 +389,12 @@ def _never() -> ReadLine:
 
 @pytest.mark.spec("MCP-01.d", "PER-13")
 def test_a_question_of_an_mcp_server_says_what_its_answers_do() -> None:
-    request = make_request(tool="mcp.shop.elicitation/create", scope="", preview="| Which size?")
+    request = make_question(tool="mcp.shop.elicitation/create", scope="", preview="| Which size?")
 
     offered = choices(request).plain
-    answer = read_decision("1 size=7 colour=red", request)
+    answer = read_answer("1 size=7 colour=red", request)
 
     assert "[1] accept (the words after it are the answer)" in offered
     assert "[3] decline" in offered
     assert "session" not in offered
-    assert answer == PermissionDecision(Choice.ALLOW_ONCE, "size=7 colour=red")
+    assert answer == TypedAnswer(Choice.ALLOW_ONCE, "size=7 colour=red")

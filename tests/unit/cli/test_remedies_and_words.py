@@ -8,29 +8,28 @@ from msgspec.structs import replace
 
 from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.client.client import snapshot_of
-from soong.orchestrator.client.outcome import TaskOutcome
-from soong.orchestrator.schemas.task import TaskResult
+from soong.orchestrator.operations.outcome import read_result
 from soong.shared.engine.tasks.step import StepError
 from tests.contract.scene import failed, open_scene
 from tests.model.memory import MemoryStore
 from tests.unit.cli.calling import soong
+from tests.unit.cli.views import view_of
 
 REMEDY = "npm install -g @example/an-agent"
 LONG = f"it cannot be started here: {'x y ' * 100}; {REMEDY}"
 PLAN = "title: t\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {value: 1}}]\n"
 
 
-async def test_a_failed_step_shows_its_message_to_the_end() -> None:
+async def test_a_failed_step_shows_its_message_to_the_end(tmp_path: Path) -> None:
     scene = await open_scene(MemoryStore())
     claim = await scene.start("long", "first")
     await scene.advance([replace(failed(claim), error=StepError("provider_failed", LONG))])
-    view = await snapshot_of(scene.store, claim.identity.task_id)
+    result = await read_result(scene.store, claim.identity.task_id, tmp_path)
     lines: list[str] = []
 
-    LineDisplay(lines.append).show(view)
+    LineDisplay(lines.append).show(await view_of(scene.store, claim.identity.task_id))
 
-    assert REMEDY in text_of(TaskResult.of_outcome(TaskOutcome(view, (), ())).model_dump())
+    assert REMEDY in text_of(result.model_dump())
     assert REMEDY in "\n".join(lines)
 
 

@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.client.task_limits import limits_of, raise_limits, read_limits
+from soong.orchestrator.client.task_limits import limits_from, limits_of, raise_limits
 from soong.shared.core.errors import ConflictError, InvalidPlanError, UsageError
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
 from soong.shared.engine.tasks.status import TaskStatus
 from tests.contract.scene import open_scene
@@ -14,22 +15,22 @@ pytestmark = pytest.mark.spec("DIS-07")
 
 
 def test_limits_are_read_by_their_names_in_plans() -> None:
-    assert read_limits(["max_turns=50", "wall_s=1.5"]) == Budget(turns=50, wall_us=1_500_000)
-    assert read_limits(["tokens=10", "cost_usd=0.5"]) == Budget(10, 500_000)
-    assert read_limits([]) == NO_BUDGET
+    assert limits_from({"max_turns": 50, "wall_s": 1.5}, "") == Budget(turns=50, wall_us=1_500_000)
+    assert limits_from({"tokens": 10, "cost_usd": 0.5}, "") == Budget(10, 500_000)
+    assert limits_from({}, "") == NO_BUDGET
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("given", "words"),
     [
-        ("turns=5", "--limit turns: unknown field 'turns'; did you mean 'max_turns'?"),
-        ("tokens=many", "--limit tokens: 'many' cannot be used; write an integer above 0"),
-        ("wall_s", "--limit wall_s: '' cannot be used; write a number of seconds above 0, at most 2592000"),
+        ({"turns": 5}, "--limit turns: unknown field 'turns'; did you mean 'max_turns'?"),
+        ({"tokens": "many"}, "--limit tokens: 'many' cannot be used; write an integer above 0"),
     ],
+    ids=["unknown", "no number"],
 )
-def test_what_is_no_limit_is_refused_with_a_fix(text: str, words: str) -> None:
+def test_what_is_no_limit_is_refused_with_a_fix(given: dict[str, Json], words: str) -> None:
     with pytest.raises(InvalidPlanError) as refused:
-        read_limits([text])
+        limits_from(given, "--limit")
 
     assert str(refused.value) == words
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from soong.orchestrator.cli.checks import Finding, Level
-from soong.orchestrator.cli.work_checks import check_telemetry
+from soong.orchestrator.doctor.checks import check_telemetry
+from soong.orchestrator.doctor.machine import Finding, Level
 from soong.shared.core.installation import install_line
 from soong.shared.core.settings import load_settings
 from tests.otlp_receiver import otlp_receiver

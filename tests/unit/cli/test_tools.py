@@ -242,12 +242,12 @@ def test_what_is_no_unicode_is_said_all_the_same(project: Path) -> None:
 
 CALLS: dict[str, tuple[list[str], int, str]] = {
     "the tool fails": (["code.read_file", "path=nothing"], 1, "file_not_found"),
-    "the input is wrong": (["code.read_file", "path=x", "max_lines=5000"], 1, "invalid_input"),
+    "the input is wrong": (["code.read_file", "path=x", "max_lines=5000"], 2, "breaks maximum 1000"),
     "nobody to ask": (["code.write_file", "path=x", "content=y"], 3, "add one, for example --allow"),
     "needs a step": (["agent.task_get", "--role", "worker"], 3, "needs a step, and a call by hand has none"),
     "outside the role": (["code.write_file", "path=x", "content=y", "--role", "worker"], 3, "role worker"),
-    "an unknown argument": (["code.read_file", "pth=x"], 2, "did you mean 'path'?"),
-    "no argument": (["code.read_file", "notes.txt"], 2, "write name=value"),
+    "an unknown argument": (["code.read_file", "pth=x"], 2, "it takes 'path', 'start_line', 'max_lines'"),
+    "no argument": (["code.read_file", "notes.txt"], 2, "is not NAME=VALUE"),
     "bad JSON": (["code.read_file", "--args", "{"], 2, "--args is not the JSON of an object"),
     "too long": (["code.read_file", "path=x", "--timeout-ms", "600001"], 2, "at most 600000 ms"),
     "no time": (["code.read_file", "path=x", "--timeout-ms", "0"], 2, "--timeout-ms"),

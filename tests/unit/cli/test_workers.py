@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.cli.workers import text_of
-from soong.orchestrator.client.workers import PoolView, WorkersView, WorkerView
-from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.orchestrator.schemas.worker import PoolSchema, WorkerSchema, WorkersSchema
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import WorkerLoad
 from soong.shared.storage.sql.store import open_store
@@ -74,11 +73,9 @@ def test_what_a_worker_says_of_itself_moves_no_terminal() -> None:
     hostile = make_worker(capabilities=("\x1b[31mred", "version:1\x1b]0;x\x07"))
     held = WorkerLoad(hostile.id, "run_1", "task_1/a", "\x1b[2Jtitle", 1, "sess_1", None)
 
-    shown = text_of(document_of(WorkersView((WorkerView(hostile, (held,)),), (PoolView("default", 0, 1),))))
+    pool = PoolSchema(pool="default", queue="soong.default", waiting=0, free_slots=1)
+    view = WorkersSchema(workers=[WorkerSchema.holding(hostile, [held])], pools=[pool], limits=[], parked=0)
+    shown = text_of(view.model_dump())
 
     assert "\x1b" not in shown
     assert "title" in shown
-
-
-def document_of(view: WorkersView) -> dict[str, object]:
-    return WorkersSchema.of_view(view).model_dump()

@@ -52,7 +52,7 @@ async def test_a_worker_whose_settings_are_wrong_is_hopeless_at_once_and_says_wh
     child = await ended(worker("failed SOONG_SLOTS='x' is wrong", str(EXIT_USAGE)), tmp_path)
 
     assert (child.is_hopeless, child.problem) == (True, "SOONG_SLOTS='x' is wrong")
-    assert child.facts()["problem"] == "SOONG_SLOTS='x' is wrong"
+    assert child.health().problem == "SOONG_SLOTS='x' is wrong"
 
 
 async def test_a_worker_that_cannot_start_for_another_reason_is_tried_a_few_times(tmp_path: Path) -> None:

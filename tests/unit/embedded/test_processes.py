@@ -20,9 +20,8 @@ from soong.orchestrator.embedded.folders import (
     prepare_runtime_folder,
     runtime_folder_problem,
 )
-from soong.orchestrator.embedded.handover import expire_dead, has_ended
 from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
-from soong.orchestrator.embedded.service_file import start_of
+from soong.orchestrator.embedded.service_file import expire_dead, has_ended, start_of
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.installation import IMPORT_FOLDERS
@@ -234,8 +233,8 @@ def test_a_child_that_dies_again_and_again_is_started_ever_more_slowly() -> None
 
 async def test_leftovers_of_dead_processes_are_expired_and_the_living_are_left() -> None:
     store, host, now_us = MemoryStore(), socket.gethostname(), 2_000_000_000_000_000
-    ended_pid = _ended_pid()
-    for number, (where, pid) in enumerate([(host, ended_pid), (host, os.getppid()), ("elsewhere", ended_pid)]):
+    ended = ended_pid()
+    for number, (where, pid) in enumerate([(host, ended), (host, os.getppid()), ("elsewhere", ended)]):
         await store.sessions.register_worker(Worker(f"w{number}", "n", where, pid, 1, ("default",), (), now_us, 1))
         await store.sessions.register_owner(Owner(f"o{number}", where, pid, now_us))
 
@@ -279,7 +278,7 @@ def test_of_a_pid_that_has_come_to_another_the_lease_decides() -> None:
     assert not has_ended(os.getppid(), int((start - 60) * 1_000_000))
 
 
-def _ended_pid() -> int:
+def ended_pid() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     return ended.pid

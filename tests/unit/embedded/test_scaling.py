@@ -50,7 +50,7 @@ class Timeline:
 
 async def hinted(timeline: Timeline, until_s: float = 1.0) -> Timeline:
     """Hint all the time, as a busy owner does, until the timeline has come there."""
-    scaler = WorkerScaler(timeline, timeline.look, timeline.sleep)
+    scaler = WorkerScaler(lambda: timeline.may_grow, timeline.grow, timeline.look, timeline.sleep)
     running = asyncio.create_task(scaler.run())
     while timeline.now_s < until_s:
         scaler.hint()
@@ -89,7 +89,9 @@ async def test_no_row_is_read_where_no_worker_may_be_added() -> None:
 
 async def test_no_row_is_read_without_a_hint() -> None:
     timeline = Timeline(lambda _now_s: TWO_HELD)
-    running = asyncio.create_task(WorkerScaler(timeline, timeline.look, timeline.sleep).run())
+    running = asyncio.create_task(
+        WorkerScaler(lambda: timeline.may_grow, timeline.grow, timeline.look, timeline.sleep).run()
+    )
     await others_run(100)
     running.cancel()
 

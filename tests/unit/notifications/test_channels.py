@@ -18,10 +18,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from soong.orchestrator.notifications.channels.desktop import DesktopChannel, command_of
-from soong.orchestrator.notifications.channels.ntfy import MAX_BYTES, NtfyChannel
-from soong.orchestrator.notifications.channels.slack import SlackChannel
-from soong.orchestrator.notifications.channels.smtp import EmailChannel, mail_of
+from soong.orchestrator.notifications.channels import (
+    MAX_BYTES,
+    DesktopChannel,
+    EmailChannel,
+    NtfyChannel,
+    SlackChannel,
+    command_of,
+    mail_of,
+)
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from soong.orchestrator.notifications.channels.channel import Delivery, seconds_of
-from soong.orchestrator.notifications.channels.webhook import WebhookChannel, keys_of
+from soong.orchestrator.notifications.channels import Delivery, WebhookChannel, keys_of, seconds_of
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError

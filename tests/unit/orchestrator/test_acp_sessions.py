@@ -8,10 +8,15 @@ from msgspec.structs import replace
 
 from soong.orchestrator.acp.agent import OrchestratorAgent
 from soong.orchestrator.client.client import Client
+from soong.orchestrator.http.app import make_routes
+from soong.orchestrator.operations.authentication import local_caller
+from soong.orchestrator.operations.calls import DirectCalls
+from soong.orchestrator.operations.context import ServiceParts
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.asks import ask_document
 from soong.shared.engine.tasks.spec import StepSpec, TaskKind
+from soong.shared.permissions.request import Provenance
 from tests.model.builders import make_session, make_task, open_session
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
@@ -28,8 +33,10 @@ async def test_only_sessions_of_the_callers_principal_are_listed(tmp_path: Path)
         task = make_task(ownership.session_id)
         await store.tasks.create_task(replace(task, kind=TaskKind.ASK, plan=ask_document(StepSpec(id="ask"))))
 
-    async def connected() -> Client:
-        return client
+    async def connected() -> DirectCalls:
+        parts = ServiceParts(client, None, None)  # type: ignore[arg-type]  # what nobody asks for here
+        caller = local_caller("ann", Provenance(), "acp", client.clock.now_us())
+        return DirectCalls(make_routes(parts), caller)
 
     agent = OrchestratorAgent(settings, "", connected)
     listed = await agent.list_sessions()

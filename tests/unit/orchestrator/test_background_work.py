@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from soong.orchestrator.owner.background_work import BackgroundWork, Routine
+from soong.orchestrator.owner.owned_sessions import BackgroundWork, Routine
 from soong.shared.core.errors import UnavailableError
 from tests.waiting import others_run
 
@@ -39,7 +39,7 @@ async def test_parts_are_stopped_in_the_order_they_began() -> None:
     work, journal = BackgroundWork(), Journal()
     names: Sequence[str] = ("first", "second", "third")
     for name in names:
-        work.begin_safely(journal.part(name))
+        work.begin(journal.part(name))
     await passes()
 
     await work.stop()
@@ -49,7 +49,7 @@ async def test_parts_are_stopped_in_the_order_they_began() -> None:
 
 async def test_a_part_that_is_stopped_before_it_starts_is_never_made() -> None:
     work, journal = BackgroundWork(), Journal()
-    work.begin_safely(journal.part("late"))
+    work.begin(journal.part("late"))
 
     await work.stop()
     gc.collect()  # a coroutine that nobody awaited is reported here
@@ -62,7 +62,7 @@ async def test_nothing_begins_after_the_stop() -> None:
     work.begin_later("timer", 0.0, journal.part("from a timer"))
     await work.stop()
 
-    work.begin_safely(journal.part("asked for"))
+    work.begin(journal.part("asked for"))
     await passes()
 
     assert journal.begun == []
@@ -88,8 +88,8 @@ async def test_a_part_that_fails_ends_no_other(error: Exception) -> None:
         raise error
 
     work, journal = BackgroundWork(), Journal()
-    work.begin_safely(fail)
-    work.begin_safely(journal.part("other"))
+    work.begin(fail)
+    work.begin(journal.part("other"))
     await passes()
 
     assert (journal.begun, journal.cancelled) == (["other"], [])

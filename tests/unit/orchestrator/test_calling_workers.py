@@ -1,30 +1,14 @@
 """An owner calls a worker for a session that it hears of for the first time: a guess, made good by messages."""
 
-from collections.abc import Sequence
-
 from soong.orchestrator.owner.dispatcher import HEARD_OF, Dispatcher
 from tests.contract.scene import open_scene
 from tests.model.builders import make_step, make_worker
 from tests.model.memory import MemoryBus, MemoryStore
+from tests.unit.orchestrator.test_look import CountedBroker
 
 
-class Queue:
-    """Keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def queued(self, pool: str) -> int:
-        return 0
-
-    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
-        self.sent += len(dispatch_ids)
-
-    def close(self) -> None: ...
-
-
-async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStore, Queue]:
-    store, board, queue = MemoryStore(), MemoryBus(), Queue()
+async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStore, CountedBroker]:
+    store, board, queue = MemoryStore(), MemoryBus(), CountedBroker()
     for worker in workers:
         await store.sessions.register_worker(make_worker(worker))
     return Dispatcher(store.claims, store.sessions, queue, board), board, store, queue
@@ -35,7 +19,7 @@ async def test_workers_are_called_in_turn() -> None:
     await dispatcher.dispatch()
     ears = [await board.subscribe_worker(worker) for worker in ("wrk_1", "wrk_2")]
 
-    called = [await dispatcher.call_worker() for _ in ears]
+    called = [await dispatcher.call() for _ in ears]
 
     assert called == [True, True]
     assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
@@ -43,17 +27,17 @@ async def test_workers_are_called_in_turn() -> None:
 
 async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
     dispatcher, _, store, _ = await a_dispatcher()
-    assert not await dispatcher.call_worker()
+    assert not await dispatcher.call()
 
     await store.sessions.register_worker(make_worker("wrk_full", slots=0))
     await dispatcher.dispatch()
 
-    assert not await dispatcher.call_worker()
+    assert not await dispatcher.call()
 
 
 async def test_who_is_not_able_to_is_not_called_though_a_message_may_reach_it() -> None:
     scene = await open_scene(MemoryStore())
-    board, queue = MemoryBus(), Queue()
+    board, queue = MemoryBus(), CountedBroker()
     await scene.store.sessions.register_worker(make_worker("wrk_able", capabilities=("os:linux",)))
     dispatcher = Dispatcher(scene.store.claims, scene.store.sessions, queue, board)
     ears = [await board.subscribe_worker(worker) for worker in (scene.worker, "wrk_able")]

@@ -6,7 +6,7 @@ import pytest
 
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.shared.core import timing
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepEnd, StepError

@@ -1,14 +1,12 @@
 """Which failures are tried again by themselves, how often and when (DAG-05)."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.owner.scheduler import Expander, Scheduler, backoff_s
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -17,6 +15,9 @@ from tests.contract.scene import ContractHarness, failed, open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
 from tests.one_loop import OneLoop
+from tests.unit.orchestrator.test_service import service
+
+__all__ = ["service"]
 
 pytestmark = pytest.mark.spec("DAG-05")
 
@@ -92,12 +93,6 @@ async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(s
 
 
 # -- as plans say it
-@pytest.fixture
-async def service() -> AsyncIterator[OneLoop]:
-    async with OneLoop(MemoryStore()) as running:
-        yield running
-
-
 def fails(**more: Json) -> dict[str, Json]:
     return {"id": "f", "kind": "python", "call": "builtin.fail", "backoff_s": 0.01, **more}
 

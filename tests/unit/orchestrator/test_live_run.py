@@ -1,13 +1,15 @@
 """What listens to a run's answers closes what it opened before it ends."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from soong.orchestrator.client.tail import listen_to_answers
-from soong.shared.engine.wire.events import AnswerDelta
-from soong.shared.engine.wire.notifier import Subscription
+from soong.orchestrator.operations.feeds import SubscriptionPool
+from soong.orchestrator.operations.run_feed import pass_on_answers
+from soong.shared.engine.wire.notifier import AnswerDelta, Subscription
 from tests.model.memory.notifier import MemoryBus
+from tests.waiting import until
 
 PAYLOAD = AnswerDelta(1, 0, "hello").payload()
 
@@ -18,6 +20,7 @@ class OneAnswer:
     is_closed = False
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
+        await asyncio.sleep(0)
         return (PAYLOAD,)
 
     async def close(self) -> None:
@@ -42,6 +45,6 @@ async def test_a_listener_whose_reader_fails_closes_its_subscription() -> None:
     def take(_delta: AnswerDelta) -> None:
         raise ValueError("not today")
 
-    await listen_to_answers(bus, "run_1", take)
+    await pass_on_answers(SubscriptionPool(bus).answer("run_1"), "run_1", take)
 
-    assert bus.subscription.is_closed
+    await until(lambda: bus.subscription.is_closed)

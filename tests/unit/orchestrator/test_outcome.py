@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
-from soong.orchestrator.client.client import TaskSnapshot, snapshot_of
-from soong.orchestrator.client.outcome import TaskOutcome
-from soong.orchestrator.schemas.task import StepDetail, TaskResult
+from soong.orchestrator.operations.outcome import step_detail
+from soong.orchestrator.schemas.task import ExitCode, StepDetail, TaskResult
 from soong.shared.engine.tasks.status import StepStatus
 from tests.contract.scene import open_scene
 from tests.model.builders import make_map
@@ -28,12 +28,12 @@ class CountedSteps(list[StepDetail]):
             yield step
 
 
-async def outcome_of_two_maps() -> TaskOutcome:
+async def result_of_two_maps() -> TaskResult:
     """An ended task with two map steps of 2,000 children each, of which the store holds one."""
     scene = await open_scene(MemoryStore())
     task_id = await scene.task(make_map("one"), make_map("two"))
-    view: TaskSnapshot = await snapshot_of(scene.store, task_id)
-    one, two = (replace(step, status=StepStatus.COMPLETED) for step in view.steps)
+    task, steps = await scene.store.tasks.task_with_steps(task_id)
+    one, two = (replace(step, status=StepStatus.COMPLETED) for step in steps)
     children = [
         replace(
             one,
@@ -45,11 +45,14 @@ async def outcome_of_two_maps() -> TaskOutcome:
         for n in range(CHILDREN)
         for each in (one, two)
     ]
-    return TaskOutcome(replace(view, steps=(one, two, *children)), (), ())
+    shown = [await step_detail(scene.store, step, (), "") for step in (one, two, *children)]
+    nothing: dict[str, Any] = dict.fromkeys(("answer", "limits")) | {"deliverables": [], "denials": [], "undone": []}
+    counts = {StepStatus.COMPLETED: len(shown)}
+    return TaskResult.of(task, step_counts=counts, exit_code=ExitCode.INTERRUPTED, steps=shown, **nothing)
 
 
 async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
-    outcome = TaskResult.of_outcome(await outcome_of_two_maps())
+    outcome = await result_of_two_maps()
     steps = CountedSteps(outcome.steps)
     outcome = outcome.model_copy(update={"steps": steps})
     CountedSteps.looks = 0
@@ -63,7 +66,7 @@ async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
 
 
 async def test_a_result_names_itself_without_its_steps() -> None:
-    outcome = TaskResult.of_outcome(await outcome_of_two_maps())
+    outcome = await result_of_two_maps()
     outcome = outcome.model_copy(update={"steps": CountedSteps(outcome.steps)})
     CountedSteps.looks = 0
 

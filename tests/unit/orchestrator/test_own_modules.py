@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from soong.orchestrator.embedded.child import ModuleFile
 from soong.orchestrator.embedded.own_modules import (
     ModuleDifference,
-    ModuleFile,
     difference,
     module_files_of,
-    read_module_files,
 )
 
 
@@ -64,12 +63,3 @@ def test_the_difference_is_what_the_command_would_run_otherwise(
 ) -> None:
     assert difference(OWN, running) == found
     assert bool(found) is (found != ModuleDifference())
-
-
-@pytest.mark.parametrize("said", [None, [], {"work": 1}, {"work": ["/a"]}, {"work": [1, "/a"]}], ids=str)
-def test_a_service_that_says_nothing_of_use_has_no_modules(said: object) -> None:
-    assert read_module_files(said) == {}
-
-
-def test_what_a_service_says_is_read_back() -> None:
-    assert read_module_files({name: [file.path, file.changed_ns] for name, file in OWN.items()}) == OWN

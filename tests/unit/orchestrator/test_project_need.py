@@ -1,20 +1,19 @@
 """Which steps need the project they work in: those with tools, of a deployment whose workers may be elsewhere."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import SessionTerms, submission
-from soong.shared.core.clock import SystemClock
+from soong.orchestrator.operations.preparation import prepared
+from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.engine.wire.capabilities import projects_among
-from soong.shared.sandbox.marked_project import mark_project
+from soong.shared.sandbox.rooted import mark_project
 
 STEPS: list[Json] = [
     {"id": "agent", "instructions": "x", "script": "builtin.echo"},
@@ -26,13 +25,9 @@ STEPS: list[Json] = [
 
 def submitted(project: Path, *, needs_project: bool) -> dict[str, NewStep]:
     catalogue = replace(Catalogue(), needs_project=needs_project)
-    made = submission(
-        plan_from_json({"title": "t", "steps": STEPS}, "plan", catalogue.known()),
-        {},
-        SessionTerms(project=project, approval_mode=ApprovalMode.DENY, model="script"),
-        catalogue,
-        SystemClock(),
-    )
+    plan: Any = {"title": "t", "steps": STEPS}
+    body = SubmissionBody.model_construct(plan=plan, project=str(project), approval_mode="deny", model="script")
+    made = prepared(body, "local", new_ids(), catalogue, Settings())
     return {step.step_id: step for step in made.task.steps}
 
 

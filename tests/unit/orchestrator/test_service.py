@@ -54,17 +54,6 @@ async def test_a_wide_fan_out_and_its_join_run_once_each(service: OneLoop) -> No
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
 
-async def test_a_map_over_nothing_completes_with_an_empty_list(service: OneLoop) -> None:
-    over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
-    child: dict[str, Json] = {"kind": "python", "call": "builtin.echo"}
-
-    task = await service.run(
-        plan(echo("list", {"names": []}), {**over, "step": child}, echo("end", {"all": "${each.output}"}, "each"))
-    )
-
-    assert (await service.outputs(task.id))["end"] == {"all": []}
-
-
 async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop) -> None:
     over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
 
@@ -76,14 +65,6 @@ async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop
     assert task.status is TaskStatus.FAILED
     assert failed.error is not None
     assert "not a list" in failed.error.message
-
-
-async def test_doubled_messages_run_nothing_twice(service: OneLoop) -> None:
-    service.broker.double = True
-
-    task = await service.run(plan(*(echo(f"s{index}", {}) for index in range(20))))
-
-    assert {step.fence for step in await service.store.tasks.steps(task.id)} == {1}
 
 
 @pytest.mark.spec("DIS-07.d")

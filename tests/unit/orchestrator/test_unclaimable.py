@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.client.client import snapshot_of
-from soong.orchestrator.owner.unschedulable import UnschedulableSteps
+from soong.orchestrator.operations.snapshots import snapshot_of
+from soong.orchestrator.owner.reaper import UnschedulableSteps
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import Event, EventType

@@ -5,28 +5,10 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import UsageError
-from soong.shared.permissions.rules import Effect, Rule, parse_allow
+from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import Scope, ScopeKind
 
 HOME = "/home/someone"
-
-
-@pytest.mark.parametrize(
-    ("text", "pattern", "scope"),
-    [
-        ("code.write_file:/work/out", "code.write_file", Scope(ScopeKind.PATH, "/work/out")),
-        (" code.*:/work/out/", "code.*", Scope(ScopeKind.PATH, "/work/out")),
-        ("code.write_file:/work/my out", "code.write_file", Scope(ScopeKind.PATH, "/work/my out")),
-        ("code.write_file:/work/./out/../out", "code.write_file", Scope(ScopeKind.PATH, "/work/out")),
-        ("code.write_file:~/projects", "code.write_file", Scope(ScopeKind.PATH, "/home/someone/projects")),
-        ("code.write_file:/work/a:b", "code.write_file", Scope(ScopeKind.PATH, "/work/a:b")),
-        ("web.fetch:host:example.org", "web.fetch", Scope(ScopeKind.HOST, "example.org")),
-        ("web.fetch:host:*.example.org", "web.fetch", Scope(ScopeKind.HOST, "*.example.org")),
-        ("mcp.db.query:exact:orders", "mcp.db.query", Scope(ScopeKind.EXACT, "orders")),
-    ],
-)
-def test_a_tool_and_its_scope_are_read(text: str, pattern: str, scope: Scope) -> None:
-    assert parse_allow(text, home=HOME) == Rule(Effect.ALLOW, pattern, scope=scope, source="--allow")
 
 
 def test_a_link_in_a_scope_is_resolved_because_targets_are(tmp_path: Path) -> None:

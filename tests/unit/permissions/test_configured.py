@@ -8,7 +8,7 @@ from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
-from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, judge
+from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Permission
@@ -197,15 +197,6 @@ def test_write_roots_are_resolved_and_the_temporary_folder_has_its_own_setting(
 def test_a_write_root_that_is_relative_or_everything_is_refused(root: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"config\.toml: paths\.allowed_write_roots\[0\]"):
         configured_write_roots(parse_config(f'[paths]\nallowed_write_roots = ["{root}"]'), home=HOME)
-
-
-@pytest.mark.spec("PER-10")
-def test_a_command_lines_rules_are_added_to_the_configurations() -> None:
-    allowed = Rule(Effect.ALLOW, "code.*", scope=Scope(ScopeKind.PATH, "/work"), source="--allow")
-    configured = policy('[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"').with_rules([allowed])
-
-    assert judge(configured, make_facts("code.write_file")).source == "config.toml"
-    assert judge(configured, make_facts("code.edit_file")).source == "--allow"
 
 
 @pytest.mark.spec("FS-06")

@@ -239,10 +239,6 @@ def test_a_policy_survives_its_row(policy: Policy) -> None:
     assert Policy.from_json(stored) == policy
 
 
-def test_an_empty_row_is_the_empty_policy() -> None:
-    assert Policy.from_json({}) == Policy()
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -15,8 +15,8 @@ import pytest
 
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import ChildCommand, Finished
+from soong.shared.sandbox.duplex import Report
 from soong.shared.sandbox.process import ProcessRunner
-from soong.shared.sandbox.subreaper_pipes import Report
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python
 from tests.waiting import others_run, until
 
@@ -56,26 +56,7 @@ async def test_everybody_ends_with_a_program_that_ends(folder: int, tmp_path: Pa
     await all_gone(pids(tmp_path))
 
 
-@pytest.mark.spec("CMD-01.g", "EXE-08")
-async def test_everybody_ends_when_the_time_is_over(folder: int, tmp_path: Path) -> None:
-    ended = await run(python(folder, tmp_path, STAYING, str(tmp_path), timeout=timedelta(seconds=4)))
-
-    assert (ended.ended, ended.code, ended.stdout) == ("timeout", -signal.SIGKILL, b"ready\n")
-    await all_gone(pids(tmp_path))
-
-
 @pytest.mark.spec("CMD-01.g", "EXE-07")
-async def test_everybody_has_ended_before_a_cancellation_goes_on(folder: int, tmp_path: Path) -> None:
-    task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
-    await until(lambda: len(pids(tmp_path)) == 4)
-
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert not any(map(is_alive, pids(tmp_path).values()))
-
-
 async def test_a_second_cancellation_does_not_cut_the_ending_short(folder: int, tmp_path: Path) -> None:
     task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
     await until(lambda: len(pids(tmp_path)) == 4)
@@ -174,43 +155,6 @@ async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) 
     ended = await run(python(folder, tmp_path, no_subscription, timeout=timedelta(seconds=3)))
 
     assert (ended.ended, ended.stdout) == ("timeout", b"ready\n")
-
-
-@pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
-async def test_the_exit_code_is_the_programs_own(folder: int, tmp_path: Path, code: int) -> None:
-    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", f"exit {code}"))
-
-    assert (ended.ended, ended.code) == ("exited", code)
-
-
-async def test_an_end_by_a_signal_is_reported_as_such(folder: int, tmp_path: Path) -> None:
-    ended = await run(command(folder, tmp_path, "/bin/sh", "-c", "kill -SEGV $$"))
-
-    assert ended.code == -signal.SIGSEGV
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "expected"),
-    [
-        (None, 0, FileNotFoundError),
-        ("#!/bin/sh\n", 0o644, PermissionError),
-        ("#!/nonexistent/interpreter\n", 0o755, FileNotFoundError),
-        ("no program at all", 0o755, OSError),
-    ],
-    ids=["absent", "not-executable", "no-interpreter", "no-format"],
-)
-async def test_a_program_that_cannot_be_started_is_an_os_error(
-    folder: int, tmp_path: Path, text: str | None, mode: int, expected: type[OSError]
-) -> None:
-    program = tmp_path / "program"
-    if text is not None:
-        program.write_text(text)
-        program.chmod(mode)
-
-    with pytest.raises(expected) as raised:
-        await run(command(folder, tmp_path, str(program)))
-
-    assert raised.value.filename == str(program)
 
 
 async def test_an_argument_with_nul_starts_nothing(folder: int, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.sandbox.key_material import HEAD_BYTES, MAX_BLOCK_BYTES, KeyBlocks, blocks_of, is_key
+from soong.shared.sandbox.redact import HEAD_BYTES, MAX_BLOCK_BYTES, KeyBlocks, blocks_of, is_key
 
 BODY = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ0123456789abcdefghijklmnopqrstuvwxyz"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{BODY}\n-----END PRIVATE KEY-----\n"

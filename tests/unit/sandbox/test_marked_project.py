@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.sandbox.marked_project import MARK, mark_project, project_id
-from soong.shared.sandbox.names import is_control
+from soong.shared.sandbox.rooted import MARK, mark_project, project_id
 
 
 def test_a_folder_is_marked_once_and_keeps_its_id(tmp_path: Path) -> None:
@@ -62,7 +61,3 @@ def test_workers_of_another_user_can_read_a_mark(tmp_path: Path) -> None:
     mark_project(tmp_path)
 
     assert ((tmp_path / ".soong").stat().st_mode & 0o777, (tmp_path / MARK).stat().st_mode & 0o777) == (0o755, 0o644)
-
-
-def test_no_file_tool_writes_a_mark(tmp_path: Path) -> None:
-    assert is_control((*tmp_path.parts, *MARK.parts))

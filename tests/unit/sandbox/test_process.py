@@ -168,11 +168,6 @@ async def test_endless_output_costs_neither_memory_nor_the_loop(folder: int, tmp
     assert late < 1.0
 
 
-async def test_a_program_that_is_not_there_is_an_os_error(folder: int, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        await run(ChildCommand(["/nonexistent/x"], folder, tmp_path, {}, timedelta(seconds=1), 10))
-
-
 async def test_cancelled_thread_work_is_asked_to_stop_and_waited_for() -> None:
     begun, seen = asyncio.Event(), []
     loop = asyncio.get_running_loop()

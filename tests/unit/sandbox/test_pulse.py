@@ -14,7 +14,6 @@ from soong.shared.sandbox import subreaper
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux"),
-    pytest.mark.timeout(90),
 ]
 
 LIMIT_S = 30.0

@@ -139,7 +139,7 @@ def test_the_root_itself_may_be_reached_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "runs" / "x").read_bytes() == b"one"
 
 
-def test_a_folder_is_filled_in_one_walk_and_again(folder: RootedFolder) -> None:
+def test_a_folder_is_filled_and_filled_again(folder: RootedFolder) -> None:
     for text in (b"one", b"two"):
         (folder / "run_1").fill(
             ["logs", "workspace"], {"events.jsonl": text, "logs/tools.jsonl": b""}, is_flushed=False

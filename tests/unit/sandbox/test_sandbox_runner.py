@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.boundary_checks import check_sandbox
-from soong.orchestrator.cli.checks import Level
+from soong.orchestrator.doctor.machine import Level, check_sandbox
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, load_settings
@@ -20,7 +19,7 @@ from soong.shared.sandbox.bubblewrap.wrapped import BubblewrapProbe, probe
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, SandboxUnavailableError
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.command_runner import command_runner
+from soong.shared.toolsets.controls import command_runner
 from tests.unit.toolsets.commands import data_of, make_commands
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/home/nobody-here"}
@@ -97,7 +96,7 @@ async def test_doctor_says_what_is_in_force(settings: Settings, mode: str, level
 
     finding = await check_sandbox(settings)
 
-    assert (finding.check, finding.level) == ("sandbox", level)
+    assert finding.level is level
     assert ("install bubblewrap" in finding.hint) == (level is not Level.OK)
 
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soong.shared.core.errors import InvalidPlanError
+from soong.shared.core.texts import dotted
 from soong.shared.engine.tasks.plan.document import MAX_CHARS
 from soong.shared.engine.tasks.plan.yaml_document import MAX_DEPTH, read_document
-from soong.shared.engine.tasks.problems import show
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["C"])),
@@ -151,4 +151,4 @@ def test_a_document_nested_beyond_any_stack_is_refused_quickly() -> None:
 
 
 def test_paths_are_shown_as_people_write_them() -> None:
-    assert show(("steps", 2, "depends_on", 0)) == "steps[2].depends_on[0]"
+    assert dotted(("steps", 2, "depends_on", 0)) == "steps[2].depends_on[0]"

@@ -4,8 +4,6 @@ import pytest
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.record import NewRun, Run, Usage
-from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, map_items
 from soong.shared.engine.tasks.new_tasks import new_task
@@ -121,10 +119,6 @@ def test_brackets_and_control_characters_in_a_key_cannot_break_ids() -> None:
     assert child.step_id == "m[a_/b__]"
 
 
-def test_no_items_make_no_children() -> None:
-    assert expand([]) == []
-
-
 @pytest.mark.parametrize(
     ("items", "words"),
     [
@@ -193,26 +187,6 @@ def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -
     assert "step 'a' has no script" in str(raised.value)
     assert "--model" in raised.value.problems[0].hint
     assert make(plan, "test:model").steps[0].model == "test:model"
-
-
-def run_of(new: NewRun) -> Run:
-    """Return the run of a first attempt that failed."""
-    return Run(
-        identity=new.identity,
-        status=RunStatus.FAILED,
-        surface=new.surface,
-        attempt=1,
-        retry_of="",
-        fence=1,
-        worker_id="",
-        last_seq=0,
-        last_node=0,
-        usage=Usage(),
-        end_reason=None,
-        created_us=0,
-        started_us=None,
-        ended_us=None,
-    )
 
 
 # -- claim modes

@@ -8,23 +8,12 @@ from soong.shared.engine.tasks.functions import StepContext, known_functions, re
 CONTEXT = StepContext(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "python:f"))
 
 
-def test_echo_is_cheap_and_returns_what_it_was_given() -> None:
-    function = resolve("builtin.echo")
-
-    assert function.is_cheap
-    assert function.body({"a": 1}, CONTEXT) == {"a": 1}
-
-
 def test_fail_raises_its_message_until_it_has_failed_often_enough() -> None:
     body = resolve("builtin.fail").body
 
     with pytest.raises(RuntimeError, match="on purpose"):
         body({"message": "on purpose", "times": 1}, CONTEXT)
     assert body({"times": 1}, StepContext(CONTEXT.identity, attempt=2)) == {"times": 1}
-
-
-def test_sleep_waits_on_the_loop() -> None:
-    assert resolve("builtin.sleep").is_async
 
 
 def test_an_unknown_function_is_named() -> None:

@@ -79,12 +79,6 @@ def test_a_step_has_the_model_of_its_definition(fields: JsonObject, model: str) 
     assert plan.steps[1].step.model == model
 
 
-def test_where_definitions_are_not_known_none_is_refused() -> None:
-    plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", PlanNames())
-
-    assert plan.steps[0].agent == "anybody"
-
-
 @pytest.mark.spec("ETS-06")
 def test_a_step_is_no_orchestrator() -> None:
     plan: JsonObject = {"title": "t", "steps": [step("orchestrator")]}

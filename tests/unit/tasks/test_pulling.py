@@ -11,7 +11,7 @@ from soong.shared.engine.tasks.growth import planned_task, standing_of
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.planner import PULL_WORKER_TOOLS, Planner, read_dispatch, waiting_for_a_pull_worker
+from soong.shared.engine.tasks.planner import PULL_WORKER_TOOLS, Planner, read_dispatch
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, Step, Task
 from tests.unit.agents.parts import row_of, task_of
@@ -96,14 +96,3 @@ def test_a_pull_worker_is_in_no_drawing_and_nobodys_to_depend_on() -> None:
 
     assert [step.id for step in planned_task(task, rows).steps] == ["p", "q"]
     assert standing_of(rows).keys() == {"p", "q"}
-
-
-def test_a_task_waits_for_a_pull_worker_while_nothing_goes_on_that_could_take_its_steps() -> None:
-    _, steps = made()
-    (pull_worker,) = pull_workers({})
-    row = replace(row_of(pull_worker), is_pull_worker=True, status=StepStatus.RUNNING)
-
-    assert waiting_for_a_pull_worker(steps) == 2
-    assert waiting_for_a_pull_worker([*steps, row]) == 0
-    assert waiting_for_a_pull_worker([*steps, replace(row, status=StepStatus.COMPLETED)]) == 2
-    assert waiting_for_a_pull_worker([replace(step, status=StepStatus.COMPLETED) for step in steps]) == 0

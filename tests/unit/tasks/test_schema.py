@@ -80,10 +80,6 @@ def is_read(document: Json) -> Plan | None:
         return None
 
 
-def test_it_is_a_schema_itself() -> None:
-    Draft202012Validator.check_schema(plan_schema())
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples_hold_to_it(path: Path) -> None:
     assert list(SCHEMA.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))) == []

@@ -1,7 +1,6 @@
 """Posting to a collector, a real server on the loopback."""
 
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from soong.orchestrator.telemetry.otlp import OtlpCollector, OtlpSender
 from soong.orchestrator.telemetry.spans import Span
 from soong.shared.core.telemetry import OtlpTarget, load_telemetry
+from tests.loopback import http_on_a_thread
 from tests.otlp_receiver import otlp_receiver
 from tests.servers import free_port
 
@@ -36,12 +36,8 @@ def server(status: int, headers: dict[str, str]) -> Iterator[tuple[str, list[dic
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{serving.server_port}", got
-        serving.shutdown()
-        thread.join()
+    with http_on_a_thread(Handler) as port:
+        yield f"http://127.0.0.1:{port}", got
 
 
 def posted(target: OtlpTarget, message: bytes = b"") -> str:

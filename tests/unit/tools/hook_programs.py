@@ -11,6 +11,7 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.command import hooks_of
+from soong.shared.tools.result import ErrorType
 from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
 
 PYTHON = str(Path(sys.executable).resolve())
@@ -71,9 +72,18 @@ class Programs:
 
     def bench(self, tool: ToolDefinition | None = None, *, redactor: Redactor | None = None) -> PipelineHarness:
         tools = [tool or make_tool()]
-        return make_bench(tools, project=self.project, hooks=self.hooks(redactor), redactor=redactor)
+        return make_bench(tools, project=self.project, hooks=self.hooks(redactor), redactor=redactor or Redactor())
 
 
 def hook_runs(bench: PipelineHarness) -> list[dict[str, Any]]:
     """Return the events of hooks."""
     return [dict(data) for kind, data in bench.log.notes if kind == "hook_run"]
+
+
+async def denied(bench: PipelineHarness) -> str:
+    """Return why a hook denied a call that nobody was asked about and that did not start."""
+    result = await bench.call("test.echo", text="x")
+    assert result.error is not None
+    assert result.error.type is ErrorType.HOOK_DENIED
+    assert (bench.gate.asked, bench.log.starts) == ([], [])
+    return result.error.message

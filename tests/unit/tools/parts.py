@@ -15,7 +15,7 @@ from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.tools.result import ArtifactRef, TextBlock, ToolResult
 
 TEXT_INPUT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}}
 
@@ -127,6 +127,27 @@ class PipelineHarness:
         return self.log.ends[-1][1]
 
 
+def text_of(result: ToolResult) -> str:
+    """Return the text of a result, block by block."""
+    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
+
+
+def gives(value: Any) -> Any:
+    """Return a handler that gives this."""
+
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        return value  # type: ignore[no-any-return]
+
+    return handler
+
+
+def raising(error: BaseException) -> Any:
+    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        raise error
+
+    return handler
+
+
 def make_bench(
     tools: Sequence[ToolDefinition],
     *,
@@ -141,5 +162,6 @@ def make_bench(
     gate, log, artifacts = gate or RecordingGate(verdict), RecordingLog(), Artifacts()
     run = RunScope(make_identity(), 7, make_run_dirs(project, **(place or {})))
     registered = make_registry(*tools).definitions()
+    config = config or PipelineConfig()
     pipeline = ToolPipeline(registered, run, gate, log, hooks=hooks, artifacts=artifacts, config=config, **more)
     return PipelineHarness(pipeline, gate, log, artifacts)

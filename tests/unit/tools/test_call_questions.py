@@ -13,14 +13,8 @@ from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
-from soong.shared.tools.hooks.chain import (
-    HookCall,
-    Hooks,
-    Matcher,
-    NamedHook,
-    PostOutcome,
-    PreOutcome,
-)
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PostOutcome, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import GateCall, ToolCall, Verdict
 from soong.shared.tools.result import TextBlock, ToolResult

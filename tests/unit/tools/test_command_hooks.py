@@ -10,22 +10,14 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import digest, parse_strict
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.hooks.command import hooks_of
-from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock
-from tests.unit.tools.hook_programs import Programs, hook_runs
-from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
+from soong.shared.tools.result import JsonBlock, TextBlock
+from tests.unit.tools.hook_programs import Programs, denied, hook_runs
+from tests.unit.tools.parts import make_bench, make_tool
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Programs:
     return Programs(tmp_path)
-
-
-async def denied(bench: PipelineHarness) -> str:
-    result = await bench.call("test.echo", text="x")
-    assert result.error is not None
-    assert result.error.type is ErrorType.HOOK_DENIED
-    assert (bench.gate.asked, bench.log.starts) == ([], [])
-    return result.error.message
 
 
 @pytest.mark.spec("EXE-13")

@@ -10,15 +10,14 @@ import pytest
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
-from soong.shared.tools.elicitation import ElicitationAnswer
+from soong.shared.tools.definition import CallQuestion, ElicitationAnswer, HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks import sdk
-from soong.shared.tools.hooks.chain import (
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import (
     ElicitationHook,
     ElicitationOutcome,
     ElicitationResultHook,
     HookCall,
-    Hooks,
     Matcher,
     NamedHook,
 )
@@ -136,8 +135,7 @@ async def test_a_hook_changes_neither_the_question_nor_the_answer_that_others_se
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("_PRE", "_POST", "_ELICITATION", "_ELICITATION_RESULT"):
-        monkeypatch.setattr(sdk, kind, {})
+    monkeypatch.setattr(sdk, "_REGISTERED", {stage: {} for stage in sdk._REGISTERED})
 
 
 @pytest.mark.spec("EXE-13.a")

@@ -11,8 +11,7 @@ import pytest
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, parse_strict
 from soong.shared.core.mcp_config import McpServerConfig
-from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
-from soong.shared.tools.elicitation import ElicitationAnswer
+from soong.shared.tools.definition import CallQuestion, ElicitationAnswer, HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks import sdk
 from soong.shared.tools.hooks.command import _ElicitationHookAnswer, _PostAnswer, _PreAnswer
 from soong.shared.tools.hooks.hook import ELICITATION_ACTIONS, STRENGTH
@@ -107,8 +106,7 @@ async def test_the_examples_around_a_question_answer_and_decline(
             answer = await context.around_question.after(named, answer)
         return {"action": answer.action, "content": dict(answer.content or {}), "reason": answer.reason}
 
-    for kind in ("_PRE", "_POST", "_ELICITATION", "_ELICITATION_RESULT"):
-        monkeypatch.setattr(sdk, kind, {})
+    monkeypatch.setattr(sdk, "_REGISTERED", {stage: {} for stage in sdk._REGISTERED})
     exec(compile(example("python", 3), "docs/reference/hooks.md", "exec"), {"__name__": "example"})
     configured = Config.model_validate(tomllib.loads(example("toml", 1))).hooks.elicitation[0]
     programs = Programs(tmp_path)

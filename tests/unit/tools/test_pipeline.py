@@ -7,33 +7,20 @@ from typing import Any
 
 import pytest
 
-from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, UnconfirmedDecisionError
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PostOutcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PostOutcome
 from soong.shared.tools.pipeline import PipelineConfig
-from soong.shared.tools.ports import CallRecord, ToolCall, Verdict
+from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
-from tests.unit.tools.parts import TEXT_INPUT, PipelineHarness, make_bench, make_tool
+from tests.unit.tools.parts import TEXT_INPUT, PipelineHarness, gives, make_bench, make_tool, raising
 from tests.waiting import others_run
 
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
-
-
-def raising(error: BaseException) -> Any:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        raise error
-
-    return handler
-
-
-def returning(value: Any) -> Any:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        return value  # type: ignore[no-any-return]
-
-    return handler
 
 
 async def failure(bench: PipelineHarness, tool: str = "test.echo", **fields: Json) -> ErrorType:
@@ -41,15 +28,6 @@ async def failure(bench: PipelineHarness, tool: str = "test.echo", **fields: Jso
     assert result.error is not None
     assert bench.ended == result
     return result.error.type
-
-
-@pytest.mark.spec("ETS-02.a", "RES-05")
-async def test_a_call_outside_the_surface_is_not_available() -> None:
-    bench = make_bench([make_tool()])
-
-    assert await failure(bench, "code.write_file") is ErrorType.TOOL_NOT_AVAILABLE
-    assert bench.gate.asked == []
-    assert bench.log.starts == []
 
 
 @pytest.mark.spec("SCH-03.a", "RES-04.b")
@@ -66,15 +44,6 @@ async def test_bad_arguments_reach_neither_permission_nor_handler(arguments: Jso
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT
     assert (bench.gate.asked, bench.log.starts) == ([], [])
-
-
-@pytest.mark.spec("SCH-03.c")
-async def test_arguments_in_a_json_string_are_parsed_first() -> None:
-    bench = make_bench([make_tool()])
-
-    assert (await bench.call("test.echo", '{"text": "hi"}')).data == "hi"
-    assert (await bench.call("test.echo", "")).data == ""
-    assert (await bench.pipeline.execute(ToolCall("c", "test.echo", None))).ok
 
 
 @pytest.mark.spec("REG-05.e", "SCH-03")
@@ -141,23 +110,6 @@ async def test_a_decision_that_was_used_before_can_be_asked_for_again() -> None:
     assert await failure(bench) is ErrorType.PERMISSION_STALE
 
 
-@pytest.mark.spec("PER-12.b")
-async def test_a_notified_decision_that_its_row_does_not_confirm_is_asked_for_again() -> None:
-    bench = make_bench([make_tool()])
-    bench.log.fails_start = UnconfirmedDecisionError("dec_1")
-
-    async def confirm_the_second() -> None:
-        if len(bench.gate.asked) > 1:
-            bench.log.fails_start = None
-
-    bench.gate.before = confirm_the_second
-
-    result = await bench.call("test.echo", text="x")
-
-    assert result.ok
-    assert (len(bench.gate.asked), len(bench.log.starts)) == (2, 1)
-
-
 @pytest.mark.spec("RES-01.c")
 @pytest.mark.parametrize(
     ("value", "content", "data"),
@@ -172,14 +124,14 @@ async def test_a_notified_decision_that_its_row_does_not_confirm_is_asked_for_ag
     ids=str,
 )
 async def test_plain_return_values_are_wrapped(value: Json, content: tuple[Any, ...], data: Json) -> None:
-    result = await make_bench([make_tool(handler=returning(value))]).call("test.echo")
+    result = await make_bench([make_tool(handler=gives(value))]).call("test.echo")
 
     assert (result.content, result.data, result.ok) == (content, data, True)
 
 
 @pytest.mark.spec("RES-02.a")
 async def test_a_handler_cannot_answer_for_another_call() -> None:
-    bench = make_bench([make_tool(handler=returning(ToolResult("call_other", (TextBlock("x"),))))])
+    bench = make_bench([make_tool(handler=gives(ToolResult("call_other", (TextBlock("x"),))))])
 
     assert (await bench.call("test.echo")).tool_call_id == "call_1"
 
@@ -188,18 +140,14 @@ async def test_a_handler_cannot_answer_for_another_call() -> None:
 @pytest.mark.parametrize("value", [{"a": object()}, float("nan"), {"n": "text"}], ids=["object", "nan", "schema"])
 async def test_output_that_is_not_what_was_promised_is_invalid(value: Any) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    bench = make_bench([make_tool(handler=returning(value), output_schema=schema)])
+    bench = make_bench([make_tool(handler=gives(value), output_schema=schema)])
 
     assert await failure(bench) is ErrorType.INVALID_OUTPUT
 
 
-async def test_output_that_is_not_json_is_invalid_without_any_schema() -> None:
-    assert await failure(make_bench([make_tool(handler=returning({"a": object()}))])) is ErrorType.INVALID_OUTPUT
-
-
 @pytest.mark.spec("RES-03.a", "RES-03.b")
 async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
-    bench = make_bench([make_tool(handler=returning("x" * 50_000))])
+    bench = make_bench([make_tool(handler=gives("x" * 50_000))])
 
     result = await bench.call("test.echo")
 
@@ -215,7 +163,7 @@ async def test_large_output_becomes_an_artifact_with_a_preview() -> None:
 
 async def test_data_for_programs_has_a_limit_of_its_own() -> None:
     config = PipelineConfig(max_result_chars=100, max_data_chars=500)
-    bench = make_bench([make_tool(handler=returning({"x": "y" * 600}))], config=config)
+    bench = make_bench([make_tool(handler=gives({"x": "y" * 600}))], config=config)
 
     result = await bench.call("test.echo")
 
@@ -225,31 +173,21 @@ async def test_data_for_programs_has_a_limit_of_its_own() -> None:
 @pytest.mark.spec("EVT-05.c")
 async def test_secrets_are_in_nothing_that_is_kept() -> None:
     secret = "hunter2-very-secret"
-    handler = returning(ToolResult("", (TextBlock(f"a {secret}"),), secret, {secret: [secret]}, metadata={"m": secret}))
+    handler = gives(ToolResult("", (TextBlock(f"a {secret}"),), secret, {secret: [secret]}, metadata={"m": secret}))
     bench = make_bench([make_tool(handler=handler)], redactor=redactor([secret]))
 
     result = await bench.call("test.echo", text=secret)
 
     assert secret not in repr(result)
     assert secret not in repr(bench.log.ends)
-    assert bench.log.starts[0].shown_input == {"text": "[redacted]"}
-    assert bench.log.starts[0].call_input == {"text": secret}
-
-
-@pytest.mark.spec("EVT-05.c")
-async def test_secrets_are_taken_out_before_an_artifact_is_stored() -> None:
-    secret = "hunter2-very-secret"
-    bench = make_bench([make_tool(handler=returning(f"{secret} " * 5_000))], redactor=redactor([secret]))
-
-    await bench.call("test.echo")
-
-    assert secret.encode() not in bench.artifacts.stored[0]
+    assert bench.log.starts[0].record.inputs.call == {"text": "[redacted]"}
+    assert bench.log.starts[0].gate_call.permission_input == {"text": secret}
 
 
 @pytest.mark.spec("RES-03.c", "FS-06")
 async def test_what_an_allowed_sensitive_read_said_reaches_the_model_only() -> None:
     target = Target("path", "/p", "/p/.env", is_sensitive=True, precondition="1:2")
-    bench = make_bench([make_tool(handler=returning("A=1"), target=lambda *_: target)])
+    bench = make_bench([make_tool(handler=gives("A=1"), target=lambda *_: target)])
 
     result = await bench.call("test.echo")
 
@@ -386,29 +324,6 @@ async def test_an_abort_while_permission_is_awaited_is_recorded_as_aborted() -> 
     assert bench.log.entries == [("finished", "call_1")]
 
 
-async def test_an_abort_during_the_last_write_does_not_tear_it() -> None:
-    reached, release = asyncio.Event(), asyncio.Event()
-    bench = make_bench([make_tool()])
-    finish = bench.log.finished
-
-    async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None) -> None:
-        reached.set()
-        await release.wait()
-        await finish(call, result, duration_ms=duration_ms, record=record)
-
-    bench.log.finished = slow  # type: ignore[method-assign]
-    task = asyncio.ensure_future(bench.call("test.echo", text="x"))
-    await asyncio.wait_for(reached.wait(), 5)
-
-    task.cancel()
-    await others_run()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert bench.ended.data == "x"
-
-
 @pytest.mark.spec("PER-19", "PER-11")
 async def test_the_gate_learns_traits_target_and_risk_of_this_very_call(tmp_path: Path) -> None:
     target = Target("resource", "scope", "shown", precondition="absent", is_inside_roots=False)
@@ -429,19 +344,7 @@ async def test_the_gate_learns_traits_target_and_risk_of_this_very_call(tmp_path
     assert (asked.target, asked.risk, asked.fence, asked.cwd) == (target, Risk.EXECUTE, 7, str(tmp_path))
     assert asked.traits == Traits(is_open_world=True)
     assert (seen[0].target, seen[0].precondition, seen[0].allowed_outside) == (target, "absent", True)
-    assert (seen[0].effect_id, bench.log.starts[0].is_write) == ("run_1/call_1", True)
-
-
-@pytest.mark.spec("PER-11.c")
-async def test_a_classifier_of_ones_own_raises_a_risk_and_lowers_none() -> None:
-    declared = make_tool("mcp.x.run", permission=Permission.WRITE, traits=lambda _: Traits(is_destructive=False))
-    read = make_tool("mcp.x.look", permission=Permission.READONLY, traits=lambda _: Traits(is_read_only=True))
-    bench = make_bench([declared, read], classify=lambda tool: Risk.CRITICAL if tool.name == read.name else Risk.READ)
-
-    await bench.call(declared.name)
-    await bench.call(read.name)
-
-    assert [asked.risk for asked in bench.gate.asked] == [Risk.WRITE, Risk.CRITICAL]
+    assert (seen[0].effect_id, bench.log.starts[0].record.is_write) == ("run_1/call_1", True)
 
 
 @pytest.mark.parametrize(

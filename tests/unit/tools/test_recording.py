@@ -11,7 +11,8 @@ from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
 from soong.shared.tools.execution import PROGRESS_BURST
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import (
@@ -25,18 +26,11 @@ from soong.shared.tools.result import (
 )
 from soong.shared.tools.results.rendering import for_model
 from tests.model.clock import FakeClock
-from tests.unit.tools.parts import make_bench, make_tool
+from tests.unit.tools.parts import gives, make_bench, make_tool, raising
 
 SECRET = "hunter2-very-secret"
 SKILL = ContextNode("skill", "review", "how to review")
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
-
-
-def gives(output: Any) -> Any:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        return output  # type: ignore[no-any-return]
-
-    return handler
 
 
 def alone(_call_input: JsonObject) -> Traits:
@@ -232,7 +226,7 @@ async def test_output_of_ten_thousand_levels_is_invalid_and_ends_no_run() -> Non
     bench = make_bench(
         [
             make_tool("test.deep", handler=gives(value)),
-            make_tool("test.data", handler=_raising(ToolError(ErrorType.EXECUTION_FAILED, "no", data=value))),
+            make_tool("test.data", handler=raising(ToolError(ErrorType.EXECUTION_FAILED, "no", data=value))),
         ]
     )
 
@@ -242,20 +236,13 @@ async def test_output_of_ten_thousand_levels_is_invalid_and_ends_no_run() -> Non
         assert result.error.type is ErrorType.INVALID_OUTPUT
 
 
-def _raising(error: BaseException) -> Any:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        raise error
-
-    return handler
-
-
 @pytest.mark.spec("RES-05", "EXE-13")
 @pytest.mark.parametrize("is_raised", [True, False])
 async def test_a_tool_cannot_speak_as_a_hook_and_stop_the_run(is_raised: bool) -> None:
     details: dict[str, Json] = {"stop_run": True}
     failure = ToolFailure(ErrorType.HOOK_DENIED, "stop", details=details)
     error = ToolError(ErrorType.HOOK_DENIED, "stop", details=details)
-    handler = _raising(error) if is_raised else gives(ToolResult("", error=failure))
+    handler = raising(error) if is_raised else gives(ToolResult("", error=failure))
 
     result = await make_bench([make_tool(handler=handler)]).call("test.echo")
 
@@ -287,7 +274,7 @@ async def test_a_secret_is_not_cut_into_halves_that_nobody_recognises() -> None:
     bench = make_bench(
         [
             make_tool("test.summary", handler=gives(text)),
-            make_tool("test.message", handler=_raising(ValueError(message))),
+            make_tool("test.message", handler=raising(ValueError(message))),
         ],
         redactor=redactor([SECRET]),
     )
@@ -297,16 +284,6 @@ async def test_a_secret_is_not_cut_into_halves_that_nobody_recognises() -> None:
     assert failed.error is not None
     assert len(summary.summary) <= 201
     assert "hunt" not in summary.summary + failed.error.message + failed.summary
-
-
-@pytest.mark.spec("RES-04")
-async def test_a_handler_that_cancels_itself_has_failed_and_the_run_goes_on() -> None:
-    for interrupt in ("cancel", "block"):
-        tool = make_tool(handler=_raising(asyncio.CancelledError()), interrupt=interrupt)
-        result = await make_bench([tool]).call("test.echo")
-
-        assert result.error is not None
-        assert result.error.type is ErrorType.EXECUTION_FAILED
 
 
 # -- partial output and progress
@@ -398,7 +375,7 @@ async def test_a_call_that_is_not_made_is_recorded_under_the_canonical_name_too(
 @pytest.mark.parametrize("is_failing", [False, True])
 async def test_what_a_person_says_who_allows_a_call_reaches_the_model_without_secrets(is_failing: bool) -> None:
     verdict = Verdict(is_allowed=True, author="person", reason=f"only this once, {SECRET}")
-    failing = _raising(ToolError(ErrorType.EXECUTION_FAILED, "no"))
+    failing = raising(ToolError(ErrorType.EXECUTION_FAILED, "no"))
     tool = make_tool(handler=failing if is_failing else gives("done"))
     bench = make_bench([tool], verdict=verdict, redactor=redactor([SECRET]))
 

@@ -11,14 +11,6 @@ from soong.shared.tools.risk import effective_traits
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 
-@pytest.mark.spec("REG-02.b")
-def test_a_second_tool_of_the_same_name_is_an_error() -> None:
-    registry = make_registry(make_tool("code.x"))
-
-    with pytest.raises(InvalidToolError, match="taken by tool"):
-        registry.register(make_tool("code.x"))
-
-
 @pytest.mark.spec("REG-05.f", "REG-05.i")
 @pytest.mark.parametrize("permission", Permission)
 def test_a_trait_that_nothing_declares_takes_the_safe_value(permission: Permission) -> None:
@@ -47,15 +39,6 @@ async def test_a_call_by_alias_is_recorded_under_the_canonical_name() -> None:
 
     call = bench.log.ends[0][0]
     assert (result.ok, call.tool, call.raw) == (True, "code.x", {"alias": "Read"})
-
-
-@pytest.mark.spec("REG-09")
-def test_built_ins_come_first_and_then_the_alphabet() -> None:
-    registry = ToolRegistry()
-    for name, is_builtin in (("user.b", False), ("code.z", True), ("user.a", False), ("code.a", True)):
-        registry.register(make_tool(name), is_builtin=is_builtin)
-
-    assert [tool.name for tool in registry.definitions()] == ["code.a", "code.z", "user.a", "user.b"]
 
 
 @pytest.mark.spec("REG-05.a", "EXE-08.b")

@@ -14,7 +14,7 @@ from soong.shared.tools.result import (
     ToolFailure,
     ToolResult,
 )
-from soong.shared.tools.results import codec
+from soong.shared.tools.results import rendering
 from soong.shared.tools.results.rendering import (
     for_model,
     for_person,
@@ -169,7 +169,7 @@ def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
 @pytest.mark.spec("RES-06.d", "RES-01.b")
 def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_nodes() -> None:
     for result in (FULL, FAILED):
-        back = codec.from_json(codec.to_json("code.search", result))
+        back = rendering.from_json(rendering.to_json("code.search", result))
 
         assert (back.content, back.data, back.error, back.metadata, back.evidence) == (
             result.content,
@@ -178,7 +178,7 @@ def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_node
             result.metadata,
             result.evidence,
         )
-    assert "how to review" not in dump(codec.to_json("code.search", FULL))
-    payload = codec.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
-    assert codec.context_from_json("skill", payload) == FULL.context_nodes[0]
-    assert codec.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None
+    assert "how to review" not in dump(rendering.to_json("code.search", FULL))
+    payload = rendering.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
+    assert rendering.context_from_json("skill", payload) == FULL.context_nodes[0]
+    assert rendering.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None

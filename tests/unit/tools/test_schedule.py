@@ -10,7 +10,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import Permission, ToolDefinition, Traits
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
-from soong.shared.tools.schedule import GroupKind, may_wait, plan_groups, run_turn
+from soong.shared.tools.schedule import GroupKind, plan_groups, run_turn
 from tests.unit.tools.parts import make_tool
 from tests.waiting import others_run
 
@@ -52,11 +52,6 @@ def test_a_turn_is_cut_where_something_must_be_alone(turn: str, groups: list[str
 @given(st.text(alphabet="rswa?", max_size=30))
 def test_cutting_keeps_the_models_order_and_every_call_once(turn: str) -> None:
     assert "".join(cut(turn)) == turn
-
-
-@pytest.mark.parametrize(("turn", "waits"), [("rr", True), ("s", True), ("rw", True), ("?", True), ("ra", False)])
-def test_an_answer_waits_for_its_calls_unless_they_leave_something_in_other_rows(turn: str, *, waits: bool) -> None:
-    assert may_wait(calls(turn), TOOLS.get) is waits
 
 
 def test_traits_that_fail_make_a_call_a_write() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.tools.definition import Permission
-from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.toolset import Toolset
+from soong.shared.tools.registry import ToolRegistry, Toolset
 from tests.unit.tools.parts import make_tool
 
 

@@ -51,14 +51,6 @@ def test_a_toolset_is_reduced_tool_by_tool() -> None:
     assert set(reduced.tools) - FILES == set(surface("").tools) - FILES
 
 
-@pytest.mark.spec("REG-12.b", "ETS-06.d")
-@pytest.mark.parametrize("role", [Role.WORKER, Role.SUB, Role.FORK])
-def test_a_switch_gives_no_child_what_it_never_has(role: Role) -> None:
-    on = surface("[toolsets]\nmemory = true\nagents = ['*']\ntasks = true", role)
-
-    assert on.tools == surface("", role).tools
-
-
 @pytest.mark.spec("REG-12.b")
 def test_a_worker_takes_away_what_its_own_configuration_switches_off() -> None:
     tools = registry_of(ToolEnvironment()).definitions()

@@ -12,7 +12,7 @@ from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.result import TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.result import ToolFailure, ToolResult
 from soong.shared.toolsets.code.run_command import CommandTool
 from tests.unit.tools.parts import PipelineHarness, make_bench
 
@@ -69,10 +69,6 @@ def make_commands(
         PathPolicy(), runner or ProcessRunner(), config or CommandsConfig(), known, timeout, progress_every
     )
     return Commands(root, outside, make_bench([tool.definition()], project=root, redactor=known, **more))
-
-
-def text_of(result: ToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
 
 
 def data_of(result: ToolResult) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.docs import EVERY_CALL
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from soong.shared.toolsets.code import code_tools
+from soong.shared.toolsets.code.toolset import CodeTools
 from tests.unit.tools.parts import PipelineHarness, make_bench
 
 
@@ -30,8 +30,9 @@ class Project:
     home: Path
     bench: PipelineHarness
 
-    async def call(self, tool: str, **arguments: Json) -> ToolResult:
-        return declared(self.bench, await self.bench.call(f"code.{tool}", arguments), f"code.{tool}")
+    async def call(self, tool: str, /, **arguments: Json) -> ToolResult:
+        name = tool if "." in tool else f"code.{tool}"
+        return declared(self.bench, await self.bench.call(name, dict(arguments)), name)
 
     async def data(self, tool: str, **arguments: Json) -> dict[str, Any]:
         result = await self.call(tool, **arguments)
@@ -61,7 +62,7 @@ def make_project(folder: Path, **more: Any) -> Project:
     root, outside, home = folder / "project", folder / "outside", folder / "home"
     for each in (root, outside, home):
         each.mkdir()
-    bench = make_bench(code_tools(PathPolicy(home)), project=root, **more)
+    bench = make_bench(CodeTools(PathPolicy(home)).tools(), project=root, **more)
     return Project(root, outside, home, bench)
 
 

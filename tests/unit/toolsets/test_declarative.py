@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.declarative.running import DeclarativeTools
-from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_tool
 
 FIELD: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -91,21 +89,6 @@ def test_a_file_that_says_no_permission_writes_and_is_marked_declarative(home: P
     assert tool.tags == {"declarative", "write"}
 
 
-def test_a_home_without_a_folder_of_tools_has_none(tmp_path: Path) -> None:
-    assert tools_of(tmp_path) == ()
-
-
-@pytest.mark.spec("CMD-02.a")
-def test_a_project_declares_no_tools(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tmp_path / "project"
-    for folder in (project / "tools", project / ".soong" / "tools"):
-        folder.mkdir(parents=True)
-        (folder / "evil.json").write_text(json.dumps(make_document(name="team.evil")))
-    monkeypatch.chdir(project)
-
-    assert tools_of(home) == ()
-
-
 @pytest.mark.spec("REG-09")
 def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
     write(home, name="a.first")
@@ -116,14 +99,6 @@ def test_declared_tools_come_after_the_built_in_ones(home: Path) -> None:
 
     assert [tool.name for tool in registry.definitions()] == ["code.x", "a.first"]
     assert registry.source_of("a.first") == f"file {home}/tools/echo.json"
-
-
-@pytest.mark.spec("CMD-02")
-def test_no_process_starts_with_a_broken_definition_in_its_home(home: Path) -> None:
-    path = write(home, timeout_ms=600_001)
-
-    with pytest.raises(InvalidConfigError, match=re.escape(f"{path}: timeout_ms: is 600001")):
-        make_registry(ToolEnvironment(home))
 
 
 @pytest.mark.spec("REG-02.b")
@@ -331,14 +306,3 @@ def test_a_link_to_a_file_of_the_user_is_followed(home: Path, tmp_path: Path) ->
     (home / "tools" / "echo.json").symlink_to(tmp_path / "dotfiles" / "echo.json")
 
     assert [tool.name for tool in tools_of(home)] == ["team.echo"]
-
-
-@pytest.mark.spec("CMD-06.b")
-@pytest.mark.parametrize("is_on", [False, True])
-def test_a_shell_line_is_enabled_by_configuration_alone(home: Path, is_on: bool) -> None:
-    write(home, "a", name="team.exec")
-    write(home, "b", name="team.shell", command_type="shell")
-
-    tools = tools_of(home, parse_config(f"[tools]\nshell = {str(is_on).lower()}\n"))
-
-    assert [tool.is_enabled() for tool in tools] == [True, is_on]

@@ -1,7 +1,5 @@
 """Calls of declared tools: real programs, from the model's words to the result."""
 
-import asyncio
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,17 +8,12 @@ import pytest
 
 from soong.shared.core.config import parse_config
 from soong.shared.core.identity import Role
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.permissions.scope import offered_scope
-from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.execution import PROGRESS_EVENT
-from soong.shared.tools.ports import ToolCall, Verdict
-from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.result import ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from tests.unit.sandbox.families import is_alive
-from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs
+from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.declaring import Declared, make_declared
-from tests.waiting import until
 
 SAY_ALL = """
 import json, os, sys
@@ -29,20 +22,9 @@ print(json.dumps({"data": {"stdin": json.load(sys.stdin), "cwd": os.getcwd(), "e
 """
 
 
-class Unheard:
-    """Progress of a call outside a pipeline."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        pass
-
-
 @pytest.fixture
 def declared(tmp_path: Path) -> Declared:
     return make_declared(tmp_path)
-
-
-def is_gone(pid: int) -> bool:
-    return not is_alive(pid)
 
 
 @pytest.mark.spec("CMD-03.a", "CMD-05.c")
@@ -100,15 +82,6 @@ async def test_the_model_has_no_say_in_where_with_what_and_how_long(declared: De
         assert (await declared.error(**{field: "/"}))[0] is ErrorType.INVALID_INPUT
 
 
-@pytest.mark.spec("CMD-04")
-async def test_a_shell_line_takes_each_value_as_one_word(declared: Declared) -> None:
-    declared.config = parse_config("[tools]\nshell = true\n")
-    (declared.project / "names").write_text("a b\na\nb\n")
-    declared.sh("printf '{\"data\": %s}'", "$(grep -c --", "{{text}}", "names | cat)")
-
-    assert await declared.data(text="a b") == 1
-
-
 @pytest.mark.spec("CMD-03.d")
 @pytest.mark.parametrize(
     ("code", "expected"),
@@ -134,45 +107,6 @@ async def test_the_log_of_a_program_that_ends_well_is_kept_beside_the_result(dec
 
     assert result.ok
     assert result.metadata == {"stderr": "careful", "stderr_bytes": 17, "sandbox": "none"}
-
-
-async def test_more_log_than_is_kept_does_not_end_a_program(declared: Declared) -> None:
-    code = "import sys; [print('x' * 99, file=sys.stderr) for _ in range(10_000)]; print('{\"summary\": \"ok\"}')"
-    declared.python(code, stderr_limit_bytes=1000)
-
-    result = await declared.call()
-
-    assert result.ok
-    assert result.metadata["stderr_bytes"] == 1_000_000
-    assert result.metadata["stderr"] == "\n".join(["[…]", *["x" * 99] * 40])
-
-
-@pytest.mark.spec("CMD-03")
-async def test_a_program_that_prints_more_than_its_limit_is_ended(declared: Declared) -> None:
-    code = "import os; open('pid', 'w').write(str(os.getpid()))\nwhile True: print('y' * 10_000)"
-    declared.python(code, stdout_limit_bytes=100_000)
-
-    type_, message = await declared.error()
-
-    assert (type_, "more than 100000 bytes" in message) == (ErrorType.LIMIT_EXCEEDED, True)
-    assert is_gone(int((declared.project / "pid").read_text()))
-
-
-@pytest.mark.spec("EXE-07")
-async def test_an_aborted_call_leaves_no_process(declared: Declared) -> None:
-    declared.python("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(100)")
-    bench = make_bench(declared.tools(), project=declared.project)
-    call = asyncio.ensure_future(bench.pipeline.execute(ToolCall("call_1", "team.tool", {})))
-    pid = declared.project / "pid"
-    await until(lambda: pid.exists() and bool(pid.read_text()))
-
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-
-    assert is_gone(int(pid.read_text()))
-    assert bench.ended.error is not None
-    assert bench.ended.error.type is ErrorType.ABORTED
 
 
 @pytest.mark.spec("EXE-09")
@@ -363,25 +297,6 @@ async def test_a_script_that_is_rewritten_after_it_was_shown_is_not_run(declared
     assert ", files sha256:" in shown.scope
 
 
-async def test_a_program_by_name_is_not_found_in_the_project(
-    declared: Declared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _program(declared.project / "deploy-it")
-    monkeypatch.setenv("PATH", f"{declared.project}{os.pathsep}{os.environ['PATH']}")
-    declared.write(command="deploy-it")
-
-    assert (await declared.error())[0] is ErrorType.FILE_NOT_FOUND
-
-
-@pytest.mark.spec("EXE-01")
-async def test_a_call_that_is_not_permitted_starts_nothing(declared: Declared) -> None:
-    declared.options = {"verdict": Verdict(is_allowed=False, author="person", error=ErrorType.PERMISSION_DENIED)}
-    declared.python("open('ran', 'w')")
-
-    assert (await declared.error())[0] is ErrorType.PERMISSION_DENIED
-    assert not (declared.project / "ran").exists()
-
-
 @pytest.mark.spec("CMD-06.b")
 async def test_a_shell_line_is_outside_every_surface_until_it_is_enabled(declared: Declared) -> None:
     declared.sh("echo", name="team.tool")
@@ -403,20 +318,6 @@ async def test_arguments_that_are_together_too_long_are_invalid_input(declared: 
     type_, message = await declared.error(text="x" * 130_000)
 
     assert (type_, "command line" in message) == (ErrorType.INVALID_INPUT, True)
-
-
-@pytest.mark.spec("EXE-08")
-async def test_a_handler_keeps_to_its_time_without_a_pipeline(declared: Declared) -> None:
-    declared.python("import time; print('half', flush=True); time.sleep(100)", timeout_ms=1500)
-    (tool,) = declared.tools()
-    context = ToolContext(make_identity(), make_run_dirs(declared.project), "call_1", "effect", 1, Unheard())
-
-    result = await tool.handler(context, {})
-
-    assert isinstance(result, ToolResult)
-    assert result.error is not None
-    assert result.error.type is ErrorType.TIMEOUT
-    assert result.metadata == {"stdout": "half", "stdout_bytes": 5, "partial": True}
 
 
 def _program(path: Path, line: str = "true") -> Path:

@@ -8,8 +8,7 @@ import pytest
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ArtifactRef, ErrorType
-from tests.unit.tools.parts import Artifacts
-from tests.unit.toolsets.commands import text_of
+from tests.unit.tools.parts import Artifacts, text_of
 from tests.unit.toolsets.declaring import Declared, make_declared
 from tests.waiting import until
 

@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.config import Config
 from soong.shared.toolsets.declarative.definition import ToolFile
-from soong.shared.toolsets.declarative.protocol import _ERROR_FIELDS, _FIELDS, CLAIMABLE
+from soong.shared.toolsets.declarative.protocol import CLAIMABLE, RESULT_SCHEMA
 from soong.shared.toolsets.skills.toolset import SkillTools
 from tests.unit.tools.parts import make_bench
 
@@ -33,8 +33,9 @@ def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:
     text = document("reference/declarative.md")
 
     assert rows(text, "## Fields") == list(ToolFile.model_fields)
-    assert set(rows(text, "## Input and output of the program")) == set(_FIELDS)
-    assert all(f'"{name}"' in text for name in set(_ERROR_FIELDS) - {"retryable"})
+    fields = RESULT_SCHEMA["properties"]
+    assert set(rows(text, "## Input and output of the program")) == set(fields)
+    assert all(f'"{name}"' in text for name in set(fields["error"]["properties"]) - {"retryable"})
 
 
 def test_every_type_of_error_that_a_tool_may_have_is_documented() -> None:

@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 
 from soong.shared.core.jsontext import Json
+from soong.shared.tools.foreign_schema import SchemaRefusedError, input_schema, output_schema
 from soong.shared.tools.schema import schema_problems, validate
-from soong.shared.toolsets.mcp.schemas import SchemaRefusedError, input_schema, output_schema
 
 pytestmark = pytest.mark.spec("MCP-01.b", "SCH-01")
 

@@ -1,12 +1,10 @@
-"""code.edit_file held to ``git diff`` and ``git apply``: on random files, on damaged diffs, on real histories."""
+"""code.edit_file held to ``git diff`` and ``git apply``: on random files, on damaged diffs."""
 
 import asyncio
 import random
 import re
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +16,6 @@ from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.diff_header import STRICTER_THAN_GIT, DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
-from tests.spec_document import ROOT
 from tests.unit.toolsets.examples import PART, fixed
 from tests.unit.toolsets.hardened_git import Git
 from tests.unit.toolsets.parts import make_project
@@ -259,44 +256,6 @@ def versions(source: bytes, chance: random.Random) -> Iterator[bytes]:
                     lines[place:place] = block
             lines = lines or [b""]
         yield b"\n".join(lines)
-
-
-@pytest.mark.spec("FS-05")
-def test_a_history_of_installed_sources_is_applied_step_by_step_and_out_of_step(tmp_path: Path) -> None:
-    git, outcomes, chance = Git.at(tmp_path / "git"), Counter[str](), random.Random(3)
-    library = Path(sysconfig.get_paths()["purelib"])
-    sources = sorted(path for path in (library / "celery").rglob("*.py") if 3_000 < path.stat().st_size < 60_000)
-
-    for path in sources[::7][:16]:
-        history = [path.read_bytes(), *versions(path.read_bytes(), chance)]
-        for step, (before, after) in enumerate(pairwise(history)):
-            diff = git.diff(before, after, chance.choice([1, 2, 3, 3, 5]))
-            if diff:
-                assert ours(before, diff) == after == git.apply(before, diff)
-                compare(git, history[step - 1] if step else history[-1], diff, outcomes)
-
-    assert outcomes["applied"] > 3
-    assert outcomes["refused"] > 10
-
-
-@pytest.mark.spec("FS-05")
-def test_the_changes_of_our_own_history_are_applied(tmp_path: Path) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a clone: there is no history")
-    git, count = Git.at(tmp_path / "git"), 0
-    limits = ("--no-merges", "--diff-filter=M", "-n", "40", "--format=%H", "--name-only", "-z")
-    log = git.run("log", *limits, "--", "*.py", "*.md", cwd=ROOT).stdout.decode()
-
-    for commit, paths in re.findall(r"([0-9a-f]{40})\0\n?((?:[^\0]+\0)+?)(?=[0-9a-f]{40}\0|\0|$)", log):
-        for path in paths.strip("\0\n").split("\0")[:3]:
-            before, after = (git.run("show", f"{at}:{path}", cwd=ROOT).stdout for at in (f"{commit}^", commit))
-            diff = git.run("diff", "--no-ext-diff", "-U3", f"{commit}^", commit, "--", path, cwd=ROOT).stdout
-            parsed = parse_diff(diff)
-            FileNames(frozenset({path})).check(parsed.header)
-            assert apply_diff(before, parsed)[0] == after
-            count += 1
-
-    assert count > 20
 
 
 @pytest.mark.spec("FS-05")

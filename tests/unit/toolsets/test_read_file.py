@@ -1,6 +1,5 @@
 import asyncio
 import os
-import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,29 +26,6 @@ async def test_a_whole_small_file_is_read_with_its_number_of_lines(project: Proj
         "truncated_lines": [],
     }
     assert text_of(result) == "     1\tone\n     2\ttwo\n     3\tthree\n[no newline at the end of the file]\n"
-
-
-@pytest.mark.spec("FS-01.a")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"start_line": 0},
-        {"start_line": -1},
-        {"start_line": 2**63},
-        {"max_lines": 0},
-        {"max_lines": 1001},
-        {"max_lines": "ten"},
-        {"max_lines": True},
-        {"start_line": 1.5},
-        {"path": ""},
-        {"extra": 1},
-    ],
-    ids=str,
-)
-async def test_numbers_out_of_range_are_invalid(project: Project, arguments: dict[str, object]) -> None:
-    project.file("x", "1\n")
-
-    assert await project.error("read_file", **{"path": "x", **arguments}) is ErrorType.INVALID_INPUT  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("FS-01.b")
@@ -142,32 +118,6 @@ async def test_a_missing_file_is_a_tool_error(project: Project) -> None:
     assert await project.error("read_file", path="gone/x") is ErrorType.FILE_NOT_FOUND
 
 
-async def test_a_directory_is_no_file(project: Project) -> None:
-    assert await project.error("read_file", path=".") is ErrorType.NOT_REGULAR_FILE
-
-
-@pytest.mark.spec("FS-01.f")
-@pytest.mark.parametrize("line_bytes", [80, 200 * 1024 * 1024], ids=["many lines", "one line"])
-async def test_memory_stays_small_whatever_the_file(project: Project, line_bytes: int) -> None:
-    size = 200 * 1024 * 1024
-    path = project.root / "big"
-    with path.open("wb") as file:
-        for _ in range(size // (1024 * 1024)):
-            block = (b"x" * (min(line_bytes, 2**20) - 1) + (b"\n" if line_bytes < 2**20 else b"x")) * max(
-                1, 2**20 // line_bytes
-            )
-            file.write(block)
-    tracemalloc.start()
-
-    data = await project.data("read_file", path="big", start_line=1 if line_bytes > 2**20 else 2_500_000, max_lines=5)
-
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    path.unlink()
-    assert peak < 16 * 1024 * 1024
-    assert data["truncated_lines"] == ([1] if line_bytes > 2**20 else [])
-
-
 @pytest.mark.spec("FS-01")
 @pytest.mark.parametrize("size", [50 * 1024**3, 1024**4], ids=["50 GB", "1 TB"])
 @pytest.mark.parametrize(
@@ -212,38 +162,6 @@ async def test_a_page_is_exactly_the_lines_asked_for(
     assert data["truncated"] is (len(lines) > start - 1 + count)
     assert data["next_start_line"] == (start + count if data["truncated"] else None)
     assert data.get("total_lines", len(lines)) == len(lines)
-
-
-@pytest.mark.spec("FS-01")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=900), max_size=40),
-    st.booleans(),
-    st.integers(1, 7),
-)
-async def test_page_by_page_is_the_file(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ends: bool, count: int
-) -> None:
-    project = make_project(tmp_path_factory.mktemp("pages"))
-    content = "\n".join(lines) + ("\n" if ends else "")
-    project.file("x", content)
-
-    pages, start = [], 1
-    while start:
-        data = await project.data("read_file", path="x", start_line=start, max_lines=count)
-        pages.append(data["text"])
-        start = data["next_start_line"]
-
-    assert "".join(pages) == content
-
-
-async def test_a_file_outside_the_project_is_read_after_a_question(project: Project) -> None:
-    (project.outside / "x").write_text("hi\n")
-
-    data = await project.data("read_file", path=str(project.outside / "x"))
-
-    assert data["path"] == str(project.outside / "x")
-    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, False)
 
 
 @pytest.mark.spec("FS-06.b")

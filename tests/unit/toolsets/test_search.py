@@ -1,19 +1,13 @@
 import os
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.code import code_tools
-from soong.shared.toolsets.code.rg import Match, program
+from soong.shared.toolsets.code.rg import Match
 from soong.shared.toolsets.code.search import confirmed
-from tests.unit.tools.parts import make_bench, make_run_dirs
-from tests.unit.toolsets.parts import Project, make_project, text_of
+from tests.unit.toolsets.parts import Project, text_of
 
 
 def found(data: dict[str, object]) -> list[tuple[str, int]]:
@@ -75,28 +69,6 @@ async def test_a_bad_pattern_is_invalid_input_in_ripgreps_own_words(
     assert words in result.error.message
 
 
-@pytest.mark.spec("FS-03.d")
-async def test_a_place_outside_the_project_asks(project: Project) -> None:
-    (project.outside / "x").write_text("hit\n")
-
-    data = await project.data("search", query="hit", path=str(project.outside))
-
-    assert found(data) == [(str(project.outside / "x"), 1)]
-    assert (project.target.is_inside_roots, project.target.scope) == (False, str(project.outside))
-
-
-@pytest.mark.spec("FS-06.d")
-async def test_sensitive_files_are_left_out_and_counted_whatever_they_hold(project: Project) -> None:
-    for name in (".env", "a/.env.local", "a/SERVER.PEM", ".ssh/id_rsa", "ok.txt"):
-        project.file(name, "password=1\n")
-
-    hit = await project.data("search", query="password")
-    miss = await project.data("search", query="nowhere to be found")
-
-    assert (found(hit), hit["left_out"]) == ([("ok.txt", 1)], 4)
-    assert (found(miss), miss["left_out"]) == ([], 4)
-
-
 @pytest.mark.spec("FS-06.b", "FS-06.d")
 async def test_a_sensitive_place_that_was_asked_for_is_searched_after_consent(project: Project) -> None:
     project.file(".env", "password=1\n")
@@ -105,16 +77,6 @@ async def test_a_sensitive_place_that_was_asked_for_is_searched_after_consent(pr
 
     assert project.target.is_sensitive
     assert found(data) == [(".env", 1)]
-
-
-async def test_a_long_line_is_cut_and_a_binary_file_left_alone(project: Project) -> None:
-    project.file("long.txt", "hit" + "x" * 5_000_000 + "\n")
-    project.file("bin", b"hit\n" + b"\0" * 100)
-
-    data = await project.data("search", query="hit")
-
-    assert [path for path, _ in found(data)] == ["long.txt"]
-    assert len(data["matches"][0]["text"]) < 1000
 
 
 async def test_names_cannot_be_taken_for_anything_else(project: Project) -> None:
@@ -139,12 +101,6 @@ async def test_a_project_below_an_ignored_folder_is_searched_all_the_same(projec
     project.file("x", "hit\n")
 
     assert found(await project.data("search", query="hit")) == [("x", 1)]
-
-
-async def test_no_match_is_no_error(project: Project) -> None:
-    project.file("a", "b\n")
-
-    assert text_of(await project.call("search", query="x")) == "no matches"
 
 
 def open_descriptors() -> int:
@@ -231,21 +187,6 @@ async def test_a_pattern_holds_across_the_place_where_a_search_begins(project: P
     data = await project.data("search", query="hit", path=".config")
 
     assert (found(data), data["left_out"]) == ([(".config/other", 1)], 1)
-
-
-@pytest.mark.spec("FS-06")
-@pytest.mark.parametrize("pattern", ["[ab]", "{a,b}", "{", "[", "a\\b", "secret*/"])
-async def test_a_configured_pattern_means_the_same_in_a_search(project: Project, pattern: str) -> None:
-    bench = make_bench(code_tools(PathPolicy(sensitive=(pattern,))), project=project.root)
-    name = pattern.rstrip("/").replace("*", "X")
-    for each in (f"{name}/x", "a/x", "b/x"):
-        project.file(each, "hit\n")
-
-    result = await bench.call("code.search", query="hit")
-
-    assert result.error is None, result.error
-    assert found(result.data) == [("a/x", 1), ("b/x", 1)]  # type: ignore[arg-type]
-    assert result.data["left_out"] == 1  # type: ignore[index,call-overload]
 
 
 @pytest.mark.spec("FS-07")
@@ -369,39 +310,3 @@ async def test_a_key_in_the_middle_of_a_long_line_is_not_shown(project: Project)
 
     assert found(inside) == []
     assert [match["line"] for match in around["matches"]] == [8193, 8194, 8196]
-
-
-TREES = st.dictionaries(
-    st.from_regex(r"(a|b|ab)(/(a|b|c\.py|d e)){0,2}", fullmatch=True),
-    st.text("ab \n\u00e4\r.", max_size=30),
-    max_size=6,
-)
-
-
-@pytest.mark.spec("FS-03")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(TREES, st.sampled_from(["a", "^b", "a.b", "\u00e4$", "[ab]+", r"\.", "(?i)A"]))
-async def test_a_search_agrees_with_ripgreps_own_words(
-    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], query: str
-) -> None:
-    project = make_project(tmp_path_factory.mktemp("tree"))
-    for name, content in tree.items():
-        if not any((project.root / name).is_dir() or parent.is_file() for parent in (project.root / name).parents):
-            project.file(name, content)
-
-    data = await project.data("search", query=query, limit=1000)
-
-    rg = str(program(make_run_dirs(project.root)))
-    argv = [rg, "--no-config", "--crlf", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
-    said = subprocess.run(argv, cwd=project.root, capture_output=True, check=False).stdout  # noqa: ASYNC221
-    words = sorted(_parsed(said))
-    assert [(match["path"], match["line"], match["text"]) for match in data["matches"]] == words
-
-
-def _parsed(said: bytes) -> list[tuple[str, int, str]]:
-    rows = []
-    for record in said.decode().split("\n")[:-1]:
-        name, _, rest = record.partition("\0")
-        line, _, text = rest.partition(":")
-        rows.append((name.removeprefix("./"), int(line), text.rstrip("\r")))
-    return rows

@@ -24,15 +24,13 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition
-from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry, Toolset
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.schema import schema_problems
-from soong.shared.tools.toolset import Toolset
 from soong.shared.toolsets.declarative.running import DeclarativeTools
-from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
-from soong.shared.toolsets.modules import check_foreign, register_modules
+from soong.shared.toolsets.modules import check_foreign, from_langchain, from_pydantic_ai, register_modules
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.mcp_contract_server import HOSTILE
 from tests.unit.toolsets.test_mcp_definitions import made as mcp_tools

@@ -21,7 +21,7 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
-from soong.shared.toolsets.tasks import TaskTools
+from soong.shared.toolsets.tasks.own import TaskTools
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Incarnation

@@ -18,8 +18,8 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.risk import effective_traits
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
-from soong.shared.toolsets.tasks import TaskTools
-from tests.model.builders import make_session, make_step, open_session, open_task, open_worker
+from soong.shared.toolsets.tasks.own import TaskTools
+from tests.model.builders import make_session, make_step, open_session, open_task, open_worker, take_turn
 from tests.model.clock import FakeClock
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
@@ -50,9 +50,7 @@ async def child() -> Child:
     worker_id = await open_worker(store)
     kinds = {"a": StepKind.AGENT, "b": StepKind.AGENT, "f": StepKind.PYTHON, "c": StepKind.AGENT}
     await open_task(store, ownership, *(make_step(name, kind=kind) for name, kind in kinds.items()))
-    advance = await store.claims.advance(
-        worker_id, [], claim=1, pools=["default"], capabilities=[], live_workers=1, now_us=clock.now_us()
-    )
+    advance = await take_turn(store, worker_id, now_us=clock.now_us())
     return Child(store, advance.claims[0], TaskTools(store, lambda: worker_id, clock), RuleGate())
 
 

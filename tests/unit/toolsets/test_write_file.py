@@ -48,22 +48,9 @@ async def test_overwriting_is_explicit_keeps_the_mode_and_shows_a_diff(project: 
     assert project.target.precondition.endswith(hashlib.sha256(b"old\nsame\n").hexdigest())
 
 
-@pytest.mark.spec("FS-04")
-@pytest.mark.parametrize("content", ["", "a\r\nb\r\n", "\ufeffx", "no newline", "tab\t\x1b[0m"])
-async def test_content_is_kept_byte_for_byte(project: Project, content: str) -> None:
-    await project.data("write_file", path="x", content=content)
-
-    assert (project.root / "x").read_bytes() == content.encode()
-
-
 async def test_content_over_the_limit_or_not_unicode_is_refused(project: Project) -> None:
     assert await project.error("write_file", path="x", content="x" * (4 * 1024 * 1024 + 1)) is ErrorType.LIMIT_EXCEEDED
     assert await project.error("write_file", path="x", content="\ud800") is ErrorType.INVALID_INPUT
-    assert list(project.root.iterdir()) == []
-
-
-async def test_a_missing_directory_is_not_made_unless_asked_for(project: Project) -> None:
-    assert await project.error("write_file", path="a/x", content="", create_dirs=False) is ErrorType.FILE_NOT_FOUND
     assert list(project.root.iterdir()) == []
 
 
@@ -253,21 +240,6 @@ async def test_the_owner_stays_and_the_right_to_run_as_the_owner_goes(project: P
 
     status = path.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 5678, 0o755)
-
-
-@pytest.mark.spec("FS-04")
-async def test_a_change_in_place_of_the_same_size_is_seen(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = project.file("x", "old")
-    original = atomic_write._is_unchanged
-
-    def late(folder: int, name: str, before: atomic_write.State) -> bool:
-        path.write_text("new")
-        return original(folder, name, before)
-
-    monkeypatch.setattr(atomic_write, "_is_unchanged", late)
-
-    assert await project.error("write_file", path="x", content="mine", overwrite=True) is ErrorType.PATH_CONFLICT
-    assert path.read_text() == "new"
 
 
 @pytest.mark.spec("FS-06")

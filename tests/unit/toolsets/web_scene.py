@@ -13,10 +13,10 @@ from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.shared.tools.result import TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.result import ToolFailure, ToolResult
 from soong.shared.toolsets.web.fetch import WebTools
 from tests.loopback import listening
-from tests.unit.tools.parts import ALLOWED, PipelineHarness, RecordingGate, make_bench
+from tests.unit.tools.parts import ALLOWED, PipelineHarness, RecordingGate, make_bench, text_of
 
 HOST = "site.example.org"
 Answer: TypeAlias = "bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]"
@@ -83,8 +83,7 @@ class Web:
     async def text(self, path: str, **more: Json) -> str:
         result = await self.fetch(path, **more)
         assert result.error is None, result.error
-        shown = "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
-        return shown.partition("\n\n")[2]
+        return text_of(result).partition("\n\n")[2]
 
     async def failure(self, path_or_url: str, **more: Json) -> ToolFailure:
         result = await self.fetch(path_or_url, **more)

@@ -4,13 +4,19 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from acp import schema
 
-from soong.shared.agents.acp_agents import AcpAgent
+from soong.shared.agents.acp_agents import AcpAgent, OwnKind
+from soong.shared.agents.charging import Spending
+from soong.shared.agents.definition import AgentLimits
+from soong.shared.engine.runs.budgets import Charge
 from soong.shared.sandbox.command import CommandAccess
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.tools.definition import ToolContext
+from soong.worker.acp.calls import UsageMeter
 from soong.worker.acp.connection import (
     MAX_GARBAGE_LINES,
     AgentConnection,
@@ -18,6 +24,8 @@ from soong.worker.acp.connection import (
     AgentProtocolError,
     ProcessTransport,
 )
+from soong.worker.acp.own_tools import own_tools
+from tests.unit.tools.parts import echo, make_identity, make_run_dirs, make_tool
 from tests.waiting import others_run
 
 
@@ -58,7 +66,7 @@ class Heard:
 async def heard() -> Heard:
     process, problems, room = PipedProcess(), list[AgentProtocolError](), asyncio.Event()
     room.set()
-    return Heard(ProcessTransport(process, lambda: None, problems.append, room), process, problems)
+    return Heard(ProcessTransport(cast(Any, process), lambda: None, problems.append, room), process, problems)
 
 
 def message(**more: Any) -> bytes:
@@ -133,7 +141,7 @@ async def test_an_agent_that_is_being_ended_hears_no_answer_that_it_would_rememb
     process, client = AskingProcess(), SlowClient()
 
     class Launcher:
-        async def start(self, command: object) -> AskingProcess:
+        async def start(self, *_: object, **__: object) -> AskingProcess:
             return process
 
         def confinement(self, access: object) -> str:
@@ -151,3 +159,51 @@ async def test_an_agent_that_is_being_ended_hears_no_answer_that_it_would_rememb
 
     assert process.heard == ["initialize"] + ([] if is_killed else ["an answer"])
     await connection.close()
+
+
+# -- what an agent of others is charged
+class Charges:
+    """Budgets without an end that remember what is charged."""
+
+    def __init__(self) -> None:
+        self.settled: list[Charge] = []
+
+    async def reserve(self, _charge: Charge) -> object:
+        return object()
+
+    async def settle(self, _reserved: object, now: Charge) -> None:
+        self.settled.append(now)
+
+
+@pytest.mark.spec("DIS-11.a", "ACP-01.c")
+async def test_less_than_a_millionth_of_a_dollar_is_charged_as_one() -> None:
+    charges = Charges()
+    meter = UsageMeter(AgentLimits(), cast(Spending, cast(Any, charges)))
+    await meter.begin(0)
+
+    meter.tell(
+        schema.UsageUpdate(session_update="usage_update", used=1, size=10, cost={"amount": 1e-7, "currency": "USD"})
+    )
+    await meter.charge(1)
+
+    assert [one.microusd for one in charges.settled] == [1]
+
+
+# -- what a call of another agent's own tool touches, as a question and the policy see it (ACP-01)
+@pytest.mark.spec("ACP-01.b", "FS-07")
+@pytest.mark.parametrize("kind", [OwnKind.READ, OwnKind.EDIT])
+@pytest.mark.parametrize(("names", "expected"), [(("a", "b"), True), (("a", "../b"), False), (("../a", "b"), False)])
+def test_a_call_over_several_files_is_inside_only_if_all_of_them_are(
+    tmp_path: Path, kind: OwnKind, names: tuple[str, ...], expected: bool
+) -> None:
+    surface = [make_tool("code.read_file"), make_tool("code.write_file")]
+    agent = AcpAgent("scripted", ("agent",))
+    tools = {tool.name: tool for tool in own_tools(agent, surface, PathPolicy(), echo, echo)}
+    (tmp_path / "project").mkdir()
+    place = make_run_dirs(tmp_path / "project")
+    context = ToolContext(make_identity(), place, "c", "e", 1, None)  # type: ignore[arg-type]  # no progress is made
+
+    target = tools[agent.tool(kind)].target
+    assert target is not None
+
+    assert target(context, {"title": "x", "kind": kind.value, "paths": list(names)}).is_inside_roots is expected

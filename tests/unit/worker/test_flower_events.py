@@ -6,12 +6,11 @@ import pytest
 from celery import Celery
 from msgspec.structs import replace
 
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.worker.flower import FlowerEvents
-from tests.model.builders import open_session, open_task, open_worker
-from tests.model.clock import START_US
+from tests.model.builders import open_session, open_task, open_worker, take_turn
 from tests.model.memory import MemoryStore
 
 BUDGETS = {"max_turns", "token_limit", "cost_limit", "time_limit"}
@@ -21,9 +20,7 @@ async def claimed() -> Claim:
     store = MemoryStore()
     await open_task(store, await open_session(store), "a")
     worker_id = await open_worker(store)
-    advance = await store.claims.advance(
-        worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
-    )
+    advance = await take_turn(store, worker_id)
     (claim,) = advance.claims
     return claim
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
 from soong.worker.heartbeat import TRUST, Heartbeat
 from tests.model.clock import FakeClock
 
@@ -21,7 +22,7 @@ class ScriptedHeartbeatWriter:
     answers: list[bool | None]
     beats: list[str] = field(default_factory=list)
 
-    def beat(self, worker_id: str) -> bool:
+    def beat(self, worker_id: str, left_over: str = "") -> bool:
         self.beats.append(worker_id)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
@@ -44,11 +45,10 @@ class HeartbeatHarness:
         self.heartbeat = Heartbeat(
             self.heart,
             self.clock,
-            beat=timedelta(seconds=BEAT_S),
-            lease=timedelta(seconds=LEASE_S),
-            loop_stall=timedelta(seconds=8),
+            Settings(beat_s=BEAT_S, lease_s=LEASE_S, loop_stall_s=8),
             tick=self._tick,
             on_lost=self.lost.append,
+            left_over=str,
         )
         self.heartbeat.renew("wrk_1")
 

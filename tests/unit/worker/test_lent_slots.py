@@ -4,7 +4,7 @@ import asyncio
 
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from tests.unit.worker.test_slots import SlotsHarness, done
+from tests.unit.worker.process import WorkerHarness, done
 from tests.waiting import until
 
 PATIENCE_S = 0.01
@@ -14,7 +14,7 @@ class Waiters:
     """Steps whose names begin with ``w`` wait for their provider between two pieces of work; others only work."""
 
     def __init__(self, *, capacity: int, wait_s: float, work_s: float = 0.002) -> None:
-        self.bench = SlotsHarness(self.run, capacity=capacity)
+        self.bench = WorkerHarness(self.run, capacity=capacity)
         self.bench.slots.lent.after_s = PATIENCE_S
         self.wait_s, self.work_s = wait_s, work_s
         self.at_work = self.most_at_work = self.most_held = 0

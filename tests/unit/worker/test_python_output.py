@@ -8,11 +8,11 @@ import pytest
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
-from soong.shared.engine.tasks.spec import StepKind, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.engine.tasks.step import StepEnd
 from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
-from tests.model.builders import make_identity
+from tests.unit.tools.test_bounds import nested
+from tests.unit.worker.test_run import make_claim
 
 
 @step_function("output.with_a_time")
@@ -20,29 +20,8 @@ def with_a_time(_inputs: JsonObject, _context: StepContext) -> Any:
     return {"rows": [{"at": datetime.now(UTC)}]}
 
 
-def nested(depth: int) -> Json:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value  # type: ignore[no-any-return]  # lists of lists
-
-
 async def echoed(value: Json, call: str = "builtin.echo") -> StepEnd:
-    claim = Claim(
-        step_key="task_1/a",
-        fence=1,
-        identity=make_identity("sess_1"),
-        spec=StepSpec(kind=StepKind.PYTHON, call=call),
-        task_inputs={},
-        dependencies={},
-        surface={},
-        token="",
-        attempt=1,
-        project="/p",
-        cwd="/p",
-        policy={},
-    )
-    return await FunctionStepRunner().run(claim, {"value": value}, StopSignal())
+    return await FunctionStepRunner().run(make_claim(kind="python", call=call), {"value": value}, StopSignal())
 
 
 @pytest.mark.spec("OPS-12.d")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.status import StepStatus

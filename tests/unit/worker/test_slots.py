@@ -1,7 +1,6 @@
 """A slot never keeps a lease that nobody works on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -9,79 +8,15 @@ from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
-from soong.shared.core.errors import LeaseLostError, UnavailableError
-from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
-from soong.worker.claim_loop import BATCH, ClaimLoop
+from soong.shared.engine.tasks.step import Advance, Claim, StepEnd, StepError
+from soong.worker.claim_loop import BATCH
 from soong.worker.flower import NoFlower
-from soong.worker.heartbeat import Incarnation
-from soong.worker.slots import Slots
-from tests.model.builders import make_session, make_step, make_task
-from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
+from tests.unit.worker.process import Running, WorkerHarness, completes, done
 from tests.waiting import others_run, until
-
-Work = Callable[[Claim], Awaitable[StepEnd]]
-
-
-class Running:
-    """Runs what a test says."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
-        return await self._work(claim)
-
-
-class SlotsHarness:
-    """One process's slots over the reference store, with one session and its steps."""
-
-    def __init__(self, work: Work, *, capacity: int = 4, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore()
-        clock = SystemClock()
-        self.incarnation = Incarnation(self.store, clock, "w@h", capacity, ("default",), ())
-        self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
-        self.board = MemoryBus()
-        self.claim_loop = ClaimLoop(
-            self.store, self.board, clock, self.incarnation.capacity, self.slots.free_slots, self.slots.start_slot
-        )
-        self.slots.claim_loop = self.claim_loop
-
-    async def add(self, *step_ids: str) -> NewTask:
-        """Add a task of such steps in a session of its own."""
-        session = make_session()
-        await self.store.sessions.open_session(session)
-        task = make_task(session.id, *(make_step(step_id) for step_id in step_ids))
-        await self.store.tasks.create_task(task)
-        return task
-
-    async def hold(self, *step_ids: str) -> list[Step]:
-        """Hold a slot over these steps until nothing is claimable; return the steps."""
-        task = await self.add(*step_ids)
-        await self.incarnation.register()
-        pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
-        async with asyncio.timeout(10):
-            await self.slots.hold()
-            # A slot is given back after the end of its run is written, and is free while its run waits without one.
-            while self.slots.busy or self.slots.free_slots() < self.slots.capacity:  # no event for it
-                await others_run()
-        pumping.cancel()
-        return list(await self.store.tasks.steps(task.id))
-
-
-def done(claim: Claim, output: Json = None) -> StepEnd:
-    return StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.COMPLETED,
-        EndReason.COMPLETED,
-        output=output,
-    )
 
 
 class SlowStore(MemoryStore):
@@ -112,7 +47,7 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
         return done(claim)
 
     store = SlowStore()
-    bench = SlotsHarness(work, capacity=3, store=store)
+    bench = WorkerHarness(work, capacity=3, store=store)
     holding = asyncio.ensure_future(bench.hold(*"abcdef"[:ready]))
     await store.is_claiming.wait()
     additional = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
@@ -122,16 +57,14 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
     steps = await holding
     await asyncio.gather(*additional)
     assert most == min(ready, 3)
-    async with asyncio.timeout(10):  # a slot is given back after its step has ended
-        while bench.slots.free_slots() < 3:  # nothing tells of it
-            await others_run()
-    assert bench.slots.free_slots() == 3
+    async with asyncio.timeout(10):
+        await bench.until_free()
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
 
 async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None:
     store = SlowStore()
-    bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=BATCH + 1, store=store)
+    bench = WorkerHarness(completes, capacity=BATCH + 1, store=store)
     holding = asyncio.ensure_future(bench.hold("a"))
     await store.is_claiming.wait()
     assert bench.slots.free_slots() == BATCH
@@ -157,7 +90,7 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
         def ended(self, claim: Claim, end: StepEnd | None) -> None:
             has_ended.set()
 
-    bench = SlotsHarness(work)
+    bench = WorkerHarness(work)
     bench.slots.watcher = Watching()
     holding = asyncio.ensure_future(bench.hold(*may_end))
     async with asyncio.timeout(10):
@@ -174,28 +107,11 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
         await holding
 
 
-async def test_a_run_whose_log_cannot_be_written_is_released_and_goes_on() -> None:
-    tries = 0
-
-    async def work(claim: Claim) -> StepEnd:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise UnavailableError("the database is away")
-        return done(claim)
-
-    (step,) = await SlotsHarness(work).hold("a")
-
-    assert step.status is StepStatus.COMPLETED
-    assert step.lost_leases == 0
-    assert step.fence == 2
-
-
 async def test_a_lost_lease_ends_the_run_without_a_word() -> None:
     async def work(claim: Claim) -> StepEnd:
         raise LeaseLostError(claim.identity.run_id, claim.fence)
 
-    (step,) = await SlotsHarness(work).hold("a")
+    (step,) = await WorkerHarness(work).hold("a")
 
     assert step.status.is_leased
 
@@ -204,7 +120,7 @@ async def test_work_that_cancels_itself_fails_its_step() -> None:
     async def work(claim: Claim) -> StepEnd:
         raise asyncio.CancelledError
 
-    (step,) = await SlotsHarness(work).hold("a")
+    (step,) = await WorkerHarness(work).hold("a")
 
     assert step.status is StepStatus.FAILED
     assert step.error is not None
@@ -213,7 +129,7 @@ async def test_work_that_cancels_itself_fails_its_step() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 3])
 async def test_a_dispatch_to_a_full_process_returns_at_once_and_owners_call_again(capacity: int) -> None:
-    bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=capacity)
+    bench = WorkerHarness(completes, capacity=capacity)
     owner = await bench.board.subscribe_owner()
     for _ in range(capacity):
         bench.slots._open += 1
@@ -233,7 +149,7 @@ async def test_one_dispatch_claims_more_than(many: int, workers: int) -> None:
         await may_end.wait()
         return done(claim)
 
-    bench = SlotsHarness(work, capacity=many)
+    bench = WorkerHarness(work, capacity=many)
     own = bench.claim_loop.capacity
     bench.claim_loop.capacity = lambda: replace(own(), live_workers=workers)  # the others are full
     holding = asyncio.ensure_future(bench.hold(*map(str, range(many))))
@@ -258,7 +174,7 @@ async def test_a_stopped_run_says_whether_tools_were_cut_off_with_it(
     async def work(claim: Claim) -> StepEnd:
         raise AssertionError(claim)
 
-    bench, ends = SlotsHarness(work), EndsSeen()
+    bench, ends = WorkerHarness(work), EndsSeen()
 
     class CutOff(Running):
         async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
@@ -290,7 +206,7 @@ async def test_a_run_whose_work_loses_its_cancellation_is_cancelled_again(monkey
         await asyncio.Event().wait()
         return done(claim)
 
-    bench = SlotsHarness(work)
+    bench = WorkerHarness(work)
     (step,) = await bench.hold("a")
 
     assert step.status is StepStatus.CANCELLED

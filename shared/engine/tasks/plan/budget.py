@@ -1,7 +1,7 @@
 """Bounds for what is made of a plan's references: one text, and all that a step or an expansion makes.
 
-A plan of a few kilobytes can name a value a thousand times over, and write the result into a thousand steps. What that
-costs is counted while it is made, so that it is refused before it is there.
+A plan of a few kilobytes can name a value a thousand times over, and write the result into a thousand steps. The cost
+is counted during the work, so that the work is refused before it is done.
 """
 
 import json
@@ -14,26 +14,24 @@ from soong.shared.core.jsontext import MAX_DEPTH, Json
 
 MIB: Final = 1024 * 1024
 MAX_TEXT_BYTES: Final = 4 * MIB
-"""Of one text that references are written into, and of one value that is written as JSON."""
+"""The size of one text that references are written into, and of one value that is written as JSON."""
 MAX_TOTAL_BYTES: Final = 64 * MIB
-"""Of all that is made with one budget, such as the inputs of a step."""
+"""The size of everything made with one budget, such as the inputs of a step."""
 MAX_EXPANSION_BYTES: Final = 128 * MIB
-"""Of all children of one map step: 10,000 of 13 KiB each."""
+"""The size of all children of one map step: 10,000 of 13 KiB each."""
 MAX_LOOKUPS: Final = 1_000_000
 """References that are looked up with one budget: some seconds of CPU time."""
 _NOTED: Final = 1_000
 """Values that are larger are measured once for each budget."""
-_MEASURED: Final = (str, dict, list, Mapping, Sequence)
-"""Made once, the usual types first: looking for an abstract one takes longer."""
 _encoded: Final = json.JSONEncoder().encode
 
 
 @dataclass(slots=True)
 class ExpansionBudget:
-    """What may still be made; one object for each step or expansion, used by one thread at a time.
+    """The remaining budget; one object for each step or expansion, used by one thread at a time.
 
     Sizes are those of values as ASCII JSON text, which is how they are stored and sent. Work is counted in lookups: a
-    reference, an expression, or what takes as long. ``what`` is what is made, for the message.
+    reference, an expression, or anything that takes as long. ``what`` names the result in the message.
     """
 
     what: str
@@ -95,30 +93,22 @@ class ExpansionBudget:
 
     def _measured(self, value: Json) -> tuple[int, int]:
         """Return size and depth; a text has the depth 0."""
-        if not isinstance(value, _MEASURED):
+        if not isinstance(value, Mapping | Sequence):
             return 8, 0
         noted = self._sizes.get(id(value))
         if noted is not None:
             return noted[1], noted[2]
-        size, depth = (_text_size(value), 0) if isinstance(value, str) else self._parts(value)
+        if isinstance(value, str):
+            size, depth = len(value) + 2 if value.isascii() and value.isprintable() else len(_encoded(value)), 0
+        else:
+            parts = list(value.values() if isinstance(value, Mapping) else value)
+            size, depth = 2 + len(parts), 1
+            size += 3 * len(value) + sum(map(len, value)) if isinstance(value, Mapping) else 0
+            for part in parts:
+                part_size, part_depth = self._measured(part)
+                size, depth = size + part_size, max(depth, part_depth + 1)
         if size > self.total:
             self.spend(size)
         if size > _NOTED:
             self._sizes[id(value)] = (value, size, depth)
         return size, depth
-
-    def _parts(self, value: Mapping[str, Json] | Sequence[Json]) -> tuple[int, int]:
-        if isinstance(value, Mapping):
-            size, parts = 2 + 4 * len(value) + sum(map(len, value)), iter(value.values())
-        else:
-            size, parts = 2 + len(value), iter(value)
-        depth = 0
-        for part in parts:
-            part_size, part_depth = self._measured(part)
-            size += part_size
-            depth = max(depth, part_depth)
-        return size, depth + 1
-
-
-def _text_size(text: str) -> int:
-    return len(text) + 2 if text.isascii() and text.isprintable() else len(_encoded(text))

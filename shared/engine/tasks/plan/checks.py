@@ -1,10 +1,11 @@
-"""What the parts of a plan must say of each other: ids, edges, names, schemas and references (DAG-02).
+"""The checks of a plan's parts against each other: ids, edges, names, schemas and references (DAG-02).
 
 Every check reports and continues; none raises. The places are those of the document
 (:mod:`soong.shared.engine.tasks.plan.document`).
 """
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -20,7 +21,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 
 Standing: TypeAlias = Mapping[str, Sequence[str]]
-"""The steps of a task that these ones are added to: what each depends on, by id."""
+"""The existing steps of a task under growth: the dependencies of each, by id."""
 
 NOTHING: Standing = MappingProxyType({})
 
@@ -99,27 +100,13 @@ def find_cycle(edges: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
     ``edges`` maps a node to what it depends on; names that are not nodes are skipped.
     """
-    done: set[str] = set()
-    for start, parents in edges.items():
-        if done.issuperset(parents):  # as in a plan whose steps stand in their order
-            done.add(start)
-            continue
-        # Depth first with a stack of our own: a chain of ten thousand steps is a legal plan.
-        trail: list[str] = []
-        on_trail: set[str] = set()
-        stack: list[tuple[str, bool]] = [(start, True)]
-        while stack:
-            node, is_entered = stack.pop()
-            if not is_entered:
-                on_trail.discard(trail.pop())
-                done.add(node)
-            elif node in on_trail:
-                return (*trail[trail.index(node) :], node)
-            elif node in edges and node not in done:
-                trail.append(node)
-                on_trail.add(node)
-                stack.append((node, False))
-                stack.extend((parent, True) for parent in edges[node])
+    try:
+        TopologicalSorter(
+            {node: [each for each in parents if each in edges] for node, parents in edges.items()}
+        ).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return tuple(reversed(found))
     return ()
 
 

@@ -1,4 +1,4 @@
-"""A document as JSON values that know their line: what readers of plans and definitions work on.
+"""A document as JSON values with their lines, for readers of plans and definitions.
 
 How text becomes a document is :mod:`soong.shared.engine.tasks.plan.yaml_document`.
 """
@@ -6,8 +6,9 @@ How text becomes a document is :mod:`soong.shared.engine.tasks.plan.yaml_documen
 from dataclasses import dataclass
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.texts import dotted
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.problems import Path, show
+from soong.shared.engine.tasks.problems import Path
 
 MAX_CHARS = 4 * 1024 * 1024
 
@@ -62,4 +63,4 @@ class Document(Value):
         """Return ``file:line path`` for a part, or for the nearest part around it that has a line."""
         line = self.line(path)
         where = f"{self.source}:{line}" if line else self.source
-        return f"{where} {show(path)}" if path else where
+        return f"{where} {dotted(path)}" if path else where

@@ -17,7 +17,7 @@ STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 MOST_COUNTED: Final = 10**15
 MOST_USD: Final = 10**9
-"""Of a task's limits; larger ones are mistakes."""
+"""The maximum of a task's limits; larger ones are mistakes."""
 
 
 class PlanModel(BaseModel):
@@ -85,7 +85,7 @@ class StepModel(PlanModel):
 
 
 class WorkDocument(StepModel):
-    """What every step has that is run, alone or for an item of a map."""
+    """The fields of every step that is run, alone or for an item of a map."""
 
     title: Text = Field(default="", description="What people see; the id when absent.")
     inputs: Object = Field(
@@ -111,7 +111,7 @@ class WorkDocument(StepModel):
 
 
 class NodeDocument(StepModel):
-    """What every step of the DAG has."""
+    """The fields of every step of the DAG."""
 
     id: StepId = Field(description="Unique in the plan; letters, digits, `_`, `.` or `-`.")
     title: Text = Field(default="", description="What people see; the id when absent.")

@@ -7,16 +7,13 @@ from typing import cast
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
+from soong.shared.core.texts import EXPECTED, MOST_FAULTS, dotted, faults
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import InputType, Plan, PlanInput, has_type
 from soong.shared.engine.tasks.plan.template import Scope, as_text, json_head, render, render_text
-from soong.shared.engine.tasks.problems import Problems, Unknown, show
+from soong.shared.engine.tasks.problems import Problems, Unknown
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.step import StepResult
-
-_COPIED = 50
-"""Names that are copied for each item of a map, which takes less time than looking them up in two places."""
 
 
 def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
@@ -31,7 +28,7 @@ def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
         if name not in known:
             problems.add(f"input {name!r}", "the plan has no such input", Unknown(name, known))
     for path, found in islice(faults(given), MOST_FAULTS):
-        problems.add(f"input {show(path)}", found, f"give {EXPECTED}")
+        problems.add(f"input {dotted(path)}", found, f"give {EXPECTED}")
     bound: dict[str, Json] = {}
     for one in plan.inputs:
         try:
@@ -78,19 +75,17 @@ def scope_of(task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) ->
 
 def with_item(scope: Scope, name: str, item: Json) -> Scope:
     """Return what the references of a map's child may name: those of the map step, and the item."""
-    if len(scope) <= _COPIED:
-        return {**scope, name: item}
     return ChainMap({name: item}, cast("dict[str, Json]", scope))
 
 
 def bind_step(spec: StepSpec, task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> BoundStep:
     """Return the instructions and inputs of the claimed step's run.
 
-    A map's child was bound when it was made, and is taken as it is: a value from its item is never expanded again.
+    A map's child was bound when it was made, and stays so: a value from its item is never expanded again.
 
     Raises:
         TemplateError: a dependency's result has not what the plan asks of it.
-        BudgetExceededError: what the plan makes of its values is too large for a step.
+        BudgetExceededError: the result of its templates is too large for a step.
     """
     if spec.bound is not None:
         return spec.bound

@@ -1,7 +1,7 @@
 """The plan as a document: one definition of every field, its type, its limits and its description (DAG-02, DAG-08).
 
-The reader validates with these models, the published JSON Schema is theirs, and so is what tools tell a model of a
-step. What fields must say of each other is :mod:`soong.shared.engine.tasks.plan.checks`.
+The reader validates with these models. The published JSON Schema and the step schema of tools are made from them.
+Checks across fields are :mod:`soong.shared.engine.tasks.plan.checks`.
 """
 
 from collections.abc import Mapping
@@ -38,14 +38,14 @@ class InputDocument(PlanModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        """Read the short form; of the long one keep a default of null, which makes the input optional."""
+        """Read the short form; keep a default of null in the long one, which makes the input optional."""
         if not isinstance(value, Mapping):
             return {} if value is None else {"default": value}
         return {name: item for name, item in value.items() if item is not None or name == "default"}
 
 
 class TaskLimitsDocument(PlanModel):
-    """What all runs of a task together may use, and how long the task may take. The first that is reached ends it."""
+    """Limits on the usage of all runs of a task together, and on the task's time. The first that is reached ends it."""
 
     max_turns: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
         default=None, description="Most model turns of all its runs together."
@@ -83,7 +83,7 @@ class PlanDocument(PlanModel):
 
 
 class PlanHead(PlanDocument):
-    """A plan whose inputs and steps are validated one by one: what a hostile plan gets wrong is bounded by one part."""
+    """A plan whose inputs and steps are validated one by one: each part bounds the problems of a hostile plan."""
 
     inputs: Annotated[dict[str, Any], Field(strict=False)] = Field(default={})
     steps: Annotated[tuple[Any, ...], Field(min_length=1, strict=False)]

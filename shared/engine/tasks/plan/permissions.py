@@ -1,8 +1,8 @@
-"""What a step says beforehand that it will ask for: folders and files to write, hosts, programs (PER-17).
+"""The permissions that a step declares beforehand: folders and files to write, hosts, programs (PER-17).
 
 It is a declaration and grants nothing: it lets a person see the questions before the start, and answer once per step
-(:mod:`soong.shared.permissions.preview`). Texts are templates like a step's inputs; what each must hold to is said
-here, for the plan and again when its references have been looked up.
+(:mod:`soong.shared.permissions.preview`). Texts are templates like a step's inputs; each is checked by the rules here
+in the plan, and again when its references have been looked up.
 """
 
 import posixpath
@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.spec import DeclaredPermissions
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 
 MAX_DECLARED: Final = 100
-"""Of each kind. What a person cannot look through is not shown as if it could be."""
+"""Permissions of each kind: a person could not review a longer list."""
 MAX_WORDS: Final = 200
 REFERENCE: Final = "${"
 

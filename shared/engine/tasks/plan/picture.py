@@ -6,6 +6,7 @@ Mermaid draws finer where there is something to draw it; this one opens in any b
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from html import escape
 from typing import Final
 
@@ -23,7 +24,7 @@ GAP_Y: Final = 56
 GAP_ROWS: Final = 16
 """Between the rows of one layer, where no edge begins or ends but their own."""
 MAX_WIDTH: Final = 1600
-"""Of a layer. One that is wider is broken into rows, so that a plan of any size has the shape of a page."""
+"""The width of a layer. A wider one is broken into rows, so that a plan of any size has the shape of a page."""
 MARGIN: Final = 20
 MAX_CHARS: Final = 40
 SWEEPS: Final = 4
@@ -80,17 +81,10 @@ def _box(step: StepSpec) -> _Box:
 def _layers(steps: Sequence[StepSpec]) -> list[list[str]]:
     """Return step ids by layer: each step one below the lowest of those it waits for."""
     known = {step.id: step for step in steps}
-    children = _children(known)
-    open_parents = {name: sum(parent in known for parent in step.depends_on) for name, step in known.items()}
-    depth = dict.fromkeys(known, 0)
-    rest = [name for name, count in open_parents.items() if not count]
-    while rest:
-        name = rest.pop()
-        for child in children[name]:
-            depth[child] = max(depth[child], depth[name] + 1)
-            open_parents[child] -= 1
-            if not open_parents[child]:
-                rest.append(child)
+    parents = {name: [parent for parent in step.depends_on if parent in known] for name, step in known.items()}
+    depth: dict[str, int] = {}
+    for name in TopologicalSorter(parents).static_order():
+        depth[name] = max((depth[parent] + 1 for parent in parents[name]), default=0)
     layers: list[list[str]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
     for name in known:
         layers[depth[name]].append(name)

@@ -2,7 +2,7 @@
 
 Owns the values. Reading one is :mod:`soong.shared.engine.tasks.plan.reader`, its checks are
 :mod:`soong.shared.engine.tasks.plan.checks`; making rows of it is :mod:`soong.shared.engine.tasks.expansion`.
-Whatever a plan says is checked before anything is written.
+Everything in a plan is checked before anything is written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ ORCHESTRATOR = "orchestrator"
 """The definition of agents that plan and delegate."""
 MAX_MAP_ITEMS = 10_000
 DEFAULT_RETRIES = 3
-"""More attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""
+"""More attempts of a step whose ``on_failure`` is ``retry`` without a number (DAG-05)."""
 
 
 class OnFailure(StrEnum):
-    """What a plan may say of a step's failure. RETRY is a number of attempts first, and then what is done by default.
+    """A plan's policy for a step's failure. RETRY is a number of attempts first, and then the default.
 
-    The default: dependents are skipped; under an agent that plans the task they wait for what it decides.
+    The default: dependents are skipped; under an agent that plans the task they wait for its decision.
     """
 
     SKIP_DEPENDENTS = "skip_dependents"
@@ -62,7 +62,7 @@ class Plan(Value):
     document: JsonObject
     source: str = "plan"
     limits: Budget = NO_BUDGET
-    """What all runs of its task together may use, and how long the task may take (DIS-07)."""
+    """Limits on the usage of all runs of its task together, and on the task's time (DIS-07)."""
     modules: tuple[str, ...] = ()
     """Modules next to the plan's file that register scripted agents; workers started for it import them."""
 
@@ -76,7 +76,7 @@ Report: TypeAlias = Callable[[Path, str, Hint], None]
 
 
 class Registered(Value):
-    """The functions that modules have registered; of scripted agents with the tools that their source calls by name."""
+    """The functions that modules have registered; scripted agents with the tools that their source calls by name."""
 
     functions: frozenset[str]
     scripts: Mapping[str, Sequence[str]]
@@ -87,7 +87,7 @@ ModuleLoader: TypeAlias = Callable[[str], Registered | None]
 
 
 class PlanNames(Value):
-    """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
+    """The names that a plan may use. None leaves that unchecked: only the process that runs the plan has them.
 
     ``tools`` are canonical names; ``allowed_tools`` may also be globs over them. ``load_module`` is set only where a
     plan may name modules: a local file that its user runs.

@@ -1,6 +1,6 @@
 """Reads plans: text or JSON in, a checked :class:`Plan` out, or one error that lists every problem (DAG-02, DAG-08).
 
-Which fields a plan has is :mod:`soong.shared.engine.tasks.plan.models`; what they must say of each other is
+The fields of a plan are :mod:`soong.shared.engine.tasks.plan.fields`; checks across fields are
 :mod:`soong.shared.engine.tasks.plan.checks`.
 """
 
@@ -48,22 +48,26 @@ def load_plan(path: FilePath | str, known: PlanNames | None = None) -> Plan:
     """Read a plan from a file.
 
     Raises:
-        InvalidPlanError: the file cannot be read, or what it says is not a plan.
+        InvalidPlanError: the file cannot be read, or its content is not a plan.
     """
+    return parse_plan(plan_text(path), str(path), known)
+
+
+def plan_text(path: FilePath | str) -> str:
+    """Return the text of a plan file. Raises: InvalidPlanError, when the file cannot be read."""
     if "\n" in str(path):
         hint = "name a file, or give the plan as a mapping: yaml.safe_load(text)"
         raise InvalidPlanError([Problem("plan", "it is the text of a plan, and a path is expected", hint)])
     file = FilePath(path)
     try:
         with file.open(encoding="utf-8-sig") as opened:
-            text = opened.read(MAX_CHARS + 1)  # a device or a log is refused without being read to its end
+            return opened.read(MAX_CHARS + 1)  # a device or a log is refused without being read to its end
     except FileNotFoundError as error:
         raise _unreadable(file, "there is no such file", "check the path") from error
     except UnicodeDecodeError as error:
         raise _unreadable(file, f"it is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
     except OSError as error:
         raise _unreadable(file, str(error.strerror or error), "name a readable plan file") from error
-    return parse_plan(text, str(path), known)
 
 
 def parse_plan(text: str, source: str, known: PlanNames | None = None) -> Plan:
@@ -148,7 +152,7 @@ def _planned_input(name: str, shape: InputDocument, path: Path, report: Report) 
 
 
 def read_step(value: Json, path: Path, report: Report) -> StepSpec:
-    """Read one step that is a document of its own; where it has problems, what can be read of it."""
+    """Read one step that is a document of its own; a step with problems keeps its readable parts."""
     if not isinstance(value, Mapping):
         report(path, f"a step is {kind_of(value)}", "write a mapping with at least `id` and `instructions`")
         return _UNREADABLE

@@ -18,7 +18,7 @@ RESULT_FIELDS = frozenset({"output", "status", "outcome", "error", "denials", "u
 
 
 class References:
-    """What the references of one step may name, and what is known of the plan's patterns of tools."""
+    """The names that the references of one step may use, and the checked patterns of tools of the plan."""
 
     def __init__(
         self, inputs: frozenset[str], step: StepSpec, ids: frozenset[str], patterns: dict[str, bool], item: str = ""
@@ -75,7 +75,7 @@ def check_references(value: Json, path: Path, names: References, report: Report)
 
 def safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:
     """Yield the references; a malformed one is reported, and ends the string that contains it."""
-    # What most values are comes first: to ask whether one is a Mapping takes ten times as long.
+    # The most frequent types come first: a check for a Mapping takes ten times as long.
     if value is None or isinstance(value, int | float) or (isinstance(value, str) and "${" not in value):
         return
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """The published JSON Schema of plans, for editors and for models (DAG-08).
 
-Both forms are made from the models that the reader validates with. Rules beyond the shape of a plan (ids, edges,
-references, scripts) are said by ``soong tasks validate``, which is the judge.
+Both forms are made from the models that the reader validates with. ``soong tasks validate`` checks the rules beyond the
+shape of a plan (ids, edges, references, scripts), and is the judge.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _FOR_TOOLS: Final = frozenset(
 
 
 class _Generator(GenerateJsonSchema):
-    """Leaves out what says nothing to a reader of the schema: titles of fields, empty defaults, null for left out."""
+    """Leaves out parts without use for a reader of the schema: titles of fields, empty defaults, null for left out."""
 
     def field_title_should_be_set(self, _schema: Any) -> bool:
         return False
@@ -74,7 +74,7 @@ def step_schema() -> JsonObject:
 
 
 def tool_schema(model: type[BaseModel]) -> _Schema:
-    """Return a model's schema in the subset of tool schemas: of several forms the first, without patterns."""
+    """Return a model's schema in the subset of tool schemas: the first of several forms, without patterns."""
     schema = model.model_json_schema(schema_generator=_Generator)
     return _flat(schema, schema.get("$defs", {}))
 
@@ -89,7 +89,7 @@ def _flat(node: _Schema, definitions: Mapping[str, _Schema]) -> _Schema:
         flat["enum"] = [node["const"]]
     if "exclusiveMinimum" in node:
         flat["minimum"] = node["exclusiveMinimum"]
-    if flat.get("additionalProperties", True) is not False:  # the subset says nothing of the values of a mapping
+    if flat.get("additionalProperties", True) is not False:  # the subset has no schema for the values of a mapping
         flat.pop("additionalProperties", None)
     if "items" in flat:
         flat["items"] = _flat(flat["items"], definitions)

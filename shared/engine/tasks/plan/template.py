@@ -1,18 +1,18 @@
 """References in plans: ``${survey.output.packages}``, looked up and never evaluated.
 
 A string that is exactly one reference keeps the JSON type of what it names; otherwise references are written into the
-text. What comes out is never looked at again, so a value that contains ``${`` stays what it is. ``$${`` writes a
-literal ``${``. A reference may end in pure filters: ``length``, ``json``, ``first``, ``last``, ``join("…")``,
+text. The result is never parsed again, so a value that contains ``${`` stays unchanged. ``$${`` writes a literal
+``${``. A reference may end in pure filters: ``length``, ``json``, ``first``, ``last``, ``join("…")``,
 ``default(<json>)``; the last also replaces a path that is missing.
 
-What is made is counted while it is made (:mod:`soong.shared.engine.tasks.plan.budget`); parsing is linear in the text.
+A budget (:mod:`soong.shared.engine.tasks.plan.budget`) bounds the output; parsing is linear in the text.
 """
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, TemplateError
 from soong.shared.core.jsontext import Json, dump, parse_strict
@@ -26,18 +26,18 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
 _INDEX = re.compile(r"\[(?:(-?[0-9]{1,9})|\"([^\"]*)\")\]")
 _FILTER = re.compile(r"([a-z]+)\s*(?:\((.*)\))?\s*\Z", re.DOTALL)
 MAX_PARTS = 64
-"""Of a path."""
+"""Parts of a path."""
 MAX_ROOT_CHARS = 1_000
-"""Of the name at its root: ids and names of items are shorter."""
+"""Characters of the name at its root: ids and names of items are shorter."""
 MAX_FILTERS = 16
 MAX_REFERENCES = 1_000
-"""In one text."""
+"""References in one text."""
 _CACHED_CHARS = 1_000
 """Longer templates are parsed each time: thousands of them would fill the memory."""
 _CHARS_A_LOOKUP, _LOOKUPS_A_REFERENCE = 500, 3
-"""What it takes to parse them, in the time of lookups."""
+"""The cost of parsing, in lookups."""
 _ITEMS_A_LOOKUP = 8
-"""That are joined in the time of one lookup."""
+"""Items that are joined in the time of one lookup."""
 _FILTERS = {"length": False, "json": False, "first": False, "last": False, "join": True, "default": True}
 """Name of each filter, and whether it takes an argument."""
 
@@ -160,10 +160,6 @@ def _parsed(text: str) -> tuple[str | Reference, ...]:
     return tuple(pieces)
 
 
-_OBJECTS: Final = (dict, Mapping)
-_LISTS: Final = (list, Sequence)
-"""The usual type first: looking for an abstract one takes longer."""
-
 _parsed_once = lru_cache(maxsize=4096)(_parsed)
 
 
@@ -187,9 +183,9 @@ def render(value: Json, scope: Scope, budget: ExpansionBudget) -> Json:
     """
     if isinstance(value, str):
         return render_text(value, scope, budget)
-    if isinstance(value, _OBJECTS):
+    if isinstance(value, Mapping):
         return {key: render(item, scope, budget) for key, item in value.items()}
-    if isinstance(value, _LISTS):
+    if isinstance(value, Sequence):
         return [render(item, scope, budget) for item in value]
     return value
 
@@ -248,7 +244,7 @@ def json_head(value: Json, most: int) -> str:
 
 
 def _pieces(value: Json, most: int) -> Iterator[str]:
-    """Yield the JSON text of a value piece by piece; of a string no more than ``most`` characters."""
+    """Yield the JSON text of a value piece by piece; a string is cut to ``most`` characters."""
     if isinstance(value, str):
         yield dump(value[:most])
     elif isinstance(value, Mapping):

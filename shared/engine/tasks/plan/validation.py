@@ -22,12 +22,12 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=BaseModel)
 
 _ROUNDS: Final = 3
-"""Of repairs: a kind that is unknown hides what is wrong with the fields of the step."""
+"""Rounds of repairs: an unknown kind hides the problems in the fields of the step."""
 _MOST_REPAIRED: Final = 200
 """Problems of one document beyond which it is not repaired: each repair copies the mappings around it."""
 _KEY: Final = "[key]"
 _BRANCH: Final = "\0"
-"""How the name of a union's branch begins in the place of an error; no key of a document holds this character."""
+"""The first character of a union branch's name in the place of an error; no key of a document holds it."""
 _COLLECTIONS: Final = {
     "tuple_type": "a list",
     "list_type": "a list",
@@ -77,7 +77,7 @@ def branch(union: str, kind: object) -> str:
 
 
 class DocumentReader(Value, Generic[_T]):
-    """What a document can be: ``models`` are those of the branches of its unions, and at ``""`` that of its root."""
+    """The form of a document: ``models`` are those of the branches of its unions, and at ``""`` that of its root."""
 
     adapter: TypeAdapter[_T]
     models: Mapping[str, type[BaseModel]]

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import yaml
 
@@ -58,7 +58,7 @@ def read_document(text: str, source: str) -> Document:
     """Read exactly one YAML (or JSON) document.
 
     Raises:
-        InvalidPlanError: not YAML, or YAML that says what JSON cannot; the problem carries line and column.
+        InvalidPlanError: not YAML, or YAML beyond JSON; the problem carries line and column.
     """
     if len(text) > MAX_CHARS:
         problem = f"the document has more than {MAX_CHARS:,} characters"
@@ -67,7 +67,7 @@ def read_document(text: str, source: str) -> Document:
         return _Builder(source).build(yaml.parse(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as error:
         if text.lstrip().startswith(("{", "[")):
-            # JSON says a little that YAML cannot, such as a surrogate pair in two escapes; its lines are not known.
+            # JSON has a few forms that YAML lacks, such as a surrogate pair in two escapes; its lines are not known.
             with suppress(InvalidJsonError):
                 return Document(source, parse_strict(text, max_depth=MAX_DEPTH))
         mark = error.problem_mark or error.context_mark
@@ -92,7 +92,7 @@ def _position(mark: object) -> tuple[int, int]:
 
 
 def _line(event: yaml.Event) -> int:
-    return _position(event.start_mark)[0]
+    return int(getattr(event.start_mark, "line", 0)) + 1
 
 
 def _shown(text: str) -> str:
@@ -117,36 +117,33 @@ class _OpenCollection:
     key_line: int = 0
 
 
+@dataclass(slots=True)
 class _Builder:
     """Turns one event stream into a :class:`Document`; used once."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._stack: list[_OpenCollection] = []
-        self._lines: Lines | None = None
-        self._roots: list[Json] = []
+    _source: str
+    _stack: list[_OpenCollection] = field(default_factory=list)
+    _lines: Lines | None = None
+    _roots: list[Json] = field(default_factory=list)
 
     def build(self, events: Iterator[yaml.Event]) -> Document:
         for event in events:
-            self._take(event)
+            if isinstance(event, yaml.AliasEvent):
+                raise self._error(event, "aliases (`*name`) are not read", "write the value out")
+            if isinstance(event, yaml.DocumentStartEvent) and self._roots:
+                raise self._error(event, "a second document begins", "keep one plan a file")
+            if isinstance(event, yaml.ScalarEvent):
+                self._take_scalar(event)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                self._open(event)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                closed = self._stack.pop()
+                self._put(closed.value, closed.lines)
         if not self._roots:
             raise _refusal(
                 self._source, None, "the document is empty", "write a plan: a mapping with `title` and `steps`"
             )
         return Document(self._source, self._roots[0], self._lines)
-
-    def _take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.AliasEvent):
-            raise self._error(event, "aliases (`*name`) are not read", "write the value out")
-        if isinstance(event, yaml.DocumentStartEvent) and self._roots:
-            raise self._error(event, "a second document begins", "keep one plan a file")
-        if isinstance(event, yaml.ScalarEvent):
-            self._take_scalar(event)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            self._open(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            closed = self._stack.pop()
-            self._put(closed.value, closed.lines)
 
     def _take_scalar(self, event: yaml.ScalarEvent) -> None:
         if event.anchor is not None:
@@ -169,7 +166,7 @@ class _Builder:
         top = self._stack[-1] if self._stack else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             raise self._error(event, "a mapping key is not text", "write keys as plain words")
-        # Of a part with a key the line is the key's: that is where a person looks for it.
+        # The line of a part with a key is the key's: a person looks for it there.
         line = top.key_line if top is not None and top.key is not None else _line(event)
         self._stack.append(_OpenCollection({} if isinstance(event, yaml.MappingStartEvent) else [], Lines(line)))
 

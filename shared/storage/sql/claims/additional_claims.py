@@ -23,7 +23,13 @@ from soong.shared.engine.tasks.claims import (
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
-from soong.shared.storage.sql.claims.claim_context import Contexts, results_for, tell_malformed
+from soong.shared.storage.sql.claims.claim_context import (
+    CLAIM_CONTEXT,
+    DEPENDENCIES,
+    Contexts,
+    results_of,
+    tell_malformed,
+)
 from soong.shared.storage.sql.claims.claiming import (
     LIVE_WORKER,
     TURNS,
@@ -172,8 +178,8 @@ def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, step: Row) -> Claim
     run_log = RunLogBuffer(ask.now_us)
     note_claimed(run_log, step, ask.worker_id, claimed_by=ask.holder.run_id)
     tx.change(TURNS, "turns", [(step.session_id, next_turn(int(tx.value(LAST_TURN) or 0)))])
-    context = contexts.read(tx, [step.run_id])
-    results = results_for(tx, [step.key])
+    context = contexts.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=[step.run_id]))
+    results = results_of(tx, tx.rows(DEPENDENCIES, keys=[step.key]))
     claim = context.claim(step, results.get(step.key, {}))
     tell_malformed(tx, run_log, [claim], ask.now_us)
     run_log.flush(tx)

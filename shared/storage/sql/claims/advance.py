@@ -1,12 +1,19 @@
 """The hottest transaction: a worker's ends, what they unlock, and its next claims, in one go."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
 from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd
 from soong.shared.storage.sql.claims import postgres_hot_path
-from soong.shared.storage.sql.claims.claim_context import Contexts, results_for, tell_malformed
+from soong.shared.storage.sql.claims.claim_context import (
+    CLAIM_CONTEXT,
+    DEPENDENCIES,
+    Contexts,
+    results_of,
+    tell_malformed,
+)
 from soong.shared.storage.sql.claims.claiming import (
     CLAIM_LANE,
     TURNS,
@@ -35,10 +42,10 @@ PASSES: Final = 2
 
 
 def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], request: ClaimRequest) -> Advance:
-    """Write the ends, unlock, claim. See :meth:`soong.shared.engine.tasks.store.TaskStore.advance`."""
+    """Write the ends, unlock, claim. See :meth:`soong.shared.engine.tasks.claims.ClaimStore.advance`."""
     run_log = RunLogBuffer(request.now_us)
     by_key: dict[str, StepEnd] = {}
-    # A step ends once: the same end told twice in one batch is stale the second time.
+    # A step ends once: a second copy of an end in one batch is stale.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
         ended, claims, seen = postgres_hot_path.end_and_claim(tx, contexts, by_key, request)
@@ -68,9 +75,14 @@ def _claim(
     claims: list[Claim],
 ) -> bool:
     """Add what more is claimed, in turn; return whether more could have been claimed."""
-    is_left = False
+    is_left, capabilities = False, set(request.capabilities)
     for _ in range(PASSES):
-        turns = _turns(tx, request, seen, request.claim - len(claims) if seen.is_live else 0)
+        lanes = [lane for lane in seen.lanes if lane.pool in request.pools and capabilities.issuperset(lane.needs)]
+        ready = sum(lane.ready for lane in lanes)
+        want = share_of(tx, request, ready, request.claim - len(claims) if seen.is_live else 0)
+        if want > 0:
+            know_heads(tx, lanes, want)
+        turns = share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)
         is_left = turns.is_left
         if not turns.order:
             break
@@ -85,20 +97,10 @@ def _claim(
     return is_left
 
 
-def _turns(tx: Transaction, request: ClaimRequest, seen: ClaimScan, claim: int) -> Turns:
-    """Share the claim out among the lanes that this worker may take from."""
-    capabilities = set(request.capabilities)
-    lanes = [lane for lane in seen.lanes if lane.pool in request.pools and capabilities.issuperset(lane.needs)]
-    want = share_of(tx, request, sum(lane.ready for lane in lanes), claim)
-    if want > 0:
-        know_heads(tx, lanes, want)
-    return share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)
-
-
 def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest, turns: Turns) -> Taken:
-    """Claim each lane's first steps, one statement a lane."""
+    """Claim each lane's first steps, one statement a lane, and start their runs."""
     steps: dict[str, list[Row]] = {}
-    for lane, number in turns.quota().items():
+    for lane, number in Counter(turns.order).items():
         claim = {"worker_id": request.worker_id, "now_us": request.now_us}
         steps[lane] = list(tx.rows(CLAIM_LANE, lane=lane, number=number, **claim))
     claimed = [step for of_lane in steps.values() for step in of_lane]
@@ -106,16 +108,9 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
         return {}
     served = {step.session_id for step in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
-    claims = dict(zip((step.key for step in claimed), _started(tx, contexts, run_log, request, claimed), strict=True))
-    return {lane: [claims[step.key] for step in sorted(of_lane, key=last_first)] for lane, of_lane in steps.items()}
-
-
-def _started(
-    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest, claimed: Sequence[Row]
-) -> list[Claim]:
-    """Start the runs of steps that have been claimed; return what their claims tell."""
-    context = contexts.read(tx, [step.run_id for step in claimed])
+    context = contexts.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=[step.run_id for step in claimed]))
     for step in claimed:
         note_claimed(run_log, step, request.worker_id)
-    results = results_for(tx, [step.key for step in claimed])
-    return [context.claim(step, results.get(step.key, {})) for step in claimed]
+    results = results_of(tx, tx.rows(DEPENDENCIES, keys=[step.key for step in claimed]))
+    claims = {step.key: context.claim(step, results.get(step.key, {})) for step in claimed}
+    return {lane: [claims[step.key] for step in sorted(of_lane, key=last_first)] for lane, of_lane in steps.items()}

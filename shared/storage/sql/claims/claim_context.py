@@ -1,4 +1,4 @@
-"""Reading what a claim tells its worker, and the results of steps.
+"""Reading the content of a claim for its worker, and the results of steps.
 
 A map step's value is the list of its children's outputs in item order; it is gathered when it is read, never copied.
 """
@@ -14,18 +14,20 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.log_rows import preceding_of
+from soong.shared.storage.sql.engine.row_mapper import MalformedError, RowReader, object_of
 from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS, error_of, output_of, spec_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.strict import MalformedError, RowReader, object_of
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.tools.ports import effect_id_of
 
 KEPT: Final = 256
 """Parsed surfaces, task inputs and policies kept by a process, each by what names it; none of them ever changes."""
@@ -73,6 +75,13 @@ REMAINS: Final = Statement(
     FROM steps AS s WHERE s.key IN @keys
     """,
 )
+OPEN_WRITES: Final = Statement(
+    "open writes: of runs, the first calls that were to change something and whose end is not known",
+    """
+    SELECT run_id, tool_call_id, tool, effect_id, CASE WHEN length(facts) <= 20000 THEN facts ELSE '{}' END AS facts
+    FROM calls WHERE run_id IN @run_ids AND is_write = 1 AND status = 'started' LIMIT 100
+    """,
+)
 ANSWERS: Final = Statement(
     "answers: where a run's last answer may be, for one whose newest such row only looks as if it held one",
     """
@@ -96,16 +105,12 @@ T = TypeVar("T")
 
 
 class Contexts:
-    """What claims get in addition to their steps, with the immutable part of it kept parsed. Used by one thread."""
+    """The context of claims in addition to their steps, with its immutable part kept parsed. Used by one thread."""
 
     def __init__(self) -> None:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
-
-    def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
-        """Return what the claims of these runs get."""
-        return self.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
 
     def of_runs(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what claims get, given the rows of ``CLAIM_CONTEXT``."""
@@ -196,13 +201,8 @@ def _kept(
     return found
 
 
-def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str, StepResult]]:
-    """Return, by step key, the results of what each step depends on, by step id."""
-    return results_of_rows(tx, tx.rows(DEPENDENCIES, keys=list(step_keys)))
-
-
-def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
-    """Return the same, given the rows of :data:`DEPENDENCIES`."""
+def results_of(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
+    """Return, by step key, the results of what each step depends on, by step id, given rows of ``DEPENDENCIES``."""
     maps = [row.key for row in rows if StepKind(row.kind).traits.has_items]
     lists = _map_outputs(tx, maps)
     told = _with_remains(tx, {row.key: _result(row, lists) for row in rows}, set(maps))
@@ -233,10 +233,12 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     for item in found:
         children.setdefault(item.map_key, {})[item.key] = _result(item, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
-    for row in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
+    rows = tx.rows(REMAINS, keys=sorted({*unclean, *of_items}))
+    open_writes = _open_writes(tx, [row.run_id for row in rows if row.run_id])
+    for row in rows:
         error = RowReader().take(partial(error_of, row.error), None)
         answer = _last_answer(tx, row.run_id, row.answers)
-        remains = FailureReport(error, row.progress, _object(row.result), answer)
+        remains = FailureReport(error, row.progress, _object(row.result), answer, open_writes.get(row.run_id, ()))
         if row.key in of_items:
             of_items[row.key] = remains.added_to(of_items[row.key])
         else:
@@ -244,6 +246,16 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     for key in maps & unclean.keys():
         told[key] = of_map(told[key], [of_items[child] for child in children.get(key, ())])
     return told
+
+
+def _open_writes(tx: Transaction, run_ids: Sequence[str]) -> dict[str, list[CallRow]]:
+    """Return, by run, the writes that have started and not ended, with what they were about to touch."""
+    found: dict[str, list[CallRow]] = {}
+    for row in tx.rows(OPEN_WRITES, run_ids=run_ids):
+        effect_id = row.effect_id or effect_id_of(row.run_id, row.tool_call_id)
+        call = CallRow(row.run_id, row.tool_call_id, row.tool, effect_id, True, "", {}, _object(row.facts) or {})
+        found.setdefault(row.run_id, []).append(call)
+    return found
 
 
 def _last_answer(tx: Transaction, run_id: str, newest: str | None) -> JsonObject | None:
@@ -299,7 +311,7 @@ class _Lists:
 
 
 def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
-    """Return, by map key, the children's outputs in item order; of a child that is a map, its own list."""
+    """Return, by map key, the children's outputs in item order; the output of a child map is its own list."""
     lists = _Lists()
     if not map_keys:
         return lists

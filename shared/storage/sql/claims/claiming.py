@@ -5,7 +5,6 @@ whether a worker may take them and which concurrency limits they count in is dec
 lanes that have ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -24,8 +23,8 @@ LIVE_WORKER: Final = Statement(
     "SELECT 1 FROM workers WHERE id = :worker_id AND state = 'live' /*pg FOR SHARE */",
 )
 
-# What is counted is counted in the order of its index: for any order PostgreSQL, from 18 on, at times skips through the
-# index of tasks for all that is ready, task by task.
+# Rows are counted in the order of their index: for any order PostgreSQL, from 18 on, at times skips through the index
+# of tasks for all that is ready, task by task.
 READY_LANES: Final = """
     WITH RECURSIVE lane(lane) AS (
         SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
@@ -133,7 +132,7 @@ QueuePosition: TypeAlias = tuple[int, int, int]
 
 
 def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
-    """Return a step's place: what was parked, then what has priority, then what is older."""
+    """Return a step's place: parked steps, then by priority, then by age."""
     return -is_unparked, -priority, ordinal
 
 
@@ -166,13 +165,9 @@ class Turns:
     turn: dict[str, int] = field(default_factory=dict)
     is_left: bool = False
 
-    def quota(self) -> dict[str, int]:
-        """Return how many steps each lane gives."""
-        return dict(Counter(self.order))
-
 
 class ClaimScan(Value):
-    """What a claim is decided on: whether the worker lives, lanes with ready work, limited scopes, the last turn."""
+    """The inputs of a claim decision: the worker's liveness, lanes with ready work, limited scopes, the last turn."""
 
     is_live: bool
     lanes: Sequence[ReadyGroup]
@@ -183,7 +178,7 @@ class ClaimScan(Value):
 def scan(tx: Transaction, request: ClaimRequest) -> ClaimScan:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=request.worker_id))
-    lanes, last_turn = read_lanes(tx, most_ready(request))
+    lanes, last_turn = lanes_of(tx.rows(LANES, most=most_ready(request)))
     return ClaimScan(is_live, lanes, frozenset(concurrency_limits_of(tx, lanes)), last_turn)
 
 
@@ -198,41 +193,32 @@ def most_ready(request: ClaimRequest) -> int:
     return max(request.claim, 0) * max(request.live_workers, 1) + 1
 
 
-def read_lanes(
-    tx: Transaction, most: int, modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)
-) -> tuple[list[ReadyGroup], int]:
-    """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
-    rows = tx.rows(LANES, most=most)
-    return lanes_of_rows(rows, modes), last_turn_of(rows)
+def lanes_of(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> tuple[list[ReadyGroup], int]:
+    """Return the lanes in rows of ``LANES``, and the last turn of all sessions, which each row carries.
 
-
-def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[ReadyGroup]:
-    """Return the lanes that are claimed in one of these modes; a claim loop leaves those alone that are pulled."""
-    return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
-
-
-def last_turn_of(rows: Sequence[Row]) -> int:
-    """Return the last turn of all sessions, which each row of ``LANES`` carries."""
-    return (rows[0].last_turn or 0) if rows else 0
+    A claim loop leaves those lanes alone that are pulled.
+    """
+    lanes = [
+        ReadyGroup(
+            key=row.key,
+            session_id=row.session_id,
+            scopes=scopes_of(row.session_id, row.definition, row.model, row.pool),
+            ready=row.ready,
+            last_claimed=row.last_claimed,
+            heads=[place_of(row.is_unparked, row.priority, row.ordinal)],
+            pool=row.pool,
+            needs=tuple(unpack(row.needs)),
+            claim_mode=ClaimMode(row.claim_mode),
+        )
+        for row in rows
+        if ClaimMode(row.claim_mode) in modes
+    ]
+    return lanes, (rows[0].last_turn or 0) if rows else 0
 
 
 def last_first(step: Row) -> tuple[int, int, int]:
     """Order a lane's claimed steps so that the next one can be popped."""
     return step.is_unparked, step.priority, -step.ordinal
-
-
-def _lane_of_row(row: Row) -> ReadyGroup:
-    return ReadyGroup(
-        key=row.key,
-        session_id=row.session_id,
-        scopes=scopes_of(row.session_id, row.definition, row.model, row.pool),
-        ready=row.ready,
-        last_claimed=row.last_claimed,
-        heads=[place_of(row.is_unparked, row.priority, row.ordinal)],
-        pool=row.pool,
-        needs=tuple(unpack(row.needs)),
-        claim_mode=ClaimMode(row.claim_mode),
-    )
 
 
 def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[str, ...]:
@@ -299,12 +285,17 @@ def share_out(lanes: Sequence[ReadyGroup], want: int, room: dict[str, int], last
             heappush(queue, (now, head, place))
         elif _fits(lane, room):
             last_turn = next_turn(last_turn)
-            _serve(lane, turns, room, last_turn)
+            lane.taken += 1
+            turns.order.append(lane.key)
+            turns.turn[lane.session_id] = last_turn
+            for scope in room.keys() & lane.scopes:
+                room[scope] -= 1
             if lane.taken < lane.ready:
                 heappush(queue, (last_turn, lane.head, place))
     turns.is_left = any(_fits(lanes[place], room) for *_, place in queue)
-    if _is_last_served(lanes, last_turn_before):
-        turns.turn.clear()
+    served = {(lane.session_id, lane.last_claimed) for lane in lanes}
+    if last_turn_before > 0 and len(served) == 1 and lanes[0].last_claimed == last_turn_before:
+        turns.turn.clear()  # one session alone has ready work, and had the last turn: another would change no order
     return turns
 
 
@@ -313,21 +304,5 @@ def next_turn(last_turn: int) -> int:
     return min(max(last_turn, 0) + 1, MAX_SAFE_INTEGER)
 
 
-def _is_last_served(lanes: Sequence[ReadyGroup], last_turn: int) -> bool:
-    """Say whether one session alone has ready work, and had the last turn: another would change no order."""
-    return last_turn > 0 and all(
-        lane.last_claimed == last_turn and lane.session_id == lanes[0].session_id for lane in lanes
-    )
-
-
 def _fits(lane: ReadyGroup, room: Mapping[str, int]) -> bool:
     return all(room.get(scope, 1) > 0 for scope in lane.scopes)
-
-
-def _serve(lane: ReadyGroup, turns: Turns, room: dict[str, int], turn: int) -> None:
-    lane.taken += 1
-    turns.order.append(lane.key)
-    turns.turn[lane.session_id] = turn
-    for scope in lane.scopes:
-        if scope in room:
-            room[scope] -= 1

@@ -6,7 +6,7 @@ from typing import Final
 
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.readiness import Unlocked
@@ -43,7 +43,7 @@ RUN_STATUS: Final[Mapping[StepStatus, RunStatus]] = {
 
 
 class ClaimRequest(Value):
-    """What a worker wants besides the ends it reports."""
+    """The claim that a worker requests with the ends it reports."""
 
     worker_id: str
     claim: int
@@ -55,7 +55,7 @@ class ClaimRequest(Value):
 
 @dataclass(slots=True)
 class CompletionResult:
-    """What the ends did. ``written`` are the keys of the steps that ended, ``sessions`` those of their tasks by id."""
+    """The result of ends. ``written`` are the keys of the steps that ended, ``sessions`` those of their tasks by id."""
 
     written: set[str] = field(default_factory=set)
     sessions: dict[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CompletionResult:
 def write_ends(
     tx: Transaction, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> CompletionResult:
-    """Write the ends that still count, by step key in order. What waited for them is still to be opened."""
+    """Write the ends that still count, by step key in order. Their dependents are still to be opened."""
     ended = CompletionResult()
     for end in ends.values():
         told = dict(zip(_END_FIELDS, end_row(end), strict=True))

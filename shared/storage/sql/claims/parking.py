@@ -69,7 +69,7 @@ WITHDRAW_OF: Final = Statement(
 def park(
     tx: Transaction, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
 ) -> bool:
-    """See :meth:`soong.shared.engine.tasks.store.TaskStore.park`."""
+    """See :meth:`soong.shared.engine.tasks.claims.ClaimStore.park`."""
     lease = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence}
     found = tx.rows(LOCK_PARKING, **lease)
     if not found:

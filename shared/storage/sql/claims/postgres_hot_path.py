@@ -5,20 +5,20 @@ where the step that became ready is the only one, as in a chain; the texts mirro
 :mod:`readiness` and :mod:`claiming`, and the contract's tests run over both.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Final
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.storage.sql.claims.claim_context import Contexts, results_of_rows
+from soong.shared.storage.sql.claims.claim_context import Contexts, results_of
 from soong.shared.storage.sql.claims.claiming import (
     READY_LANES,
     ClaimScan,
     Turns,
-    lanes_of_rows,
+    lanes_of,
     last_first,
-    last_turn_of,
     most_ready,
     scan,
 )
@@ -35,10 +35,10 @@ from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, 
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 
-# Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement
-# (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
-# planner to another index written so that they cannot ("status || ''"). What waits is changed in the order of its keys,
-# one look by key for each: joins are loops here, so no lock of its own is needed for the order.
+# Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement (a
+# row carries what later parts need), the tables reached by one index each, and conditions that would tempt the planner
+# to another index written so that they cannot ("status || ''"). Waiting rows are changed in the order of their keys,
+# one look by key for each: joins are loops here, so the order needs no lock of its own.
 END_AND_UNLOCK: Final = Statement(
     "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
     "waited; the worker is held before its steps are, as by the owner that declares it gone",
@@ -188,7 +188,7 @@ def end_and_claim(
 ) -> tuple[CompletionResult, list[Claim], ClaimScan]:
     """Write the ends, unlock, claim the step that is ready alone, and look at what more may be claimed: one round trip.
 
-    A hop of a chain needs no more. Whatever could make the next claim take another step, or none, is a condition: a
+    A hop of a chain needs no more. Each reason for the next claim to take another step, or none, is a condition: a
     second step that is ready, a concurrency limit.
     """
     with tx.pipeline():
@@ -201,7 +201,7 @@ def end_and_claim(
         look_reply = tx.send(LOOK, worker_id=request.worker_id, most=most_ready(request))
     # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
     ended, opened = CompletionResult(), []
-    for row in ended_reply.rows() if ended_reply is not None else ():
+    for row in ended_reply() if ended_reply is not None else ():
         if row.status is not None:
             opened.append(row)
             continue
@@ -209,10 +209,10 @@ def end_and_claim(
             raise StaleReadError(f"steps were made to depend on {row.key!r} while its end was being written")
         ended.written.add(row.key)
         ended.sessions[row.task_id] = row.session_id
-    taken = _claims(tx, contexts, taken_reply.rows()) if taken_reply is not None else []
+    taken = _claims(tx, contexts, taken_reply()) if taken_reply is not None else []
     ended.unlocked, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
-    # Where completed maps have opened more, the lanes are looked at again.
-    seen = scan(tx, request) if has_completed_maps else _scan(look_reply.rows())
+    # The lanes are read again if completed maps have opened more.
+    seen = scan(tx, request) if has_completed_maps else _scan(look_reply())
     return ended, [claim for _, claim in taken], seen
 
 
@@ -224,12 +224,12 @@ def _logged_end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
 
 
 def _scan(rows: Sequence[Row]) -> ClaimScan:
-    lanes = [SimpleNamespace(**row.found) for row in rows if row.kind == "lane"]
+    lanes, last_turn = lanes_of([SimpleNamespace(**row.found) for row in rows if row.kind == "lane"])
     return ClaimScan(
         is_live=any(row.kind == "live" for row in rows),
-        lanes=lanes_of_rows(lanes),
+        lanes=lanes,
         limited=frozenset(row.found for row in rows if row.kind == "limit"),
-        last_turn=last_turn_of(lanes),
+        last_turn=last_turn,
     )
 
 
@@ -238,7 +238,7 @@ def take(
 ) -> dict[str, list[Claim]]:
     """Claim each lane's first steps, all in one statement."""
     taken: dict[str, list[Claim]] = {}
-    for lane, claim in _claims(tx, contexts, _send_take(tx, request, turns).rows()):
+    for lane, claim in _claims(tx, contexts, _send_take(tx, request, turns)()):
         taken.setdefault(lane, []).append(claim)
     return taken
 
@@ -247,7 +247,7 @@ def _send_take(tx: Transaction, request: ClaimRequest, turns: Turns | None = Non
     """Claim what the turns say; without turns, the step that is ready alone."""
     return tx.send(
         TAKE,
-        quota=sorted(turns.quota().items()) if turns else [],
+        quota=sorted(Counter(turns.order).items()) if turns else [],
         turns=sorted(turns.turn.items()) if turns else [],
         alone=int(turns is None),
         pools=list(request.pools),
@@ -262,5 +262,5 @@ def _claims(tx: Transaction, contexts: Contexts, rows: Sequence[Row]) -> list[tu
     if not rows:
         return []
     dependencies = [SimpleNamespace(**one) for row in rows for one in row.dependencies or ()]
-    context, results = contexts.of_runs(tx, rows), results_of_rows(tx, dependencies)
+    context, results = contexts.of_runs(tx, rows), results_of(tx, dependencies)
     return [(row.lane, context.claim(row, results.get(row.key, {}))) for row in sorted(rows, key=last_first)]

@@ -1,10 +1,10 @@
-"""What the end of steps does to those that wait for them: counters fall, steps open, map steps complete.
+"""The effect of ended steps on their dependents: counters fall, steps open, map steps complete.
 
 Readiness is the counter ``open_deps``, never "no unfinished parent exists": two parents that end at once would each
 see the other unfinished, and the step between them would wait for ever.
 
-Nothing is written here in the logs of what opens: a worker writes in the logs of runs that it holds, and of no others.
-The claim of a step says since when it was ready, its owner what became of maps (:func:`tell_maps`).
+The logs of opened steps are not written here: a worker writes only in the logs of runs that it holds. The claim of a
+step records since when it was ready, its owner the ends of maps (:func:`tell_maps`).
 """
 
 from collections.abc import Collection, Sequence
@@ -76,7 +76,7 @@ REPORTED_MAPS: Final = Statement(
 
 @dataclass(slots=True)
 class Unlocked:
-    """What ends did to the steps that waited for them.
+    """The effect of ends on their dependents.
 
     ``ready`` are the keys of steps that became claimable. By ids of tasks: in those ``continued`` a step became ready
     or waits for fewer, in those ``expanding`` a map is to be expanded.
@@ -143,7 +143,7 @@ def note_claimed(run_log: RunLogBuffer, step: Row, worker_id: str, **more: str) 
 
 
 def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
-    """Note that a step was opened, if a worker's end did it and no log says so yet."""
+    """Note that a step was opened, if a worker's end did it and no log has it yet."""
     if ready_us is not None:
         type_ = EventType.STEP_EXPANDING if StepKind(kind).traits.has_items else EventType.STEP_READY
         run_log.note(run_id, type_, ready_us, step=key)

@@ -1,4 +1,4 @@
-"""Answers as rows: what the clients of a process answer at once is one transaction.
+"""Answers as rows: simultaneous answers of a process's clients are one transaction.
 
 Each transaction that holds several questions holds them in the order of their ids (``HELD_REQUESTS``): those who answer
 and those who decide never wait for each other.
@@ -9,10 +9,17 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyDecidedError, ConflictError, NotFoundError, NotOwnerError, SoongError
+from soong.shared.core.errors import (
+    ANSWERED,
+    AlreadyDecidedError,
+    ConflictError,
+    NotFoundError,
+    NotOwnerError,
+    SoongError,
+)
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.permissions.audit_log.notes import of_answer, of_decision, of_late_answer
 from soong.shared.permissions.request import Answer, Decision, RequestState
@@ -69,11 +76,15 @@ CLOSE_REQUESTS: Final = Statement(
     WHERE permission_requests.id = t.id
     """,
 )
+ANSWERED_REQUESTS: Final = Statement(
+    "answered requests: those that have an answer, read once they are held",
+    "SELECT request_id FROM answers WHERE request_id IN @ids",
+)
 INSERT_DECISIONS: Final = Insert(decisions, ("request_id", "id", "body"))
 
 
 class GivenAnswer(Value):
-    """An answer that a client of this process gives, and the chain that tells of it."""
+    """An answer that a client of this process gives, and the chain of its audit entry."""
 
     trail: AuditTrail
     answer: Answer
@@ -81,7 +92,7 @@ class GivenAnswer(Value):
 
 def held_requests(held: Reply) -> dict[str, Row]:
     """Return the rows of ``HELD_REQUESTS`` by id."""
-    return {row.id: row for row in held.rows()}
+    return {row.id: row for row in held()}
 
 
 def problem_of(held: Row | None, request_id: str) -> SoongError | None:
@@ -103,13 +114,13 @@ def write_answers(tx: Transaction, given: Sequence[GivenAnswer]) -> list[SoongEr
     for answer, reply in zip((one.answer for one in given), written, strict=True):
         found = requests.get(answer.request_id)
         problem = problem_of(found, answer.request_id)
-        if problem is None and found is not None and reply.rows():
+        if problem is None and found is not None and reply():
             notes.append(of_answer(answer, found.session_id, found.run_id))
             now_us = max(now_us, answer.answered_us)
         elif found is not None and _standing_answer(tx, answer.request_id) == answer:
-            problem = None  # our own, told again after a commit that nobody confirmed: perhaps it is decided by now
+            problem = None  # our own, repeated after an unconfirmed commit: perhaps it is decided by now
         elif problem is None:
-            problem = AlreadyDecidedError(answer.request_id, "answered")
+            problem = AlreadyDecidedError(answer.request_id, ANSWERED)
         outcomes.append(problem)
     if notes:
         given[0].trail.add(tx, head, notes, now_us)
@@ -154,13 +165,15 @@ class WantedDecision(Value):
     state: RequestState
     events: Sequence[NewEvent]
     now_us: int
+    if_unanswered: bool
 
 
 class _Found(NamedTuple):
-    """What is held for the wanted decisions, and what was read of it."""
+    """The rows that are held for the wanted decisions, as read."""
 
     sessions: dict[str, Session]
     requests: dict[str, Row]
+    answered: frozenset[str]
     holders: dict[str, tuple[str, str]]
     key_ends: Sequence[tuple[str, int, int]]
     head: Reply
@@ -187,14 +200,16 @@ def _hold(tx: Transaction, wanted: Sequence[WantedDecision]) -> _Found:
     with tx.pipeline():
         owned = tx.send(HELD_SESSIONS, ids=sorted({one.ownership.session_id for one in wanted}))
         held = tx.send(HELD_REQUESTS, ids=ids)
+        answered = tx.send(ANSWERED_REQUESTS, ids=ids)
         holders = tx.send(HOLDERS, ids=ids)
         ends = tx.send(ENDS, ids=sorted({one.decision.key_id for one in wanted}))
         head = wanted[0].trail.head(tx)
     return _Found(
         sessions_of(owned),
         held_requests(held),
-        {request_id: (worker_id, status) for request_id, worker_id, status in holders.rows()},
-        [(str(key_id), int(is_revoked), int(retired_us)) for key_id, is_revoked, retired_us in ends.rows()],
+        frozenset(row.request_id for row in answered()),
+        {request_id: (worker_id, status) for request_id, worker_id, status in holders()},
+        [(str(key_id), int(is_revoked), int(retired_us)) for key_id, is_revoked, retired_us in ends()],
         head,
     )
 
@@ -210,6 +225,8 @@ def _problem(one: WantedDecision, found: _Found) -> SoongError | None:
     problem = problem_of(found.requests.get(request_id), request_id)
     if problem is None and found.requests[request_id].session_id != session_id:
         problem = NotFoundError("permission request", request_id)
+    if problem is None and one.if_unanswered and request_id in found.answered:
+        problem = AlreadyDecidedError(request_id, ANSWERED)
     return problem or _key_problem(one.decision, found.key_ends)
 
 
@@ -231,10 +248,10 @@ def _write(tx: Transaction, accepted: dict[str, WantedDecision], found: _Found) 
         worker_id, status = found.holders[request_id]
         run_log.add(run_id, events=one.events)
         was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, request_id)
-        receipts[request_id] = DecisionReceipt(was_parked, worker_id, decision_body(one.decision))
+        receipts[request_id] = DecisionReceipt(was_parked, worker_id)
     with tx.pipeline():
         tx.send(CLOSE_REQUESTS, closed=[(request_id, one.state.value) for request_id, one in accepted.items()])
-        rows = [(request_id, one.decision.id, receipts[request_id].text) for request_id, one in accepted.items()]
+        rows = [(request_id, one.decision.id, decision_body(one.decision)) for request_id, one in accepted.items()]
         tx.insert(INSERT_DECISIONS, rows)
         notes = [note for one in accepted.values() for note in of_decision(one.decision, one.events)]
         next(iter(accepted.values())).trail.add(tx, found.head, notes, now_us)

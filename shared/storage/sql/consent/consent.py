@@ -1,4 +1,4 @@
-"""Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
+"""Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser sent."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotOwnerError
-from soong.shared.core.value import Value
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_dropped_questions,
@@ -41,7 +40,7 @@ from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables.service import answers, decisions
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
 
@@ -125,7 +124,7 @@ STANDING: Final = Statement(
 
 
 class SqlConsent:
-    """The consent part of the store. What decides, answers or closes is in the audit log with it, or is not done."""
+    """The consent part of the store. Decisions, answers and closes are written with audit entries, or not at all."""
 
     _database: Database
     _trail: AuditTrail
@@ -136,11 +135,8 @@ class SqlConsent:
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        before: Sequence[NewEvent] = (),
     ) -> str:
-        raised = RaisedQuestion(request, nodes, before, events, now_us)
-        return await self._database.write(lambda tx: raise_question(tx, raised))
+        return await self._database.write(lambda tx: raise_question(tx, request, events, now_us))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
         return await self._database.read(lambda tx: question_of(tx, request_id))
@@ -207,8 +203,9 @@ class SqlConsent:
         state: RequestState,
         events: Sequence[NewEvent],
         now_us: int,
+        if_unanswered: bool = False,
     ) -> DecisionReceipt:
-        wanted = WantedDecision(self._trail, ownership, decision, state, events, now_us)
+        wanted = WantedDecision(self._trail, ownership, decision, state, events, now_us, if_unanswered)
         try:
             return await self._database.write_together(write_decisions, wanted)
         except NotOwnerError:
@@ -278,45 +275,26 @@ def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: st
     run_log.flush(tx)
 
 
-class RaisedQuestion(Value):
-    """What a run asks, with its ``events``, which are written with a new question only.
-
-    Its ``nodes``, and the events ``before`` them, are written in any case.
-    """
-
-    request: PermissionRequest
-    nodes: Sequence[NewNode]
-    before: Sequence[NewEvent]
-    events: Sequence[NewEvent]
-    now_us: int
-
-
-def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
+def raise_question(tx: Transaction, request: PermissionRequest, events: Sequence[NewEvent], now_us: int) -> str:
     """Raise a question, or return the id of the one that its call has. Raises: LeaseLostError."""
-    request = raised.request
     run_id = request.identity.run_id
     with tx.pipeline():
         held = tx.send(HOLD, run_id=run_id, fence=request.fence)
         standing_reply = tx.send(STANDING, run_id=run_id, tool_call_id=request.tool_call_id)
-    if not held.rows():
+    if not held():
         raise LeaseLostError(run_id, request.fence)
-    standing = standing_reply.rows()
-    events = [*raised.before, *(() if standing else raised.events)]
-    with appending(tx, [RunWrite(run_id, request.fence, raised.now_us, raised.nodes, events)]):
-        report(tx, run_id, raised.before, raised.now_us)
-        reply = None if standing else _send_raise(tx, request)
-    if reply is not None and not reply.rows():
+    if standing := standing_reply():
+        return str(standing[0][0])
+    with appending(tx, [RunWrite(run_id, request.fence, now_us, (), events)]):
+        reply = tx.send(
+            RAISE,
+            id=request.id,
+            run_id=run_id,
+            fence=request.fence,
+            tool_call_id=request.tool_call_id,
+            created_us=request.created_us,
+            body=request_body(request),
+        )
+    if not reply():
         raise ConflictError(f"question {request.id} cannot be raised: its id is another question's")
-    return str(standing[0][0]) if standing else request.id
-
-
-def _send_raise(tx: Transaction, request: PermissionRequest) -> Reply:
-    return tx.send(
-        RAISE,
-        id=request.id,
-        run_id=request.identity.run_id,
-        fence=request.fence,
-        tool_call_id=request.tool_call_id,
-        created_us=request.created_us,
-        body=request_body(request),
-    )
+    return request.id

@@ -7,15 +7,16 @@ shown to nobody. A reader skips it; the reader of pending questions closes it an
 from collections.abc import Container, Sequence
 from typing import Any, Final
 
+from msgspec import convert
 from sqlalchemy import case, func, literal_column, select
 
 from soong.shared.core.errors import ForgedError, NotFoundError
-from soong.shared.core.jsontext import MAX_SAFE_INTEGER, parse_strict
+from soong.shared.core.jsontext import parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
-from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
+from soong.shared.permissions.request import Answer, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
@@ -114,11 +115,6 @@ _REQUESTS: Final = select(
     *(runs.c[name] for name in _OF_RUN),
 ).join(runs, runs.c.id == permission_requests.c.run_id)
 
-_TEXTS: Final = (
-    *("id", "tool_call_id", "tool", "permission", "input_digest", "target_kind", "scope", "shown", "precondition"),
-    *("cwd", "host", "risk", "risk_summary", "preview", "hook_result", "proof"),
-)
-
 
 def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
     """Return a session's undecided questions, oldest first, and the ids of rows that are none."""
@@ -135,20 +131,20 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
         whose = tx.send(SESSION, session_id=session_id)
         there = tx.send(ATTENDING, session_id=session_id)
-    rows = asked.rows()
+    rows = asked()
     read = {row.request_id: _read(row) for row in rows}
     unread = [request_id for request_id, request in read.items() if request is None]
     if len(unread) == len(rows):
         return None, unread
     orphans = {row.request_id for row in rows if _state_of(row) is RequestState.WITHDRAWN}
-    sessions = whose.rows()
+    sessions = whose()
     if not sessions:
         raise NotFoundError("session", session_id)
     return OpenQuestions(
         SESSIONS.read(sessions[0]),
         [request for request in read.values() if request is not None and request.id not in orphans],
         _answers(said, read),
-        [RESPONDERS.read(row) for row in there.rows()],
+        [RESPONDERS.read(row) for row in there()],
         {row.id: row.token for row in rows},
         bool(orphans - set(unread)),
     ), unread
@@ -156,7 +152,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
 
 def sessions_of(held: Reply) -> dict[str, Session]:
     """Return the sessions of ``HELD_SESSIONS`` by id."""
-    return {row.id: SESSIONS.read(row) for row in held.rows()}
+    return {row.id: SESSIONS.read(row) for row in held()}
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
@@ -190,8 +186,6 @@ def settled_of(tx: Transaction, request_id: str) -> ClosedQuestion | None:
 
 def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
     """See :meth:`soong.shared.permissions.store.ConsentStore.questions`."""
-    if session_id and not include_closed and not beyond:
-        return _pending_questions(tx, session_id, limit)
     wanted = _REQUESTS.limit(limit)
     if session_id:
         wanted = wanted.where(permission_requests.c.session_id == session_id)
@@ -222,23 +216,9 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
     ]
 
 
-def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Question]:
-    """Return what a client of the session looks at at each notification: one round trip."""
-    with tx.pipeline():
-        asked = tx.send(PENDING, session_id=session_id, most=limit)
-        said = tx.send(ANSWERED, session_id=session_id, most=limit)
-    read = [(row, _read(row)) for row in asked.rows() if _state_of(row) is RequestState.PENDING]
-    answered = _answers(said, {row.request_id for row, _ in read})
-    return [
-        Question(request, RequestState.PENDING, answered.get(request.id), None, check_proof(row.token, request))
-        for row, request in read
-        if request is not None
-    ]
-
-
 def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
     """Return the answers to what was asked, by request."""
-    return {row.request_id: answer_of(row) for row in said.rows() if row.request_id in asked}
+    return {row.request_id: answer_of(row) for row in said() if row.request_id in asked}
 
 
 def _question(tx: Transaction, request_id: str) -> Row:
@@ -250,7 +230,7 @@ def _question(tx: Transaction, request_id: str) -> Row:
 
 
 def _state_of(row: Row) -> RequestState:
-    """Return the state of a question: what an ended run asked is withdrawn, though its row may not say so yet."""
+    """Return the state of a question: one of an ended run is withdrawn, also before its row has that state."""
     state = RequestState(row.state)
     return RequestState.WITHDRAWN if state is RequestState.PENDING and row.end_reason is not None else state
 
@@ -266,29 +246,14 @@ def _read(row: Row) -> PermissionRequest | None:
 def _request_of(row: Row) -> PermissionRequest:
     try:
         kept: Any = parse_strict(row.body)
-        _check(kept, row)
-        kept.update(tags=tuple(kept["tags"]), env=tuple(kept["env"]), suggested=Choice(kept["suggested"]))
-        kept["unknown_effects"] = tuple(kept.get("unknown_effects", ()))
-        return PermissionRequest(identity=IDENTITIES.read(row), **kept)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if "identity" in kept:
+            raise ValueError("it names its identity itself")
+        request = convert({**kept, "identity": IDENTITIES.read(row)}, PermissionRequest)
+        if (request.id, request.tool_call_id) != (row.request_id, row.tool_call_id):
+            raise ValueError("it names another request or call than its row does")
+        # Its answer is kept with this text as it is, in a column that takes no NUL.
+        if "\0" in request.input_digest:
+            raise ValueError("its input_digest holds NUL")
+    except (ValueError, TypeError, RecursionError) as error:
         raise ForgedError(f"request {row.request_id!r} cannot be read: {error}", what="malformed_request") from error
-
-
-def _check(kept: Any, row: Row) -> None:
-    """Raises: TypeError, ValueError, KeyError, AttributeError when the fields are not those of a question."""
-    if (kept["id"], kept["tool_call_id"]) != (row.request_id, row.tool_call_id):
-        raise ValueError("it names another request or call than its row does")
-    wrong = [name for name in _TEXTS if not isinstance(kept[name], str)]
-    wrong += [name for name in ("tags", "env") if not all(isinstance(text, str) for text in kept[name])]
-    wrong += [name for name in ("is_dangerous", "is_outward") if not isinstance(kept[name], bool)]
-    wrong += [name for name in ("created_us", "fence") if not _is_number(kept[name])]
-    wrong += [] if isinstance(kept["arguments"], dict) else ["arguments"]
-    # Its answer is kept with this text as it is, in a column that takes no NUL.
-    wrong += ["input_digest"] if "\0" in kept["input_digest"] else []
-    wrong += [] if all(isinstance(one, dict) for one in kept.get("unknown_effects", ())) else ["unknown_effects"]
-    if wrong:
-        raise TypeError(f"{', '.join(wrong)} are of another kind")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SAFE_INTEGER
+    return request

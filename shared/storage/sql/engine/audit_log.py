@@ -1,7 +1,7 @@
 """The audit log as rows: one chain per process, so that no writer waits for another's entry.
 
-An entry is read up and linked in the transaction of what it tells. Only this process adds to its chain, so reading its
-end takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.
+An entry is read and linked in the transaction of its subject. Only this process adds to its chain, so reading its end
+takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,10 +21,9 @@ from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_repo
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.row_mapper import RowMapper
+from soong.shared.storage.sql.engine.row_mapper import MAX_SHOWN_CHARS, RowMapper
 from soong.shared.storage.sql.engine.rows import IDENTITIES, decision_of
 from soong.shared.storage.sql.engine.statements import Insert, Statement
-from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS
 from soong.shared.storage.sql.engine.tables.service import audit, consumptions, decisions, reports, sessions
 from soong.shared.storage.sql.engine.tables.work import calls, runs
 from soong.shared.storage.sql.engine.texts import pack
@@ -69,7 +68,7 @@ class AuditTrail(Value):
 
     def add(self, tx: Transaction, head_reply: Reply, notes: Sequence[AuditNote], now_us: int) -> None:
         """Add entries behind a head that was asked for in the same transaction."""
-        number, last, newest = head_reply.rows()[0]
+        number, last, newest = head_reply()[0]
         head = Head(number or 0, last or "", newest if newest and newest != last else "")
         rows = []
         for note in notes:
@@ -144,7 +143,7 @@ def report(tx: Transaction, run_id: str, events: Sequence[NewEvent], now_us: int
 
 
 def _note_of(row: Any) -> AuditNote:
-    """Return what a report tells; of one that cannot be read, that."""
+    """Return the note of a report; an unreadable one gets a note of that."""
     identity = IDENTITIES.read(row)
     try:
         data = parse_strict(row.data)

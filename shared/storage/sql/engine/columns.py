@@ -27,18 +27,18 @@ from sqlalchemy import (
 )
 
 MAX_COUNT: Final = 2**53 - 1
-"""Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
+"""Maximum of counts, and of instants in microseconds (the year 2255): JSON readers and digests take it (RFC 7493)."""
 MAX_CHARS: Final = 64 * 1024 * 1024
-"""Of a document: no input, output or message of ours is larger."""
+"""Length of a document: no input, output or message of ours is larger."""
 MAX_TEXT_CHARS: Final = 1_000_000
-"""Of an error, a report, a progress."""
+"""Length of an error, a report, a progress."""
 MAX_WORD_CHARS: Final = 10_000
-"""Of a name, an id, a digest; of a worker's list of pools or capabilities."""
+"""Length of a name, an id, a digest, or a worker's list of pools or capabilities."""
 
 MAKES: Final = ("INSERT",)
 MOVES: Final = ("UPDATE",)
 WRITES: Final = (*MAKES, *MOVES)
-"""What a worker may do with a column; nothing, where a column does not say so."""
+"""The rights of a worker on a column; none without a mark."""
 
 Big: Final = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -166,7 +166,7 @@ def type_of(table: Table, name: str) -> str:
 def limits_of(table: Table, verb: str) -> str:
     """Return PostgreSQL's condition that what a worker writes is what readers take; empty where checks say it all.
 
-    Readers do not rely on it (:mod:`soong.shared.storage.sql.engine.strict`).
+    Readers do not rely on it (:mod:`soong.shared.storage.sql.engine.row_mapper`).
     """
     columns = (table.columns[name] for name in written_by_worker(table, verb))
     limits = [column.info.get("limit", "").format(f"{table.name}.{column.name}") for column in columns]

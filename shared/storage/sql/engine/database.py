@@ -1,10 +1,10 @@
 """Threads and connections: one writer with group commit, a few readers.
 
-What is written while a transaction runs gathers and is written together in the next one, so the busier the process the
-fewer the commits. Each caller's work is a plain function of a :class:`Transaction`; it checks before it writes, so an
-expected error leaves nothing to undo. What many write in the same way is handed to one function together. If something
-else goes wrong, all of the group is rolled back and each function runs again alone: one caller's failure never undoes
-another's work. A caller hears of its write after the commit.
+Writes that arrive during a transaction go together into the next one, so the busier the process the fewer the commits.
+Each caller's work is a plain function of a :class:`Transaction`; it checks before it writes, so an expected error
+leaves nothing to undo. Equal kinds of writes go to one function together. If something else goes wrong, all of the
+group is rolled back and each function runs again alone: one caller's failure never undoes another's work. A caller gets
+its result after the commit.
 """
 
 import asyncio
@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, RootTransaction
+from sqlalchemy import URL, Connection
 
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.storage.sql.engine.engine import discard, is_unavailable, make_engine, our_errors
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
-from soong.shared.storage.sql.engine.write_lock import WriteLock
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.engine.writer import Work, Writer
 
 T = TypeVar("T")
@@ -34,31 +33,17 @@ nothing was written."""
 READERS: Final = 4
 
 
-def commit(transaction: RootTransaction) -> None:
-    """Commit a transaction of the writer."""
-    transaction.commit()
-
-
-def flush_log(log: WriteAheadLog) -> None:
-    """Flush what the writer has committed. Raises: OSError."""
-    log.flush()
-
-
 class Database:
     """One process's access to one database. Safe to call from any loop and thread; ``close`` once, from any."""
 
-    committer: Callable[[RootTransaction], None] = staticmethod(commit)
-    """How the writer commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
-    flusher: Callable[[WriteAheadLog], None] = staticmethod(flush_log)
-    """How the writer flushes the log of SQLite: a seam for fault tests, too."""
     patience_s: float = timing.PATIENCE_S
-    """For tests too, which cannot wait that long. No setting reaches it."""
+    """For tests, which cannot wait that long. No setting reaches it."""
 
     def __init__(self, url: URL, credential: str = "") -> None:
         self.url = url
         self.credential = credential
         self.is_postgres = url.get_backend_name() == "postgresql"
-        self._writer = Writer(url, credential, self._commit, self._flush)
+        self._writer = Writer(url, credential)
         self._reader_engine = make_engine(url, size=READERS, is_writer=False)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="soong-sql-read")
         self._reading: dict[int, Connection] = {}
@@ -73,8 +58,7 @@ class Database:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
-        ``flush`` says when it is on SQLite's disk, at the latest: what is written together is flushed as the strictest
-        of it.
+        ``flush`` is the latest time at which it is on SQLite's disk: a group is flushed as its strictest member.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
@@ -103,27 +87,21 @@ class Database:
         return result
 
     async def _until_written(self, work: Work) -> None:
-        """Raises: whatever became of the work."""
+        """Wait for work; a stopped process might keep SQLite's writer for ever. Raises: whatever became of the work."""
         self._writer.put(work)
         lock = self._writer.lock
-        await (work.future if lock is None else self._within_patience(work, lock))
-
-    async def _within_patience(self, work: Work, lock: WriteLock) -> None:
-        """Wait for work of which a stopped process might keep the writer's thread for ever."""
         try:
-            async with asyncio.timeout(self._patience_left_s()):
+            async with asyncio.timeout(None if lock is None else self._patience_left_s()):
                 await work.future
         except TimeoutError:
+            if lock is None:
+                raise
             raise UnavailableError(await asyncio.to_thread(lock.describe_holder, self.patience_s)) from None
 
     def _patience_left_s(self) -> float:
         """Return how long it is worth waiting: once a caller has waited without success, others fail at once."""
         since_s = self._writer.locking_since_s
         return self.patience_s if since_s is None else max(0.0, self.patience_s - (time.monotonic() - since_s))
-
-    async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
-        """Return what ``build`` makes for a transaction, made in a thread when it is much: the loop continues."""
-        return await asyncio.to_thread(build) if are_many else build()
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run ``function`` on one consistent state of the database; it must not write.
@@ -145,19 +123,13 @@ class Database:
             discard(connection)
         self._reader_engine.dispose()
 
-    def _commit(self, transaction: RootTransaction) -> None:
-        self.committer(transaction)
-
-    def _flush(self, log: WriteAheadLog) -> None:
-        self.flusher(log)
-
     # -- readers
     def _read(self, function: Callable[[Transaction], T]) -> T:
         with our_errors():
             try:
                 return self._read_once(function)
             except Exception as error:
-                if not is_unavailable(error):
+                if isinstance(error, SoongError) or not is_unavailable(error):
                     raise
             # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
             discard(self._reading.pop(threading.get_ident(), None))

@@ -2,7 +2,7 @@
 
 SQLite: write-ahead log, synchronous FULL (a reported commit survives a power cut; a claim alone does not have to, see
 :meth:`soong.shared.storage.sql.engine.database.Database.write`), and our own lock around every write transaction
-(:mod:`soong.shared.storage.sql.engine.write_lock`).
+(:mod:`soong.shared.storage.sql.engine.write_ahead_log`).
 """
 
 import sqlite3
@@ -29,8 +29,8 @@ _PLANNING: Final = {
     "enable_mergejoin": "off",
     # Planned once: planning the fused statements anew takes longer than executing them.
     "plan_cache_mode": "force_generic_plan",
-    # What a plan costs is how many rows it touches: all that is touched lies in memory, and a plan made for a table of
-    # a few pages must also be the right one when it has grown.
+    # The cost of a plan is its number of rows: all of them are in memory, and a plan made for a table of a few pages
+    # must also be the right one when it has grown.
     "random_page_cost": "0",
     "seq_page_cost": "0",
     "cpu_tuple_cost": "1",
@@ -40,33 +40,33 @@ _PLANNING: Final = {
 }
 _POSTGRES_SETTINGS: Final = {
     **_PLANNING,
-    # Of statements that are a transaction of their own.
+    # The isolation of single-statement transactions.
     "default_transaction_isolation": "read committed",
     # A process that is frozen or cut off in the middle of a transaction must have lost its locks by the time at which
     # others take over what it held (``lease_s``, 20 s).
     "idle_in_transaction_session_timeout": "5s",
     "lock_timeout": "30s",
     "tcp_keepalives_idle": "30",
-    # What is reported as done is on the disk. Workers share a role, and each can change the role's defaults.
+    # A reported commit is on the disk. Workers share a role, and each can change the role's defaults.
     "synchronous_commit": "on",
     "statement_timeout": "0",
 }
 _READER_SETTINGS: Final = {**_PLANNING, "default_transaction_read_only": "on", "statement_timeout": "0"}
 
 TOO_SILENT: Final = "25P03"
-"""What PostgreSQL says of a transaction that it undid because its process sent nothing for longer than
-``idle_in_transaction_session_timeout``: it stood still, or is too slow for what it computes between statements."""
+"""The SQLSTATE of a transaction that PostgreSQL undid because its process sent nothing for longer than
+``idle_in_transaction_session_timeout``: it was stopped, or computes for too long between statements."""
 UNDONE: Final = frozenset({"40001", "40P01", TOO_SILENT})
-"""What PostgreSQL says of a transaction that it undid for the sake of others: a conflict, a deadlock, silence."""
+"""The SQLSTATEs of a transaction that PostgreSQL undid for the sake of others: a conflict, a deadlock, silence."""
 
 
 _UNSTORABLE: Final = frozenset({"22021", "22P05"})
-"""What PostgreSQL says of text that its encoding has not."""
+"""The SQLSTATEs of text that the encoding lacks."""
 
 
 _LOST_STATEMENT: Final = frozenset({"26000", "42P05"})
-"""What PostgreSQL says of a prepared statement that it does not know, or knows already. On a connection with a server
-process of its own neither happens; on a new one it does not happen again."""
+"""The SQLSTATEs of a prepared statement that is unknown, or exists already. On a connection with a server process of
+its own neither happens; on a new one it does not happen again."""
 
 _LOST_HINT: Final = "a connection pooler may have begun to share server processes: run `soong doctor`"
 
@@ -114,7 +114,7 @@ def refuse_network_file_system(path: Path, mounts: Path = MOUNTS) -> None:
 def make_engine(url: URL, *, size: int, is_writer: bool, credential: str = "") -> Engine:
     """Return an engine with at most ``size`` connections. A reader's transactions change nothing and see one state.
 
-    ``credential`` is what a worker's process says by which row checks tell it from others (PostgreSQL only).
+    ``credential`` identifies a worker's process to row checks (PostgreSQL only).
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, size, is_writer=is_writer)
@@ -155,10 +155,10 @@ class SqliteFile:
 
     def _found(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
 
 def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
@@ -295,7 +295,7 @@ def is_too_silent(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Say whether a server that answered a commit says that it was not done: of PostgreSQL an error that leaves the
+    """Say whether a server's answer to a commit means that it was not done: on PostgreSQL an error that leaves the
     connection open.
     """
     diagnosis = getattr(driver_error(error), "diag", None)

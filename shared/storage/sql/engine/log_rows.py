@@ -5,11 +5,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
+from soong.shared.core.jsontext import MAX_DEPTH, Json
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.tasks.step import MALFORMED
-from soong.shared.storage.sql.engine.statements import PAGE_SIZE, SIZE
-from soong.shared.storage.sql.engine.strict import (
+from soong.shared.storage.sql.engine.row_mapper import (
     MAX_SHOWN_CHARS,
     MalformedError,
     RowReader,
@@ -18,11 +17,12 @@ from soong.shared.storage.sql.engine.strict import (
     value_of,
     word_of,
 )
+from soong.shared.storage.sql.engine.statements import PAGE_SIZE, SIZE
 from soong.shared.storage.sql.engine.transaction import Row
 
 ENTRY_FIELDS: Final = 3
 ENTRY_DEPTH: Final = 2
-"""Of an event or a node that is in the row of a later one: its columns, and how deep its object is there."""
+"""An event or a node in the row of a later one: the number of its columns, and the depth of its object there."""
 
 
 OF_STEP: Final = frozenset(
@@ -62,51 +62,43 @@ def page_of_log(table: str, number: str, document: str, last: str) -> str:
 
 
 def events_of(rows: Iterable[Row], after: int = 0) -> Iterator[Event]:
-    """Yield the events of rows, which are in the order of each run's log; of the first run those after a number.
+    """Yield the events of rows, in the order of each run's log; in the first run only those after a number.
 
     A row has the columns of ``events`` and ``step_key``, that of its run's step.
 
-    A malformed event is the security event that says so. A row that also claims numbers of the rows before it has
-    only those that are left.
+    A malformed event becomes a security event. A row that also claims numbers of the rows before it has only those that
+    are left.
     """
     run_id, last = "", after
     for row in rows:
         if row.run_id != run_id:
             run_id, last = row.run_id, 0 if run_id else after
         for event in _events_of_row(row):
-            if event.seq > last:
-                yield _with_step(event, row.step_key)
+            if event.seq > last and row.step_key and event.type in OF_STEP and "step" not in event.data:
+                yield replace(event, data={"step": row.step_key, **event.data})
+            elif event.seq > last:
+                yield event
         last = max(last, row.seq)
-
-
-def _with_step(event: Event, step_key: str) -> Event:
-    if not step_key or event.type not in OF_STEP or "step" in event.data:
-        return event
-    return replace(event, data={"step": step_key, **event.data})
 
 
 def _events_of_row(row: Row) -> Iterator[Event]:
     run_id, seq = row.run_id, row.seq
-    preceding, data, time_us, problem = _texts_of_row(row)
+    problem = ""
+    try:
+        preceding = preceding_of(row.preceding)
+        data, time_us = object_of("data", row.data), number_of("time_us", row.time_us)
+    except MalformedError:  # seldom: each part is read alone
+        reading, nothing = RowReader(), list[Json]()
+        preceding = reading.take(lambda: preceding_of(row.preceding), nothing)
+        data = reading.object("data", row.data)
+        time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
+        problem = reading.problem
     for number, entry in enumerate(preceding, start=seq - len(preceding)):
         yield _event_of_entry(run_id, number, entry)
     if problem:
         yield _malformed_event(run_id, seq, time_us, problem)
     else:
         yield Event(run_id, seq, row.type, time_us, data)
-
-
-def _texts_of_row(row: Row) -> tuple[list[Json], JsonObject, int, str]:
-    """Return the events before the last one, the data and time of that, and what is malformed."""
-    try:
-        preceding = preceding_of(row.preceding)
-        return preceding, object_of("data", row.data), number_of("time_us", row.time_us), ""
-    except MalformedError:  # seldom: each part is read alone
-        reading, nothing = RowReader(), list[Json]()
-        preceding = reading.take(lambda: preceding_of(row.preceding), nothing)
-        data = reading.object("data", row.data)
-        time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
-        return preceding, data, time_us, reading.problem
 
 
 def preceding_of(text: Any) -> list[Json]:
@@ -136,8 +128,8 @@ def _malformed_event(run_id: str, seq: int, time_us: int, reason: str) -> Event:
 def nodes_of(rows: Iterable[Row], after: int = 0) -> Iterator[Node]:
     """Yield the nodes of one run's rows, which are in order, after a number.
 
-    The payload of a malformed node says so under ``malformed_row``. A row that also claims numbers of the rows before
-    it has only those that are left.
+    The payload of a malformed node has the problem under ``malformed_row``. A row that also claims numbers of the rows
+    before it has only those that are left.
     """
     last = after
     for row in rows:
@@ -162,7 +154,7 @@ def _nodes_of_row(row: Row) -> Iterator[Node]:
 
 
 def _node_of_entry(run_id: str, number: int, entry: Json, created_us: int) -> Node:
-    """Return an earlier node of a row; one that is not a valid node hangs under the node before it and says so."""
+    """Return an earlier node of a row; an invalid one is placed under the node before it, with the problem."""
     try:
         if not isinstance(entry, list) or len(entry) != ENTRY_FIELDS or not isinstance(entry[2], dict):
             raise MalformedError("preceding holds what is not a parent, a kind and a payload")

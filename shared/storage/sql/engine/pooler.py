@@ -18,8 +18,8 @@ from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError, UnsupportedPoolerError
 
 CREDENTIAL: Final = "soong.worker"
-"""The connection's setting by which a worker's process says what it alone knows; the row of each of its incarnations
-has the digest. All workers share a role, so this is what tells them apart."""
+"""The connection's setting with the secret of a worker's process; the row of each of its incarnations has the digest.
+All workers share a role, so this distinguishes them."""
 
 
 CONNECT_PARAMETERS: Final[Mapping[str, Any]] = {
@@ -27,7 +27,7 @@ CONNECT_PARAMETERS: Final[Mapping[str, Any]] = {
     "application_name": "soong",
     "options": "",  # those of the environment (PGOPTIONS), too, do not reach every server process
 }
-"""What the driver is given for each connection."""
+"""The driver's parameters for each connection."""
 
 _ROUNDS: Final = 2
 _PROCESS: Final = "SELECT pg_backend_pid()"

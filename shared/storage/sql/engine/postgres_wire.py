@@ -1,9 +1,9 @@
-"""Our statements over libpq's pipeline: what psycopg has for it (``psycopg.pq``), without its cursors.
+"""Our statements over libpq's pipeline: by psycopg's binding (``psycopg.pq``), without its cursors.
 
-With a cursor a statement costs the client 40 us of CPU time, six times what sending it and reading its answer costs,
-and BEGIN costs a round trip. Here a statement is prepared once a connection, and BEGIN goes with the first statement
-of a transaction, and COMMIT with its last ones when nobody waits for what they answer. psycopg's own dumpers and
-loaders convert the values, so that types and errors are the same both ways.
+With a cursor a statement costs the client 40 us of CPU time, six times the cost of sending it and reading its answer,
+and BEGIN costs a round trip. Here a statement is prepared once a connection, and BEGIN goes with the first statement of
+a transaction, and COMMIT with its last ones when no caller waits for their answers. psycopg's own dumpers and loaders
+convert the values, so that types and errors are the same both ways.
 
 Source: PostgreSQL documentation, libpq, pipeline mode. Imported where there is a PostgreSQL only.
 """
@@ -62,7 +62,7 @@ class WiredConnection(psycopg.Connection[Any]):
 
 
 class SentStatement:
-    """What the server said to one statement; reading it waits for the server."""
+    """The server's answer to one statement; reading it waits for the server."""
 
     __slots__ = ("_result", "_text", "_wire", "prepares")
 
@@ -110,20 +110,20 @@ class PostgresWire:
         self._prepared: dict[_Key, bytes] = {}
         self._numbered = 0
         self._expected: deque[SentStatement | None] = deque()
-        """Of what has been sent and not answered; None is the end of a batch."""
+        """Statements without an answer yet; None is the end of a batch."""
         self._is_open = False
         """A batch is under way."""
         self._awaited: SentStatement | None = None
         """The last one of that batch for whose answer somebody waits."""
         self._is_posted = False
-        """Statements have been sent that nobody waits for, and what is sent next is of the same batch."""
+        """Statements have been sent without a waiter, and the next ones belong to the same batch."""
         self._is_begun = False
 
     def execute(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
         """Send a statement; outside a :meth:`batch` also wait for its answer.
 
         Raises:
-            psycopg.Error: of the classes, and with the SQLSTATE, that psycopg's cursors raise.
+            psycopg.Error: with the classes and the SQLSTATE of psycopg's cursors.
         """
         if self._is_open:
             self._awaited = self._send(text, values)
@@ -146,7 +146,7 @@ class PostgresWire:
         """Send what is executed within without waiting for answers. Its end waits for all of them, unless all of it
         has been posted.
 
-        What is awaited may also be read within; the rest then counts as posted.
+        An awaited answer may also be read within; the rest then counts as posted.
 
         Raises:
             psycopg.Error: the first statement that failed; those after it were not executed.
@@ -160,13 +160,16 @@ class PostgresWire:
             if is_read and 0 < len(self._expected) < MAX_POSTED:
                 self._is_posted = True
             elif self._awaited is not None or self._expected:
-                self._end_batch()
+                self._end_sending()
+                while self._expected:
+                    self._take_next()
+                self._pg.exit_pipeline_mode()
 
     def commit(self, *, is_awaited: bool) -> None:
-        """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next.
+        """Commit, if a transaction has begun. Without waiting, the next operation raises an error.
 
         Raises:
-            psycopg.Error: of a statement that was posted, or of the commit.
+            psycopg.Error: a posted statement, or the commit, failed.
         """
         if self._is_posted:
             self._commit()
@@ -245,12 +248,6 @@ class PostgresWire:
             self._pg.enter_pipeline_mode()
         self._is_open = True
 
-    def _end_batch(self) -> None:
-        self._end_sending()
-        while self._expected:
-            self._take_next()
-        self._pg.exit_pipeline_mode()
-
     def _end_sending(self) -> None:
         self._pg.pipeline_sync()
         self._expected.append(None)
@@ -262,18 +259,15 @@ class PostgresWire:
             if not self._expected or self._expected[-1] is not None:
                 self._end_sending()
             while self._expected:
-                self._pass_over()
+                try:
+                    self._take_next()
+                except psycopg.Error:
+                    if self._pg.status != ConnStatus.OK:
+                        raise
             self._pg.exit_pipeline_mode()
         except psycopg.Error:
             self._expected.clear()
             raise
-
-    def _pass_over(self) -> None:
-        try:
-            self._take_next()
-        except psycopg.Error:
-            if self._pg.status != ConnStatus.OK:
-                raise
 
     def _send(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
         sql, names = _numbered(text)

@@ -1,6 +1,6 @@
 """The classes that rows of tables become, and the fields that are not columns.
 
-A row of one thing among many that is malformed becomes a value that says so, and stops no reader of the others.
+A malformed row among many becomes a value with that problem, and stops no reader of the others.
 """
 
 from functools import lru_cache
@@ -23,8 +23,7 @@ from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.explain import decision_from
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, provenance_from
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
-from soong.shared.storage.sql.engine.row_mapper import RowMapper
-from soong.shared.storage.sql.engine.strict import MalformedError, object_of, usage_of, value_of
+from soong.shared.storage.sql.engine.row_mapper import MalformedError, RowMapper, object_of, usage_of, value_of
 from soong.shared.storage.sql.engine.tables.service import answers, commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.tables.work import calls, runs, steps, tasks
 from soong.shared.storage.sql.engine.texts import pack, unpack
@@ -33,7 +32,7 @@ from soong.shared.tools.ports import effect_id_of
 KEPT_DOCUMENTS: Final = 256
 """Short lists of steps that are kept as they were read: those of one task are few."""
 KEPT_CHARS: Final = 2_000
-"""Longer texts are read again each time: what is kept of rows stays small."""
+"""Longer texts are read again each time: the cache of rows stays small."""
 
 OWNERS: Final = RowMapper(Owner, owners)
 SESSIONS: Final = RowMapper(Session, sessions)
@@ -144,7 +143,7 @@ RUNS: Final = RowMapper(
 
 
 def run_of(row: Any) -> Run:
-    """Return the run of a row that was joined with its surface's ``body``; malformed, it says so."""
+    """Return the run of a row that was joined with its surface's ``body``; malformed, it has the problem."""
     try:
         return RUNS.read(row)
     except MalformedError:
@@ -183,7 +182,7 @@ def call_values(call: CallRow) -> dict[str, object]:
 
 
 def call_of(row: Any) -> CallRow:
-    """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
+    """Return the ledger entry of a row; malformed parts of it are left out, and its status holds."""
     found, _ = CALLS.salvage(row)
     open_input = found["inputs"].pop(_OPEN_INPUT, None)
     return CallRow(**found, open_input=open_input if isinstance(open_input, dict) else None)
@@ -199,7 +198,7 @@ def request_body(request: PermissionRequest) -> str:
 
 
 def provenance_of(text: str) -> Provenance:
-    """Return where an answer came from; what cannot be read is an empty one, which answers nothing."""
+    """Return the provenance of an answer; an unreadable one becomes an empty one, which answers nothing."""
     try:
         return provenance_from(object_of("provenance", text, MAX_TEXT_CHARS))
     except MalformedError:

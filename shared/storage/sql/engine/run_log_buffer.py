@@ -4,15 +4,14 @@ A run's counters grow in the same transaction as the insert of its nodes and eve
 touched once whatever happened to it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.record import NewRun, Usage
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, NewRun, RunStatus, Usage
 from soong.shared.storage.sql.engine.rows import IDENTITIES, NEW_RUNS, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import events as events_table
@@ -67,7 +66,7 @@ LAST_SEQ: Final = (
     "greatest(runs.last_seq, coalesce((SELECT written.seq FROM events AS written"
     " WHERE written.run_id = runs.id ORDER BY written.seq DESC LIMIT 1), 0))"
 )
-"""On PostgreSQL: where a run's log ends. A worker that held it may have left more there than it counted."""
+"""The end of a run's log on PostgreSQL. A worker that held it may have left more there than it counted."""
 
 LAST_NODE: Final = (
     "greatest(runs.last_node, coalesce((SELECT written.number FROM nodes AS written"
@@ -146,7 +145,7 @@ END_EVENT: Final[Mapping[RunStatus, EventType]] = {
 
 @dataclass(slots=True)
 class _RunEntries:
-    """What is gathered for one run."""
+    """The gathered entries of one run."""
 
     events: list[Row] = field(default_factory=list)
     nodes: list[Row] = field(default_factory=list)
@@ -173,47 +172,43 @@ class RunLogBuffer:
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
-        self._entries: dict[str, _RunEntries] = {}
+        self._entries: defaultdict[str, _RunEntries] = defaultdict(_RunEntries)
 
     def create(self, run: NewRun, status: RunStatus) -> None:
         """Insert a run, with its first event."""
-        entry = self._entry(run.identity.run_id)
+        entry = self._entries[run.identity.run_id]
         entry.new, entry.status = run, status.value
-        self.note_text(run.identity.run_id, EventType.RUN_CREATED, _attempt_text(run.attempt))
+        self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
         if run.nodes:
             self.add(run.identity.run_id, nodes=run.nodes)
 
     def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
         """Add one event of the store's own, of this moment or of an earlier one."""
-        self._entry(run_id).events.append((type_.value, self._now_us if at_us is None else at_us, pack(data)))
-
-    def note_text(self, run_id: str, type_: EventType, text: str) -> None:
-        """Add an event of this moment whose data are JSON text already."""
-        self._entry(run_id).events.append((type_.value, self._now_us, text))
+        self._entries[run_id].events.append((type_.value, self._now_us if at_us is None else at_us, pack(data)))
 
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
-        entry = self._entry(run_id)
+        entry = self._entries[run_id]
         entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
         entry.events.extend((str(e.type), e.time_us or self._now_us, pack(e.data)) for e in events)
 
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
-        entry = self._entry(run_id)
+        entry = self._entries[run_id]
         entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
 
     def release(self, run_id: str) -> None:
         """Put a run whose lease ended, or that was parked, back in the queue."""
-        entry = self._entry(run_id)
+        entry = self._entries[run_id]
         entry.status, entry.worker_id = RunStatus.QUEUED.value, ""
 
     def park(self, run_id: str) -> None:
         """Let a run wait without a worker."""
-        entry = self._entry(run_id)
+        entry = self._entries[run_id]
         entry.status, entry.worker_id = RunStatus.PARKED.value, ""
 
     def end(self, run_id: str, status: RunStatus, reason: EndReason, usage: Usage | None = None) -> None:
         """End a run, with its event."""
-        entry = self._entry(run_id)
+        entry = self._entries[run_id]
         entry.status, entry.end_reason = status.value, reason.value
         # A run that used nothing leaves its row's usage as it is: empty.
         entry.usage = None if usage is None or usage == UNUSED else pack(usage.as_json())
@@ -223,7 +218,9 @@ class RunLogBuffer:
         """Write what was gathered."""
         if not self._entries:
             return
-        self._insert_runs(tx)
+        surfaces, runs = self._new_runs()
+        tx.insert(INSERT_SURFACES, surfaces)
+        tx.insert(INSERT_RUNS, runs)
         if tx.is_postgres:
             self._change_and_log(tx)
         else:
@@ -245,15 +242,16 @@ class RunLogBuffer:
             (INSERT_NODES, self.node_rows()),
         )
         made = tuple(ReadyRows.of(insert, rows, is_postgres=is_postgres) for insert, rows in tables)
-        self._entries = {}
+        self._entries.clear()
         return made
 
     def _change_and_log(self, tx: Transaction) -> None:
-        """Change and log the runs that are there; what is let go is let go last, once its log is written."""
+        """Change and log the existing runs; a run is let go last, once its log is written."""
         standing = {run_id: entry for run_id, entry in sorted(self._entries.items()) if entry.new is None}
-        self._entries = {run_id: entry for run_id, entry in self._entries.items() if entry.new is not None}
         if not standing:
             return
+        for run_id in standing:
+            del self._entries[run_id]
         rows = [self._logged_row(run_id, entry) for run_id, entry in standing.items()]
         tx.change(_LOGGED, "changes", rows, now_us=self._now_us)
         freed = [_freed_row(run_id, entry) for run_id, entry in standing.items() if entry.is_let_go]
@@ -264,47 +262,38 @@ class RunLogBuffer:
         status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
         return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *entry.logs
 
-    def _insert_runs(self, tx: Transaction) -> None:
-        surfaces, runs = self._new_runs()
-        tx.insert(INSERT_SURFACES, surfaces)
-        tx.insert(INSERT_RUNS, runs)
-
-    def _new_runs(self) -> tuple[list[tuple[str, str]], Iterator[tuple[object, ...]]]:
+    def _new_runs(self) -> tuple[list[tuple[str, str]], list[tuple[object, ...]]]:
         """Return the rows of surfaces and of runs."""
         surfaces: dict[str, str] = {}
         packed: dict[int, str] = {}
-        new = [(entry.new, entry) for entry in self._entries.values() if entry.new is not None]
-        for run, _ in new:
+        rows: list[tuple[object, ...]] = []
+        for run, entry in [(entry.new, entry) for entry in self._entries.values() if entry.new is not None]:
             # Runs of one plan share surfaces by identity: each is written out once.
             if id(run.surface) not in packed:
                 body = pack(run.surface)
                 packed[id(run.surface)] = digest_of(body)
                 surfaces[packed[id(run.surface)]] = body
-        return sorted(surfaces.items()), (self._run_row(run, entry, packed[id(run.surface)]) for run, entry in new)
-
-    def _run_row(self, new: NewRun, entry: _RunEntries, surface: str) -> tuple[object, ...]:
-        identity = new.identity
-        return INSERT_RUNS.row(
-            {
-                **IDENTITIES.values(identity),
-                **NEW_RUNS.values(new),
-                "id": identity.run_id,
-                "dispatched_by": plain(identity.origin.principal),
-                "is_foreign": int(identity.origin.is_foreign),
+            row: dict[str, object] = {
+                **IDENTITIES.values(run.identity),
+                **NEW_RUNS.values(run),
+                "id": run.identity.run_id,
+                "dispatched_by": plain(run.identity.origin.principal),
+                "is_foreign": int(run.identity.origin.is_foreign),
                 "status": entry.status,
-                "surface": surface,
+                "surface": packed[id(run.surface)],
                 "last_seq": len(entry.events),
                 "last_node": len(entry.nodes),
                 "created_us": self._now_us,
                 "started_us": self._now_us if entry.status == RunStatus.RUNNING else None,
             }
-        )
+            rows.append(INSERT_RUNS.row(row))
+        return sorted(surfaces.items()), rows
 
     def flush_logs(self, tx: Transaction) -> None:
         """Insert the gathered nodes and events only: the runs have been counted on."""
         tx.insert(INSERT_EVENTS, self.event_rows())
         tx.insert(INSERT_NODES, self.node_rows())
-        self._entries = {}
+        self._entries.clear()
 
     def change_rows(self) -> list[tuple[object, ...]]:
         """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
@@ -327,12 +316,6 @@ class RunLogBuffer:
         """Yield the rows of nodes as they are inserted."""
         return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
 
-    def _entry(self, run_id: str) -> _RunEntries:
-        entry = self._entries.get(run_id)
-        if entry is None:
-            entry = self._entries[run_id] = _RunEntries()
-        return entry
-
 
 def packed(entries: Sequence[Row]) -> list[Row]:
     """Return the rows of what one write adds to a log: (first, second, document, preceding, place from the end).
@@ -354,16 +337,6 @@ def packed(entries: Sequence[Row]) -> list[Row]:
         rows.append((first, second, document, f"[{','.join(texts)}]" if texts else "", left))
         texts, size = [], 0
     return rows
-
-
-def step_text(step_key: str) -> str:
-    """Return the data of an event that names a step and nothing else."""
-    return pack({"step": step_key})
-
-
-@lru_cache(maxsize=64)
-def _attempt_text(attempt: int) -> str:
-    return pack({"attempt": attempt})
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:

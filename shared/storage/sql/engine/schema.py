@@ -17,9 +17,9 @@ from soong.shared.storage.sql.engine.engine import (
     our_errors,
     refuse_network_file_system,
 )
-from soong.shared.storage.sql.engine.write_lock import write_lock
+from soong.shared.storage.sql.engine.write_ahead_log import write_lock
 
-HEAD: Final = "0001_70d0c4c9"
+HEAD: Final = "0001_f28800a6"
 """The revision this program was written for. Its number, and until the first release a digest of what the one migration
 makes, which is still edited: a database that an earlier form of it made differs from ours."""
 
@@ -130,7 +130,7 @@ def _create(url: URL) -> bool:
     """Make everything in an SQLite file that has nothing yet; say whether that was done.
 
     Alembic would make the same and take half a second of CPU, most of it to be imported. A file that is not empty or
-    cannot be written is left to it: it says what is wrong.
+    cannot be written is left to it: it raises the problem.
     """
     lock = write_lock(url)
     try:

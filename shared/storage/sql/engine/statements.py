@@ -1,9 +1,9 @@
 """Hand-written SQL with a name, one text for both databases.
 
-The text is SQLite's; what PostgreSQL needs in addition is in ``/*pg … */``, which SQLite skips as a comment. Parameters
-are ``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)`` takes a list of tuples as a table, so a
-batch of any size is one statement with one plan. ``EACH OF column AS alias`` takes a column's JSON list as a table:
-each ``value`` with its place, ``key``. ``FIELD name OF column`` is a field of a column's JSON object.
+The text is SQLite's; additions for PostgreSQL are in ``/*pg … */``, which SQLite skips as a comment. Parameters are
+``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)`` takes a list of tuples as a table, so a batch
+of any size is one statement with one plan. ``EACH OF column AS alias`` takes a column's JSON list as a table: each
+``value`` with its place, ``key``. ``FIELD name OF column`` is a field of a column's JSON object.
 """
 
 import re
@@ -34,10 +34,10 @@ _READ_LATER: Final = frozenset({"sqlite", "postgres", "writes", "returns", "pack
 SIZE: Final = "/*pg octet_*/length({0})"
 """How long a text is, in bytes on PostgreSQL: to know it, a text that is stored apart is not loaded."""
 PAGE_SIZE: Final = 8 * 1024 * 1024
-"""What the rows of a page have before its last one, by ``SIZE``: one that is larger is a page of its own."""
+"""The size of a page's rows before its last one, by ``SIZE``: a larger row is a page of its own."""
 BATCH_ROWS: Final = 1_000
 BATCH_CHARS: Final = 256 * 1024
-"""Of one statement that inserts or changes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
+"""Limits of one statement that writes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -217,9 +217,9 @@ def _postgres_table(match: re.Match[str]) -> str:
 
 
 def _json_rows(parameter: str, columns: Sequence[tuple[str, str]]) -> str:
-    """Return the PostgreSQL text that reads a JSON list of lists as a table: a third of what arrays cost the client.
+    """Return the PostgreSQL text that reads a JSON list of lists as a table: a third of the client's cost of arrays.
 
-    As ``jsonb``, which is parsed once: of a ``json`` value each ``->>`` reads all that is before its place.
+    As ``jsonb``, which is parsed once: each ``->>`` of a ``json`` value reads all that is before its place.
     """
     read = ", ".join(_postgres_column(index, name, kind) for index, (name, kind) in enumerate(columns))
     return f"(SELECT {read} FROM jsonb_array_elements({parameter}::jsonb))"  # noqa: S608  # our own words

@@ -1,10 +1,10 @@
 """One transaction as the statements of this adapter see it, on whichever database."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select, Table, Text
 
@@ -35,7 +35,7 @@ FEW_ROWS: Final = 16
 """Encoded in one call, which is faster than one by one."""
 
 SAMPLE_PAGES: Final = 2000
-"""Pages of each table that PostgreSQL reads to weigh its rows; of a table that has fewer, all."""
+"""Maximum pages of each table that PostgreSQL reads to weigh its rows."""
 PAGE_BYTES: Final = 8192
 ROW_BYTES: Final = 28
 """Header and pointer of a row on PostgreSQL."""
@@ -60,28 +60,14 @@ OF_FILES: Final = {
 }
 
 
-class Reply(Protocol):
-    """The rows of a statement that has been sent; on PostgreSQL reading them waits for the server."""
-
-    def rows(self) -> Sequence[Row]: ...
-
-
-class _ReceivedRows:
-    """Rows that SQLite has returned already."""
-
-    __slots__ = ("_rows",)
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
-
-    def rows(self) -> Sequence[Row]:
-        return self._rows
+Reply: TypeAlias = Callable[[], Sequence[Row]]
+"""Returns the rows of a statement that has been sent; on PostgreSQL it waits for the server."""
 
 
 class Transaction:
-    """What a store method is handed. Lives for one call; begin and commit are its :class:`Database`'s business.
+    """The transaction of a store method. Lives for one call; its :class:`Database` begins and commits it.
 
-    ``has_written`` says whether rows were changed: until then the method may raise and leave no trace.
+    ``has_written``: rows were changed. Until then the method may raise and leave no trace.
     """
 
     __slots__ = ("_raw", "_wire", "connection", "has_written", "is_postgres")
@@ -95,7 +81,7 @@ class Transaction:
         self._wire: PostgresWire = wire
 
     def rows(self, statement: Statement, **parameters: Any) -> Sequence[Row]:
-        """Execute and return all rows; of a statement without RETURNING none."""
+        """Execute and return all rows; none for a statement without RETURNING."""
         if self.is_postgres:
             return self._postgres_rows(statement, parameters)
         cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
@@ -116,7 +102,8 @@ class Transaction:
 
     def value(self, statement: Statement, **parameters: Any) -> Any:
         """Execute and return the first column of the first row; without rows None."""
-        return next(iter(self.column(statement, **parameters)), None)
+        rows = self.rows(statement, **parameters)
+        return rows[0][0] if rows else None
 
     def count(self, statement: Statement, **parameters: Any) -> int:
         """Execute and return how many rows were changed."""
@@ -134,13 +121,14 @@ class Transaction:
         it shares the round trip; so are those of :meth:`insert`, :meth:`put` and :meth:`change`.
         """
         if not self.is_postgres:
-            return _ReceivedRows(self.rows(statement, **parameters))
+            rows = self.rows(statement, **parameters)
+            return lambda: rows
         self.has_written = self.has_written or statement.writes
         send = self._wire.execute if statement.returns else self._wire.post
-        return send(statement.postgres, statement.parameters(parameters))
+        return send(statement.postgres, statement.parameters(parameters)).rows
 
     def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows given in the order of the insert's columns; what makes them runs between the statements."""
+        """Insert rows given in the order of the insert's columns; their iterator runs between the statements."""
         rest = iter(rows)
         first = list(islice(rest, FEW_ROWS + 1))
         if not first:
@@ -153,14 +141,15 @@ class Transaction:
         for batch in (encode_ascii(first),) if are_few else packed_batches(chain(first, rest)):
             self._wire.post(insert.postgres, (batch,))
 
-    def put(self, ready: ReadyRows) -> None:
+    def put(self, tables: Iterable[ReadyRows]) -> None:
         """Insert rows that were built before the transaction."""
-        for batch in ready.batches:
-            self.has_written = True
-            if self.is_postgres:
-                self._wire.post(ready.insert.postgres, (batch,))
-            else:
-                self._raw.executemany(ready.insert.sqlite, batch)
+        self.has_written = True
+        for ready in tables:
+            for batch in ready.batches:
+                if self.is_postgres:
+                    self._wire.post(ready.insert.postgres, (batch,))
+                else:
+                    self._raw.executemany(ready.insert.sqlite, batch)
 
     def change(self, change: Change, table: str, rows: Sequence[Sequence[Any]], **constants: Any) -> None:
         """Apply a change to rows given in the order of the columns of its ``table``."""
@@ -186,8 +175,7 @@ class Transaction:
     def paced(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items to a loop that may compute for long; meanwhile PostgreSQL gets a statement now and then.
 
-        It tells a process that works slowly from one that is frozen, whose locks others must get. Not inside
-        :meth:`pipeline`.
+        It distinguishes a slow process from a frozen one, whose locks others must get. Not inside :meth:`pipeline`.
         """
         if not self.is_postgres:
             yield from items

@@ -28,8 +28,13 @@ from soong.shared.storage.sql.engine.engine import (
     unstorable,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, UnflushedLog, WriteAheadLog, write_ahead_log
-from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
+from soong.shared.storage.sql.engine.write_ahead_log import (
+    Flush,
+    UnflushedLog,
+    WriteLock,
+    write_ahead_log,
+    write_lock,
+)
 
 log = get_logger(__name__)
 
@@ -66,13 +71,8 @@ def answer(group: Sequence[Work]) -> None:
     for work in group:
         by_loop.setdefault(work.loop, []).append(work)
     for loop, works in by_loop.items():
-        call_in_loop(loop, resolve, works)
-
-
-def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Call something in a caller's loop, unless that has been closed: nobody waits there any more."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, *args)
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
+            loop.call_soon_threadsafe(resolve, works)
 
 
 def resolve(works: Sequence[Work]) -> None:
@@ -135,23 +135,19 @@ class _WriterConnection:
 
 
 class Writer:
-    """Safe to use from any loop and thread. ``commit`` and ``flush`` do what they say: seams for fault tests."""
+    """Safe to use from any loop and thread."""
 
-    def __init__(
-        self,
-        url: URL,
-        credential: str,
-        commit: Callable[[RootTransaction], None],
-        flush: Callable[[WriteAheadLog], None],
-    ) -> None:
+    committer: Callable[[RootTransaction], None] = staticmethod(RootTransaction.commit)
+    """Commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
+
+    def __init__(self, url: URL, credential: str) -> None:
         self.is_postgres = url.get_backend_name() == "postgresql"
         self.lock: WriteLock | None = write_lock(url)
         self.locking_since_s: float | None = None
         """Since when the thread has been waiting for the lock, on the monotonic clock."""
         self.is_closed = False
-        self._commit = commit
         write_ahead = write_ahead_log(url)
-        self._log = None if write_ahead is None else UnflushedLog(write_ahead, flush)
+        self._log = None if write_ahead is None else UnflushedLog(write_ahead)
         self._connection = _WriterConnection(url, credential, self._log)
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         """None ends the thread."""
@@ -167,7 +163,7 @@ class Writer:
             self._queue.put(work)
 
     def close(self) -> bool:
-        """Take no more work; False when that has been said before. What was put is still written: see :meth:`join`."""
+        """Take no more work; False when it was closed before. Queued work is still written: see :meth:`join`."""
         with self._closing:
             if self.is_closed:
                 return False
@@ -189,10 +185,15 @@ class Writer:
                 if first is None:
                     break
                 group.append(first)
-            if group or (self._log is not None and self._log.is_torn):
+            if group or (self._log is not None and self._log.failure is not None):
                 is_open = self._write_locked(group)
             self._flush_and_answer(group)
-        self._put_away()
+        if self._log is not None:
+            self._log.flush()
+            self._log.forget()
+        self._connection.close()
+        if self.lock is not None:
+            self.lock.close()
 
     def _write_locked(self, group: list[Work]) -> bool:
         """Write a group, and with it what has arrived when nobody else writes; False when no more will arrive."""
@@ -201,21 +202,17 @@ class Writer:
         try:
             with self.lock.held(self._flush_alone) if self.lock else nullcontext():
                 self.locking_since_s = None
-                # Gathered under the lock: what arrived while we waited for it is written with the rest.
-                is_open = self._gather(group)
+                # Gathered under the lock: work that arrived during the wait for it is written with the rest.
+                while is_open and len(group) < GROUP and not self._queue.empty():
+                    work = self._queue.get_nowait()
+                    is_open = work is not None
+                    if work is not None:
+                        group.append(work)
                 self._write_group(group)
         except UnavailableError as error:  # by the lock: nothing has been written
             for work in group:
                 work.error = error
         return is_open
-
-    def _put_away(self) -> None:
-        if self._log is not None:
-            self._log.flush()
-            self._log.forget()
-        self._connection.close()
-        if self.lock is not None:
-            self.lock.close()
 
     def _flush_alone(self) -> None:
         """Flush what nobody waits for. That needs no lock, which others may have for long."""
@@ -234,17 +231,6 @@ class Writer:
             for work in waiting:
                 work.error = _unconfirmed(problem)
         answer(waiting)
-
-    def _gather(self, group: list[Work]) -> bool:
-        while len(group) < GROUP:
-            try:
-                work = self._queue.get_nowait()
-            except Empty:
-                return True
-            if work is None:
-                return False
-            group.append(work)
-        return True
 
     def _write_group(self, group: Sequence[Work]) -> None:
         """Write all of the group in one transaction, or each in its own when that fails."""
@@ -283,7 +269,7 @@ class Writer:
         """Run the group's functions and commit.
 
         Raises:
-            _UndoneError: nothing was written; the cause says why.
+            _UndoneError: nothing was written; the cause has the reason.
         """
         try:
             transaction = self._connection.begin()
@@ -292,8 +278,9 @@ class Writer:
             raise _UndoneError from error
         try:
             self._run_all(group, transaction.connection)
-            self._commit(transaction)
-            self._note_commit()
+            self.committer(transaction)
+            if self._log is not None:
+                self._log.note_commit()
         except _UndoneError as undone:
             self._connection.roll_back(transaction, undone.__cause__)
             raise
@@ -301,24 +288,28 @@ class Writer:
             if is_refused(error):  # most often by a statement that was sent with it
                 self._connection.roll_back(transaction, error)
                 raise _UndoneError from error
-            self._note_commit()  # it may have been done
+            if self._log is not None:
+                self._log.note_commit()  # it may have been done
             self._connection.drop()
             if is_too_silent(error):  # said instead of taking the commit
                 raise _UndoneError from error
             for work in group:
                 work.error = _unconfirmed(error)
 
-    def _note_commit(self) -> None:
-        if self._log is not None:
-            self._log.note_commit()
-
     def _run_all(self, group: Sequence[Work], connection: Connection) -> None:
         together: dict[Together, list[Work]] = {}
         for work in group:
-            if work.function is not None:
-                self._run(work, work.function, Transaction(connection))
-            elif work.together is not None:
+            if work.together is not None:
                 together.setdefault(work.together, []).append(work)
+            if work.function is None:
+                continue
+            work.error, transaction = None, Transaction(connection)
+            try:
+                work.result = work.function(transaction)
+            except Exception as error:
+                if transaction.has_written or not isinstance(error, SoongError):
+                    raise _UndoneError from error
+                work.error = error
         for write, works in together.items():
             try:
                 outcomes = write(Transaction(connection), [work.item for work in works])
@@ -327,17 +318,6 @@ class Writer:
             for work, outcome in zip(works, outcomes, strict=True):
                 work.error = outcome if isinstance(outcome, SoongError) else None
                 work.result = outcome
-
-    def _run(self, work: Work, function: Callable[[Transaction], Any], transaction: Transaction) -> None:
-        work.error = None
-        try:
-            work.result = function(transaction)
-        except SoongError as error:
-            if transaction.has_written:
-                raise _UndoneError from error
-            work.error = error
-        except Exception as error:
-            raise _UndoneError from error
 
 
 def _unconfirmed(error: Exception) -> UnavailableError:

@@ -62,7 +62,7 @@ CREATE TABLE calls (
     result TEXT,
     CONSTRAINT pk_calls PRIMARY KEY (run_id, tool_call_id),
     CONSTRAINT ck_calls_is_write CHECK (is_write IN (0, 1)),
-    CONSTRAINT ck_calls_status CHECK (status IN ('started', 'ended', 'unknown')),
+    CONSTRAINT ck_calls_status CHECK (status IN ('started', 'ended')),
     CONSTRAINT ck_calls_numbers CHECK (position BETWEEN 0 AND 9007199254740991)
 );
 CREATE TABLE concurrency_limits (
@@ -311,6 +311,7 @@ CREATE TABLE workers (
     protocol BIGINT DEFAULT 0 NOT NULL,
     state TEXT DEFAULT 'live' NOT NULL,
     beat BIGINT DEFAULT 0 NOT NULL,
+    left_over TEXT DEFAULT '' NOT NULL,
     credential TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_workers PRIMARY KEY (ordinal),
     CONSTRAINT ck_workers_id CHECK (id <> ''),

@@ -54,7 +54,7 @@ _NOT_OURS: Final = text(
 )
 _SEQUENCE: Final = text("SELECT pg_get_serial_sequence(:table, 'ordinal')")
 
-# Volatile: what the statement has changed by now is seen. Its own search path: a role may have tables of any name.
+# Volatile: it sees the changes of the statement so far. Its own search path: a role may have tables of any name.
 _HOLDS: Final = (
     f"CREATE OR REPLACE FUNCTION {{schema}}.{HOLDS}(run text) RETURNS boolean LANGUAGE plpgsql VOLATILE"
     f" SET search_path = {{schema}}, pg_temp AS $soong$ BEGIN RETURN ({HOLDS_BODY}); END $soong$"
@@ -75,7 +75,7 @@ _SCOPES: Final = (
     "ARRAY['session:' || its.session_id, 'definition:' || its.definition, 'model:' || its.model, 'pool:' || its.pool]"
 )
 
-# A definer's function: who asks needs no right on the tables. The limits are shared out lane by lane.
+# A definer's function: its caller needs no right on the tables. The limits are shared out lane by lane.
 _FUNCTION: Final = f"""
 CREATE OR REPLACE FUNCTION {{schema}}.{SLOTS_WANTED}(wanted_pool text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = {{schema}}, pg_temp AS $soong$

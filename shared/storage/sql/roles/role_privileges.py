@@ -1,4 +1,4 @@
-"""What a worker's and an orchestrator's database role may do, table by table and column by column.
+"""The rights of a worker's and an orchestrator's database role, table by table and column by column.
 
 A worker takes what is in the rows and writes what it did: it never makes a step, a run or a decision, and never
 changes whose they are (DESIGN, trust). The columns that a worker writes are marked in the tables
@@ -68,13 +68,13 @@ MOST_ADDED: Final = 1_000_000
 """How many entries one statement may add to a log."""
 
 HOLDS: Final = "soong_holds"
-"""A function that says whether this process holds a run by now, also when it is this very statement that claims it."""
+"""A function that returns whether this process holds a run by now, also when this very statement claims it."""
 
 HOLDS_BODY: Final = f"SELECT EXISTS (SELECT 1 FROM runs AS its WHERE its.id = run AND {_RUNNING})"  # noqa: S608
 
 
 LAST_TURN: Final = "soong_last_turn"
-"""A function that says which turn was the last before this statement: a worker counts on from there, and not far."""
+"""A function that returns the last turn before this statement: a worker counts on from there, and not far."""
 
 LAST_TURN_BODY: Final = "SELECT coalesce(max(last_claimed), 0) FROM sessions"
 
@@ -126,11 +126,11 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         changed=f"is_open = 0 AND {_of_run('charges', _CHARGED)}",
     ),
     "surfaces": WorkerRight(),
-    # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from, and writes only in
-    # those of runs that it holds; of what it claims, in the statement that does.
+    # The logs: written once, read with the right to. A worker reads only the nodes it continues from, and writes only
+    # in those of runs that it holds, or claims in the same statement.
     "events": WorkerRight(
         reads=False,
-        # Where the log ends: what a bad worker left beyond the count is counted over.
+        # The end of the log: the numbering skips entries that a bad worker left beyond the count.
         sees=("run_id", "seq"),
         new=_log("events", "seq", "last_seq", f"({_RUNNING}) OR (its.worker_id = '' AND {HOLDS}(its.id))"),
     ),
@@ -152,7 +152,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "key_retirements": WorkerRight(),
     "reports": WorkerRight(reads=False, new=_of_run("reports", _RUNNING)),
 }
-"""The tables that a worker reads or writes; of the others it sees nothing."""
+"""The tables that a worker reads or writes; the others are hidden from it."""
 
 CHANGED: Final = frozenset(
     {
@@ -161,11 +161,11 @@ CHANGED: Final = frozenset(
         *("event_consumers", "event_cursors", "metric_totals", "notices"),
     }
 )
-"""Tables in which an orchestrator also updates rows. In the others it inserts and changes nothing: what was asked,
-decided, used and done stays said."""
+"""Tables in which an orchestrator also updates rows. In the others it inserts and changes nothing: questions,
+decisions, usage and acts stay recorded."""
 
 EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "steps", "notices"})
-"""Tables from which it also takes rows away; of steps, the items of a map step that is expanded again."""
+"""Tables from which it also takes rows away; from steps, the items of a map step that is expanded again."""
 
 CLIENT_ADDS: Final = frozenset(
     {
@@ -173,13 +173,13 @@ CLIENT_ADDS: Final = frozenset(
         *("responders", "budgets"),
     }
 )
-"""Tables in which a client (the HTTP API) inserts: what it submits, asks of owners and answers. Never a decision, a
-key, a token, a node or a call."""
+"""Tables in which a client (the HTTP API) inserts its submissions, commands and answers. Never a decision, a key, a
+token, a node or a call."""
 
 CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     # A retry opens a closed session again, for whichever owner adopts it.
     "sessions": ("is_closed", "owner_id"),
-    # An answer that comes late is told in its run's log.
+    # A late answer is noted in its run's log.
     "runs": ("last_seq",),
     # Held while it is answered; a lock needs the right to change some column.
     "permission_requests": ("created_us",),
@@ -187,7 +187,7 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     # A person raises the budget of a session, or the limits of a task.
     "budgets": ("tokens", "microusd", "turns", "wall_us"),
 }
-"""What of existing rows a client changes, column by column."""
+"""The columns of existing rows that a client changes."""
 
 CLIENT_EMPTIES: Final = frozenset({"responders"})
 
@@ -202,7 +202,7 @@ def _either(*conditions: str) -> str:
 
 
 _HELD_ONLY: Final = ("output", "error", "progress", "is_settled", "cancel_reason", "is_unparked")
-"""What is written of a step by who holds it."""
+"""The columns of a step that its holder writes."""
 
 _TAKES_STEP: Final = (
     "NEW.worker_id <> '' AND OLD.status = 'ready' AND NEW.status = 'running' AND OLD.is_paused = 0"
@@ -270,13 +270,13 @@ _IS_HELD: Final = "OLD.worker_id <> ''"
 RULES: Final = (
     # Steps that nobody holds are taken, with the next fence, opened by what they waited for, or left as they are.
     ("soong_free_steps", "steps", _IS_FREE, _either(_TAKES_STEP, _COUNTS_DOWN, _OPENS, _COMPLETES_MAP, _JUDGES_MAP)),
-    # What it holds it ends or gives back under its fence, with its starts; that a failure is settled its owner says.
+    # A held step is ended or given back under its fence, with its starts; its owner alone settles a failure.
     ("soong_held_steps", "steps", f"{_IS_HELD} AND ({_SETTLES})", "false"),
     # Runs that nobody holds are taken with their steps, or left as they are: their logs do not grow.
     ("soong_free_runs", "runs", _IS_FREE, _either("NEW IS NOT DISTINCT FROM OLD", _TAKES_RUN)),
     ("soong_held_runs", "runs", f"{_IS_HELD} AND ({_GROWS_TOO_FAR})", "false"),
 )
-"""Trigger, table, which updates it looks at, and what these may be."""
+"""Trigger, table, the updates that it checks, and the condition that they must meet."""
 
 
 _REWRITES: Final = _either(

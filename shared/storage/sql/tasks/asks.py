@@ -6,13 +6,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.storage.sql.claims.claim_context import Contexts
+from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT, Contexts
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -108,7 +108,7 @@ class SqlAsks:
         run_log = RunLogBuffer(now_us)
         run_log.note(run_id, EventType.RUN_STARTED if fence == 1 else EventType.RUN_RESUMED, fence=fence)
         run_log.flush(tx)
-        context = self._contexts.read(tx, [run_id])
+        context = self._contexts.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=[run_id]))
         run = context.runs[run_id]
         return context.claim_of(
             run,

@@ -1,5 +1,6 @@
 """The owner's side of steps: growing maps, retrying, settling failures."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import cache
 from typing import Final, assert_never
@@ -8,8 +9,7 @@ from sqlalchemy import ColumnElement, literal_column, select
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
@@ -22,7 +22,7 @@ from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps, tasks
 from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
+from soong.shared.storage.sql.tasks.inserts import note_steps, ready_steps
 from soong.shared.storage.sql.tasks.task_ends import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
@@ -135,10 +135,7 @@ class SqlFailures:
         return await self._database.write(write)
 
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
-        ready = await self._database.built(
-            lambda: _child_rows(children, now_us, is_postgres=self._database.is_postgres),
-            are_many=len(children) > MANY_STEPS,
-        )
+        ready = await asyncio.to_thread(_child_rows, children, now_us, is_postgres=self._database.is_postgres)
         return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, ready, now_us))
 
     async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
@@ -165,7 +162,8 @@ class SqlFailures:
             run_log = RunLogBuffer(now_us)
             run_log.create(run, RunStatus.QUEUED)
             start_again(tx, run_log, [(step_key, run, not_before_us)])
-            _copy_pause(tx, step_key)
+            paused = select(tasks.c.id).where((tasks.c.id == steps.c.task_id) & (tasks.c.status == "paused")).exists()
+            tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
             run_log.flush(tx)
 
         await self._database.write(write)
@@ -224,13 +222,8 @@ def start_again(tx: Transaction, run_log: RunLogBuffer, again: Sequence[tuple[st
             run_log.note(run.identity.run_id, EventType.STEP_RETRIED, step=key, attempt=run.attempt)
 
 
-def _copy_pause(tx: Transaction, step_key: str) -> None:
-    paused = select(tasks.c.id).where((tasks.c.id == steps.c.task_id) & (tasks.c.status == "paused")).exists()
-    tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
-
-
 def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) -> Sequence[ReadyRows]:
-    """Build the rows of a map step's children, and of their runs and logs: of those that have runs."""
+    """Build the rows of a map step's children, and of their runs and logs, if they have runs."""
     run_log = RunLogBuffer(now_us)
     note_steps(run_log, [child for child in children if child.run is not None], "")
     return (ready_steps(children, is_postgres=is_postgres), *run_log.ready(is_postgres=is_postgres))
@@ -254,8 +247,7 @@ def _expand(
     if children:
         move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
         note_steps(run_log, [child for child in children if child.run is None], root_run_id)
-        for ready in rows:
-            tx.put(ready)
+        tx.put(rows)
         if _is_paused(tx, task_id):
             tx.rows(PAUSE_CHILDREN, key=step_key)
     else:

@@ -11,12 +11,12 @@ from typing import Final
 
 from soong.shared.core.ids import step_id_of
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.engine.rows import STEPS
-from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer, step_text
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps as steps_table
 from soong.shared.storage.sql.engine.texts import pack, unpack
@@ -31,10 +31,8 @@ INSERT_STEPS: Final = Insert(
     ),
 )
 LANE_BYTES: Final = 18
-"""Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
+"""Length of a lane's digest: no two lanes share one, and the index of ready steps stays short."""
 KEPT_LANES: Final = 256
-MANY_STEPS: Final = 200
-"""Above this, rows are built in a thread: some 10 ms, which a loop can spare."""
 DEPENDENTS_OF: Final = Statement(
     "dependents of: what depends on these steps so far; they are held",
     "SELECT key, dependents FROM steps WHERE key IN @keys",
@@ -46,6 +44,16 @@ SET_DEPENDENTS: Final = Statement(
     WHERE steps.key IN @keys AND steps.key = m.key
     """,
 )
+
+
+OPENED: Final[Mapping[StepKind, StepStatus]] = {
+    kind: advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind.traits.has_items else StepEvent.UNLOCK)
+    for kind in StepKind
+}
+"""The status of a step that waits for nothing more, as it is opened."""
+OPENING: Final[Mapping[StepKind, EventType]] = {
+    kind: EventType.STEP_EXPANDING if kind.traits.has_items else EventType.STEP_READY for kind in StepKind
+}
 
 
 @lru_cache(maxsize=KEPT_LANES)
@@ -63,15 +71,6 @@ def lane_of(
     decisive = [session_id, pool, sorted(set(needs)), definition, model, mode.value]
     digest = hashlib.sha256(pack(decisive).encode()).digest()
     return base64.urlsafe_b64encode(digest[:LANE_BYTES]).decode()
-
-
-def opened(kind: StepKind) -> StepStatus:
-    """Return what a pending step becomes that waits for nothing more."""
-    return advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind.traits.has_items else StepEvent.UNLOCK)
-
-
-def opening(kind: StepKind) -> EventType:
-    return EventType.STEP_EXPANDING if kind.traits.has_items else EventType.STEP_READY
 
 
 def insert_steps(
@@ -131,12 +130,12 @@ def note_steps(
     for step in steps:
         if step.run is not None:
             run_log.create(step.run, RunStatus.QUEUED)
-        run_id, text = (step.run.identity.run_id if step.run is not None else root_run_id), step_text(step.key)
-        run_log.note_text(run_id, EventType.STEP_CREATED, text)
+        run_id = step.run.identity.run_id if step.run is not None else root_run_id
+        run_log.note(run_id, EventType.STEP_CREATED, step=step.key)
         if done.issuperset(step.depends_on):
-            opened_ones.append((run_id, opening(step.kind), text))
-    for run_id, type_, text in opened_ones:
-        run_log.note_text(run_id, type_, text)
+            opened_ones.append((run_id, step))
+    for run_id, step in opened_ones:
+        run_log.note(run_id, OPENING[step.kind], step=step.key)
 
 
 def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
@@ -157,7 +156,7 @@ def _step_row(
             **STEPS.values(step),
             "step_id": step.step_id,
             "kind": step.kind.value,
-            "status": (StepStatus.PENDING if open_deps else opened(step.kind)).value,
+            "status": (StepStatus.PENDING if open_deps else OPENED[step.kind]).value,
             "open_deps": open_deps,
             "needs": pack(step.needs),
             "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),

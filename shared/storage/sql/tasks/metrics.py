@@ -1,4 +1,4 @@
-"""Figures for operators, on a connection of their own: who watches a service waits for no work, nor work for them."""
+"""Figures for operators, on a connection of their own: reading them waits for no work, nor work for it."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from sqlalchemy import URL
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolMetrics, WorkerLoad
 from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, read_lanes, room_left
+from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES, lanes_of, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -88,7 +88,7 @@ PARKED_NOW: Final = Statement(
     "SELECT count(*) FROM steps WHERE session_id > '' AND status = 'blocked'",
 )
 HOLDINGS: Final = Statement(
-    "holdings: every leased step, and why it is to end, if it is",
+    "holdings: every leased step, and why it is to end, if it is; steps that left threads behind",
     """
     SELECT worker_id, run_id, key, title, attempt, session_id, started_us,
            coalesce(spec /*pg ::json */ ->> 'call', ''),
@@ -96,7 +96,10 @@ HOLDINGS: Final = Statement(
                 WHEN is_paused = 1 THEN 'paused' ELSE '' END,
            progress
     FROM steps
-    WHERE status = 'running' ORDER BY worker_id, ordinal
+    WHERE status = 'running'
+    UNION ALL
+    SELECT id, '', left_over, '', 0, '', NULL, '', 'completed', '' FROM workers
+    WHERE state <> 'gone' AND left_over <> ''
     """,
 )
 
@@ -126,7 +129,8 @@ class SqlMetrics:
         return await asyncio.to_thread(self._read, lambda tx: int(tx.rows(PARKED_NOW)[0][0]))
 
     async def holdings(self) -> Sequence[WorkerLoad]:
-        return await asyncio.to_thread(self._read, lambda tx: [WorkerLoad(*row) for row in tx.rows(HOLDINGS)])
+        found = await asyncio.to_thread(self._read, lambda tx: [WorkerLoad(*row) for row in tx.rows(HOLDINGS)])
+        return sorted(found, key=lambda one: (one.worker_id, one.started_us or 0))
 
     async def concurrency_limits(self) -> Sequence[LimitUsage]:
         return await asyncio.to_thread(self._read, _concurrency_limits)
@@ -140,7 +144,7 @@ class SqlMetrics:
                 with self._engine.connect() as connection, connection.begin():
                     return function(Transaction(connection))
             except Exception as error:
-                # Whatever happened to the connection, the next look takes a new one.
+                # The next look takes a new connection, whatever the error.
                 self._engine.dispose()
                 if getattr(driver_error(error), "sqlstate", None) == _NOT_ALLOWED:
                     raise InvalidConfigError(
@@ -150,7 +154,7 @@ class SqlMetrics:
 
 
 def _metrics(tx: Transaction) -> Metrics:
-    lanes, _ = read_lanes(tx, COUNTED, tuple(ClaimMode))
+    lanes, _ = lanes_of(tx.rows(LANES, most=COUNTED), tuple(ClaimMode))
     oldest: dict[str, int] = dict(tx.rows(NEXT_IN_LINE))
     ready, pulled, running = Counter[str](), Counter[str](), Counter[str]()
     for lane in lanes:

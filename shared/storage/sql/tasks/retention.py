@@ -29,7 +29,7 @@ OPEN_COMMAND: Final = """
     c.is_ended = 0 AND EXISTS (
         SELECT 1 FROM sessions AS its WHERE its.id = c.session_id AND (its.is_closed = 0 OR its.owner_id <> ''))
 """
-"""Of a command: somebody carries it out. In a closed session that nobody owns nobody does (earlier versions put some
+"""A command that an owner carries out. A closed session without an owner has none (earlier versions put commands
 there)."""
 REMOVABLE: Final = f"""
     t.status IN ('completed', 'failed', 'cancelled') AND t.ended_us < :before_us AND t.is_recorded = 1
@@ -230,7 +230,10 @@ class SqlRetention:
         def of_closed(tx: Transaction) -> int:
             session_ids = _empty_sessions(tx, before_us, is_closed=1)
             if session_ids:
-                _remove_sessions(tx, session_ids)
+                scopes = [f"session:{session_id}" for session_id in session_ids]
+                for statement in SESSION_ROWS:
+                    named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
+                    tx.count(statement, **named)
             return len(session_ids)
 
         def of_open(tx: Transaction) -> int:
@@ -282,13 +285,6 @@ def _empty_sessions(tx: Transaction, before_us: int, *, is_closed: int) -> Seque
     return tx.column(STILL_EMPTY, session_ids=held, before_us=before_us) if held else ()
 
 
-def _remove_sessions(tx: Transaction, session_ids: Sequence[str]) -> None:
-    scopes = [f"session:{session_id}" for session_id in session_ids]
-    for statement in SESSION_ROWS:
-        named = {"scopes": scopes} if "scopes" in statement.packed else {"session_ids": session_ids}
-        tx.count(statement, **named)
-
-
 def page_of(
     table: str, column: str, order: Sequence[str], after: Sequence[Any]
 ) -> Callable[[Transaction], tuple[list[NamedArtifact], Sequence[Any] | None]]:
@@ -331,7 +327,7 @@ def named_in(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return found  # a row that was not written by this program: what it names stays all the same
+        return found  # not written by this program: artifacts that it names stay all the same
     for item in _objects(value):
         digest, media_type = item.get("digest"), item.get("media_type")
         if not isinstance(digest, str) or digest not in found:

@@ -7,8 +7,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
@@ -19,7 +18,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
-from soong.shared.storage.sql.tasks.inserts import opened, opening
+from soong.shared.storage.sql.tasks.inserts import OPENED, OPENING
 from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 from soong.shared.storage.sql.tasks.task_ends import move_task
 
@@ -198,8 +197,8 @@ def _open_again(
 
 def reopen(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
     """Open a pending step that waits for nothing; ``log_run_id`` is where its event belongs."""
-    tx.rows(REOPEN, key=key, status=opened(kind).value)
-    run_log.note(log_run_id, opening(kind), step=key)
+    tx.rows(REOPEN, key=key, status=OPENED[kind].value)
+    run_log.note(log_run_id, OPENING[kind], step=key)
 
 
 def _wait_again(tx: Transaction, run_log: RunLogBuffer, task_id: str, key: str, now_us: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes into the logs of held runs, those of many runs in one statement.
+"""Writes into the logs of held runs, those of many runs in one statement, and the taint that they spread (PER-21).
 
 The runs of a process write at the same moments: each answer and each end of a call is a write of its own, and on
 PostgreSQL a round trip of its own cost more than what it wrote. The writer hands over all that has gathered
@@ -10,17 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from soong.shared.core.errors import LeaseLostError, SoongError
+from soong.shared.agents.project_definitions import is_of_project
+from soong.shared.core.errors import LeaseLostError, NotFoundError, SoongError
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.runs.store import Appended, CallRow
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.rows import CALL_COLUMNS, call_values
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer, logged
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.tasks.taint import TAINT
 
 _KEY: Final = ("run_id", "tool_call_id")
 APPEND: Final = Statement(
@@ -74,9 +75,61 @@ PUT_CALL: Final = Statement(
     """,  # noqa: S608  # our own words
 )
 
+BELOW: Final = Statement(
+    "below: the run and all that it and they started, whose results it reads; a child starts none",
+    """
+    WITH RECURSIVE below (id, session_id, role, step_key, is_over, tainted_us, definition) AS (
+        SELECT id, session_id, role, step_key, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END, tainted_us, definition
+        FROM runs WHERE id = :run_id
+        UNION ALL
+        SELECT child.id, child.session_id, child.role, child.step_key,
+               CASE WHEN child.end_reason IS NULL THEN 0 ELSE 1 END, child.tainted_us, child.definition
+        FROM below JOIN runs AS child ON child.session_id = below.session_id AND child.parent_run_id = below.id
+        WHERE below.role NOT IN ('sub', 'fork', 'worker')
+    )
+    SELECT id, step_key, is_over, CASE WHEN tainted_us IS NULL THEN 0 ELSE 1 END,
+           (SELECT kind FROM steps WHERE steps.key = below.step_key), definition
+    FROM below
+    """,
+)
+AGENTS_ABOVE: Final = Statement(
+    "agents above: the agents whose instructions the run follows; the root run of a plan is held by nobody",
+    """
+    WITH RECURSIVE above (id, fence, parent_run_id) AS (
+        SELECT parent.id, parent.fence, parent.parent_run_id
+        FROM runs AS own JOIN runs AS parent ON parent.id = own.parent_run_id WHERE own.id = :run_id
+        UNION ALL
+        SELECT parent.id, parent.fence, parent.parent_run_id
+        FROM above JOIN runs AS parent ON parent.id = above.parent_run_id
+    )
+    SELECT id FROM above WHERE fence > 0
+    """,
+)
+TAINT: Final = Statement(
+    "taint: a run that is held has read what strangers wrote; once is enough",
+    "UPDATE runs SET tainted_us = :now_us WHERE id = :run_id AND tainted_us IS NULL",
+)
+FEEDING: Final = Statement(
+    "feeding: the steps whose results these take in: dependencies, those of an item's map step, a map step's items",
+    """
+    SELECT source.key, source.kind, (SELECT 1 FROM runs WHERE runs.id = source.run_id AND runs.tainted_us IS NOT NULL),
+           (SELECT definition FROM runs WHERE runs.id = source.run_id)
+    FROM steps AS source
+    WHERE source.key IN (
+        SELECT s.task_id || '/' || e.value FROM steps AS s CROSS JOIN EACH OF s.depends_on AS e WHERE s.key IN @keys
+        UNION
+        SELECT m.task_id || '/' || e.value
+        FROM steps AS item JOIN steps AS m ON m.key = item.map_key CROSS JOIN EACH OF m.depends_on AS e
+        WHERE item.key IN @keys
+        UNION
+        SELECT key FROM steps WHERE map_key IN @keys AND map_key <> ''
+    )
+    """,
+)
+
 
 class RunWrite(Value):
-    """What is appended to the logs of a run that is running under that fence, with rows of its calls.
+    """Entries for the logs of a run that is running under that fence, with rows of its calls.
 
     ``taints``: the run has read what strangers wrote (PER-21). ``reports``: its events go into the audit log, as far
     as they belong there.
@@ -112,13 +165,13 @@ def append_held(
 
 @contextmanager
 def appending(tx: Transaction, writes: Sequence[RunWrite]) -> Iterator[None]:
-    """Append to the logs of held runs, in one round trip with what is sent within.
+    """Append to the logs of held runs, in one round trip with the statements sent within.
 
-    What is sent within must be undone with the transaction when a lease is lost. Not for writes that ``report``, nor
-    for more than one call of each.
+    A lost lease must undo these statements with the transaction. Not for writes that ``report``, nor for more than one
+    call of each.
 
     Raises:
-        LeaseLostError: of one of them, on PostgreSQL at the end.
+        LeaseLostError: one of them has lost its lease; on PostgreSQL raised at the end.
     """
     if not tx.is_postgres:
         for outcome in write_runs(tx, writes):
@@ -133,14 +186,9 @@ def appending(tx: Transaction, writes: Sequence[RunWrite]) -> Iterator[None]:
         ]
         yield
     for wave, replies in sent:
-        counted = {row[0] for reply in replies for row in reply.rows()}
+        counted = {row[0] for reply in replies for row in reply()}
         for lost in (write for write in wave if write.run_id not in counted):
             raise LeaseLostError(lost.run_id, lost.fence)
-
-
-def put_call(tx: Transaction, call: CallRow) -> None:
-    """Write a call's row."""
-    tx.rows(PUT_CALL, **call_values(call))
 
 
 def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
@@ -164,7 +212,7 @@ def _written(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | Soong
         if write.reports:
             report(tx, write.run_id, write.events, write.now_us)
         for call in write.calls[1:] if tx.is_postgres else write.calls:
-            put_call(tx, call)
+            tx.rows(PUT_CALL, **call_values(call))
     return outcomes
 
 
@@ -197,3 +245,49 @@ def _append(tx: Transaction, write: RunWrite) -> Appended | SoongError:
     if write.taints:
         tx.rows(TAINT, run_id=write.run_id, now_us=write.now_us)
     return Appended(*counted[0])
+
+
+def is_tainted(tx: Transaction, run_id: str) -> bool:
+    """Say whether the run, what it started, whose agent it is, or anything that fed them has read untrusted content.
+
+    A function's step counts as such: its reads are not recorded. An agent passes on to those that it starts what it has
+    read itself, and the results that it may have read: those of its children that have ended.
+
+    Raises: NotFoundError.
+    """
+    below = tx.rows(BELOW, run_id=run_id)
+    if not below:
+        raise NotFoundError("run", run_id)
+    if any(_is_source(row, run_id) for row in below):
+        return True
+    for agent in tx.column(AGENTS_ABOVE, run_id=run_id):
+        results = (row for row in tx.rows(BELOW, run_id=agent) if row[0] == agent or row[2])
+        if any(_is_source(row, agent) for row in results):
+            return True
+    return _is_fed(tx, {step_key for _, step_key, *_ in below} - {""})
+
+
+def _is_source(row: Row, asker: str) -> bool:
+    """Say whether a run of ``BELOW`` has read untrusted content, or is a function's whose result the asker reads."""
+    run_id, _, is_over, tainted, kind, definition = row
+    is_read = run_id != asker and bool(is_over)
+    return (
+        bool(tainted)
+        or is_of_project(definition)
+        or (is_read and kind is not None and StepKind(kind).traits.is_untrusted)
+    )
+
+
+def _is_fed(tx: Transaction, keys: set[str]) -> bool:
+    """Say whether what these steps take in comes from a step that has read untrusted content."""
+    seen: set[str] = set()
+    while keys:
+        seen |= keys
+        sources = tx.rows(FEEDING, keys=sorted(keys))
+        if any(
+            tainted or is_of_project(definition or "") or StepKind(kind).traits.is_untrusted
+            for _, kind, tainted, definition in sources
+        ):
+            return True
+        keys = {key for key, *_ in sources} - seen
+    return False

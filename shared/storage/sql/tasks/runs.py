@@ -1,57 +1,51 @@
 """Runs, their logs and the ledger of their calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby, islice
 from typing import Final
 
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError, UnconfirmedDecisionError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
-from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
-from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of
+from soong.shared.storage.sql.engine.rows import call_of, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
-from soong.shared.storage.sql.tasks.taint import is_tainted
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, is_tainted, write_runs
 from soong.shared.tools.surface import Surface
 
-ENDED: Final = "status IN ({})".format(", ".join(f"'{status}'" for status in TaskStatus if status.is_terminal))
-ENDED_ONE: Final = f"SELECT 1 FROM tasks AS ended WHERE ended.id = :task_id AND ended.{ENDED}"  # noqa: S608  # our words
-_WANTED: Final = f"(:of_ended = 0 OR EXISTS ({ENDED_ONE}))"
 LAST_SURFACES: Final = Statement(
-    "last surfaces: those of the last runs of a task's agents, of any task or of one that has ended",
-    f"""
+    "last surfaces: those of the last runs of a task's agents",
+    """
     SELECT r.id, r.surface FROM steps AS s JOIN runs AS r ON r.id = s.run_id
-    WHERE s.task_id = :task_id AND s.kind = 'agent' AND r.surface <> '' AND {_WANTED}
-    """,  # noqa: S608  # our words
+    WHERE s.task_id = :task_id AND s.kind = 'agent' AND r.surface <> ''
+    """,
 )
 SURFACE_BODIES: Final = Statement(
     "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
 )
 _FAILED_TYPES: Final = ", ".join(f"'{type_}'" for type_ in FAILED_CALLS)
 _TOLD_BEFORE: Final = " OR ".join(f"e.preceding LIKE '%\"{word}\"%'" for word in ("deliverable", *FAILED_CALLS))
-"""What a row has before its last event when one of these events belongs to the result.
+"""The condition on a row whose earlier events include one that belongs to the result.
 
 The patterns are part of the text: SQLite prepares a statement again for each execution when one is a parameter.
 """
 RESULT_EVENTS: Final = Statement(
-    "result events: of the last runs of a task's steps, of any task or of one that has ended, the rows that hold what "
-    "its result tells of, without decisions; which of their events do, their reader finds out",
+    "result events: of the last runs of a task's steps the rows that hold what its result tells of, without decisions; "
+    "which of their events do, their reader finds out",
     f"""
     SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key AS step_key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
-    WHERE s.task_id = :task_id AND {_WANTED}
+    WHERE s.task_id = :task_id
       AND (e.type IN ({_FAILED_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
            OR (e.preceding <> '' AND ({_TOLD_BEFORE})))
     ORDER BY r.ordinal, e.seq
@@ -62,7 +56,7 @@ WHOLE_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest
 """Runs with all that :func:`soong.shared.storage.sql.engine.rows.run_of` reads."""
 
 
-# What stands beyond its run's count was written beside the log, and is not read as part of it.
+# Rows beyond their run's count were written outside the log, and are not read as part of it.
 _COUNTED_NODES: Final = """
     WHERE run_id = :run_id AND number > :after AND number <= (SELECT last_node FROM runs WHERE id = :run_id)
     ORDER BY number
@@ -105,28 +99,14 @@ CALLS: Final = table_read(
 CALL: Final = table_read("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
 
 CONSUME: Final = Statement(
-    "consume: a decision, once; no row means that it has been used",
+    "consume: a decision, once; no row means that it has been used, is of another call, or has expired",
     """
     INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
-    VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
-    """,
-)
-CONSUME_NOTIFIED: Final = Statement(
-    "consume notified: a decision that came in a notification, if its row states the same, of this call, and its key "
-    "has not ended; no row means that one of this is not so, or that it has been used",
-    """
-    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
-    SELECT d.id, q.run_id, q.tool_call_id, :now_us
-    FROM decisions AS d JOIN permission_requests AS q ON q.id = d.request_id
-    WHERE d.id = :decision_id AND d.body = :notified
-      AND q.run_id = :run_id AND q.tool_call_id = :tool_call_id AND q.state = 'decided'
-      AND NOT EXISTS (SELECT 1 FROM key_retirements AS ended WHERE ended.key_id = :key_id
-                      AND (ended.is_revoked = 1 OR ended.retired_us < :decided_us))
+    SELECT :decision_id, :run_id, :tool_call_id, :now_us WHERE NOT EXISTS (
+        SELECT 1 FROM decisions AS d JOIN permission_requests AS q ON q.id = d.request_id WHERE d.id = :decision_id
+        AND (q.state <> 'decided' OR q.run_id <> :run_id OR q.tool_call_id <> :tool_call_id))
     ON CONFLICT DO NOTHING RETURNING decision_id
     """,
-)
-CONSUMED: Final = Statement(
-    "consumed: whether a decision has been used", "SELECT 1 FROM consumptions WHERE decision_id = :decision_id"
 )
 
 
@@ -136,26 +116,12 @@ def _is_told(event: Event) -> bool:
 
 def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
     """See :meth:`soong.shared.engine.runs.store.RunStore.last_runs`."""
-    return last_runs_of_rows(tx, *send_last_runs(tx, task_id))
-
-
-def send_last_runs(tx: Transaction, task_id: str, *, of_ended: bool = False) -> tuple[Reply, Reply]:
-    """Ask for what the last runs of a task tell; inside a pipeline, with what else is asked.
-
-    ``of_ended``: nothing, while the task has not ended.
-    """
-    wanted = {"task_id": task_id, "of_ended": int(of_ended)}
-    return tx.send(LAST_SURFACES, **wanted), tx.send(RESULT_EVENTS, **wanted)
-
-
-def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) -> LastRuns:
-    """Return what the replies to :func:`send_last_runs` tell."""
-    digests: dict[str, str] = dict(surfaces.rows())
+    digests: dict[str, str] = dict(tx.rows(LAST_SURFACES, task_id=task_id))
     bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
     # A step that is pulled has an empty surface: the run that claims it uses its own.
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
-    told = [event for event in events_of(result_events.rows()) if _is_told(event)]
+    told = [event for event in events_of(tx.rows(RESULT_EVENTS, task_id=task_id)) if _is_told(event)]
     return LastRuns(granted, _with_decisions(tx, told))
 
 
@@ -167,13 +133,10 @@ def _with_decisions(tx: Transaction, told: Sequence[Event]) -> Sequence[Event]:
     logs: dict[str, list[Event]] = {event.run_id: [] for event in told}
     for event in told:
         logs[event.run_id].append(event)
-    for run_id, log in groupby(_logs(tx, failed), key=lambda event: event.run_id):
+    found = events_of(tx.rows(EVENTS_OF, run_ids=failed))
+    for run_id, log in groupby(found, key=lambda event: event.run_id):
         logs[run_id] = [event for event in log if event.type == EventType.PERMISSION_DECIDED or _is_told(event)]
     return [event for log in logs.values() for event in log]
-
-
-def _logs(tx: Transaction, run_ids: Sequence[str]) -> Iterator[Event]:
-    return events_of(tx.rows(EVENTS_OF, run_ids=run_ids))
 
 
 class SqlRuns:
@@ -245,7 +208,7 @@ class SqlRuns:
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         ids = list(run_ids)
-        return await self._database.read(lambda tx: list(_logs(tx, ids)))
+        return await self._database.read(lambda tx: list(events_of(tx.rows(EVENTS_OF, run_ids=ids))))
 
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))
@@ -257,16 +220,13 @@ class SqlRuns:
         *,
         events: Sequence[NewEvent],
         now_us: int,
-        nodes: Sequence[NewNode] = (),
-        notified: str = "",
     ) -> None:
-        write = RunWrite(call.run_id, fence, now_us, nodes, events, calls=(call,))
+        write = RunWrite(call.run_id, fence, now_us, (), events, calls=(call,))
         if not call.decision_id:
             await self._database.write_together(write_runs, write)
             return
         try:
-            permitted = PermittedCall(write, notified)
-            await self._database.write_together(start_permitted, permitted)
+            await self._database.write_together(start_permitted, write)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -319,40 +279,20 @@ def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
     return None if row is None else call_of(row)
 
 
-class PermittedCall(Value):
-    """The write that starts a call, its only one, and its decision as it was ``notified``; empty: it was read."""
-
-    write: RunWrite
-    notified: str
-
-    @property
-    def call(self) -> CallRow:
-        return self.write.calls[0]
-
-
-def start_permitted(tx: Transaction, starts: Sequence[PermittedCall]) -> list[None]:
-    """Start calls, each by its own decision.
+def start_permitted(tx: Transaction, starts: Sequence[RunWrite]) -> list[None]:
+    """Start calls, each the only one of its write and by its own decision.
 
     Raises:
-        LeaseLostError, AlreadyConsumedError, UnconfirmedDecisionError: of one of them; all is to be undone.
+        LeaseLostError, AlreadyConsumedError: one of them failed; all is to be undone.
     """
-    with appending(tx, [start.write for start in starts]):
-        consumed = [_consume(tx, start) for start in starts]
-    for start, reply in zip(starts, consumed, strict=True):
-        if reply.rows():
-            continue
-        decision_id = start.call.decision_id
-        if start.notified and not tx.rows(CONSUMED, decision_id=decision_id):
-            raise UnconfirmedDecisionError(decision_id)
-        raise AlreadyConsumedError(decision_id)
+    with appending(tx, starts):
+        consumed = [(start.calls[0].decision_id, _consume(tx, start.calls[0], start.now_us)) for start in starts]
+    for decision_id, reply in consumed:
+        if not reply():
+            raise AlreadyConsumedError(decision_id)
     return [None] * len(starts)
 
 
-def _consume(tx: Transaction, start: PermittedCall) -> Reply:
-    call, now_us = start.call, start.write.now_us
+def _consume(tx: Transaction, call: CallRow, now_us: int) -> Reply:
     names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
-    if not start.notified:
-        return tx.send(CONSUME, now_us=now_us, **names)
-    decision = decision_of(start.notified)
-    signed = {"key_id": decision.key_id, "decided_us": decision.decided_us}
-    return tx.send(CONSUME_NOTIFIED, now_us=now_us, notified=start.notified, **signed, **names)
+    return tx.send(CONSUME, now_us=now_us, **names)

@@ -1,9 +1,9 @@
 """Sessions and the processes around them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, Table, literal_column, select
 
@@ -26,13 +26,13 @@ from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned
+from soong.shared.storage.sql.engine.row_mapper import MalformedError
 from soong.shared.storage.sql.engine.rows import COMMANDS, OWNERS, RESPONDERS, SESSIONS, worker_of
 from soong.shared.storage.sql.engine.rows import WORKERS as WORKER_ROWS
 from soong.shared.storage.sql.engine.statements import Statement, table_read
-from soong.shared.storage.sql.engine.strict import MalformedError
 from soong.shared.storage.sql.engine.tables.service import commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.texts import digest_of, plain
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
@@ -57,7 +57,7 @@ FREE_SESSION: Final = Statement(
     "free session: whether there is one to adopt",
     "SELECT 1 FROM sessions WHERE owner_id = '' AND is_closed = 0 LIMIT 1",
 )
-_LISTS: Final = ("pools", "capabilities")
+_LISTS: Final = ("pools", "capabilities", "left_over")
 ALL_WORKERS: Final = table_read("all workers: also those that are gone", workers, "ORDER BY ordinal", bounded=_LISTS)
 WORKERS: Final = table_read(
     "workers: those that are not gone", workers, "WHERE state <> 'gone' ORDER BY ordinal", bounded=_LISTS
@@ -186,12 +186,9 @@ class SqlSessions:
         return await self._database.read(lambda tx: [SESSIONS.read(row) for row in tx.execute(wanted)])
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
-        def look(tx: Transaction) -> bool:
-            return bool(tx.rows(FREE_SESSION))
-
-        if not await self._database.read(look):
+        if not await self._database.read(lambda tx: tx.rows(FREE_SESSION)):
             return []
-        # An adoption that a power cut takes takes its owner, too; what the owner writes is after it in the same log.
+        # An adoption that a power cut takes takes its owner, too; the owner's writes are after it in the same log.
         return await self._database.write(lambda tx: adopt(tx, owner_id), flush=Flush.WITH_NEXT)
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
@@ -207,7 +204,8 @@ class SqlSessions:
     # -- responders
     async def attach_responder(self, responder: Responder) -> None:
         def write(tx: Transaction) -> None:
-            _check_session(tx, responder.session_id)
+            if not tx.rows(KNOWN_SESSION, session_id=responder.session_id):
+                raise NotFoundError("session", responder.session_id)
             _add(tx, responders, RESPONDERS.values(responder))
 
         await self._database.write(write)
@@ -264,7 +262,11 @@ class SqlSessions:
 
         def read(tx: Transaction) -> list[Worker]:
             busy = {str(worker_id): int(number) for worker_id, number in tx.rows(BUSY_SLOTS)}
-            return list(read_workers(tx.rows(wanted), busy))
+            found: list[Worker] = []
+            for row in tx.rows(wanted):
+                with suppress(MalformedError):  # the reaper ends workers with malformed rows
+                    found.append(worker_of(row, busy.get(row.id, 0)))
+            return found
 
         return await self._database.read(read)
 
@@ -274,7 +276,7 @@ def adopt(tx: Transaction, owner_id: str) -> list[Session]:
     with tx.pipeline():
         live = tx.send(LIVE_OWNER, owner_id=owner_id)
         adopted = tx.send(ADOPT, owner_id=owner_id)
-    ids = [row[0] for row in adopted.rows()] if live.rows() else []
+    ids = [row[0] for row in adopted()] if live() else []
     return [SESSIONS.read(row) for row in tx.rows(ADOPTED, ids=ids)] if ids else []
 
 
@@ -284,32 +286,14 @@ def add_session(tx: Transaction, trail: AuditTrail, session: Session, values: Ma
         trail.note(tx, [of_session(session)], session.created_us)
 
 
-def send_session(tx: Transaction, trail: AuditTrail, values: Mapping[str, object]) -> tuple[Reply, Reply]:
-    """Insert a session by its row inside a pipeline; :func:`note_session` takes the replies once they are there."""
-    return tx.send(_added(sessions.name, tuple(values)), **values), trail.head(tx)
-
-
-def note_session(tx: Transaction, trail: AuditTrail, session: Session, replies: tuple[Reply, Reply]) -> None:
-    """Note a session in the audit log, unless it existed."""
-    added, head = replies
-    if added.rows():
-        trail.add(tx, head, [of_session(session)], session.created_us)
-
-
-def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worker]:
-    """Yield the workers of rows, passing over those that no process of ours wrote: the reaper ends them."""
-    for row in rows:
-        with suppress(MalformedError):
-            yield worker_of(row, busy.get(row.id, 0))
-
-
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
     """Insert a row; one that exists already stays as it is, so that saying it twice does no harm (False then)."""
-    return bool(tx.rows(_added(table.name, tuple(values)), **values))
+    return bool(tx.rows(added_row(table.name, tuple(values)), **values))
 
 
 @cache
-def _added(table: str, columns: tuple[str, ...]) -> Statement:
+def added_row(table: str, columns: tuple[str, ...]) -> Statement:
+    """Return the insert of a row that may be there already; its id is returned when it was not."""
     given = ", ".join(f":{name}" for name in columns)
     into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({given})"  # noqa: S608  # our own words
     name = f"add to {table}: a row, unless there is one of its id"
@@ -334,11 +318,6 @@ def _send_command(tx: Transaction, command: Command, values: Mapping[str, object
 def _outcome_in_closed(tx: Transaction, command: Command) -> str | None:
     status = tx.value(SUBJECT_STATUS, task_id=command.subject, session_id=command.session_id)
     return outcome_in_closed_session(command, None if status is None else TaskStatus(status))
-
-
-def _check_session(tx: Transaction, session_id: str) -> None:
-    if not tx.rows(KNOWN_SESSION, session_id=session_id):
-        raise NotFoundError("session", session_id)
 
 
 def _end_owner(tx: Transaction, owner_id: str, beat: int | None) -> bool:

@@ -154,7 +154,7 @@ IDS_BY_STATUS: Final = Statement(
 
 
 class _RemainingWork(Value):
-    """What there is in a task that has not ended; of one that has, nothing."""
+    """The remaining work of a task; an ended one has none."""
 
     is_under_way: bool = False
     is_waiting: bool = False
@@ -331,7 +331,7 @@ def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> Sessi
 def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
     tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
     tx.rows(PAUSE_WAITING, task_id=task_id, is_paused=is_paused)
-    # What was claimed between these two; none can be any more.
+    # Steps that were claimed between these two; none can be claimed any more.
     tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
 
 
@@ -368,19 +368,15 @@ def _finish(
 
 
 def _look_and_finish(tx: Transaction, ownership: Ownership, now_us: int) -> SessionLook:
+    """End the tasks that have nothing left; return the others, each with whether it is due, and those that ended."""
     with tx.pipeline():
         owned = tx.send(OWNED, session_id=ownership.session_id)
         work_row = tx.send(SESSION_WORK, session_id=ownership.session_id)
         tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
-    check_owner(owned.rows(), ownership)
-    work = _seen(work_row.rows()[0], tasks.rows())
+    check_owner(owned(), ownership)
+    work = _seen(work_row()[0], tasks())
     if not work.ends_only:
         return _with_due(tx, ownership, work), []
-    return _finish_all(tx, ownership, work, now_us)
-
-
-def _finish_all(tx: Transaction, ownership: Ownership, work: SessionWork, now_us: int) -> SessionLook:
-    """End the tasks that have nothing left; return the others, each with whether it is due, and those that ended."""
     left: list[OpenTask] = []
     ended: list[FinishedTask] = []
     for task in work.open_tasks:
@@ -406,16 +402,16 @@ def _finish_alone(tx: Transaction, ownership: Ownership, task_id: str, now_us: i
         left_row = tx.send(LEFT, task_id=task_id, session_id=session_id)
         with_folders = tx.send(RUNS_WITH_FOLDERS, task_id=task_id, most=FEW_RUNS + 1)
         session_row = tx.send(HELD_SESSION, session_id=session_id)
-    was, root_run_id, _ = held.rows()[0]
-    left = _RemainingWork(*map(bool, left_row.rows()[0]))
+    was, root_run_id, _ = held()[0]
+    left = _RemainingWork(*map(bool, left_row()[0]))
     if left.is_open or left.has_losses:
         return left
-    number, folders = with_folders.rows()[0]
+    number, folders = with_folders()[0]
     is_recorded = number <= FEW_RUNS and not folders
     run_log = RunLogBuffer(now_us)
     if left.has_untold_maps:
         tell_maps(tx, run_log, task_id, root_run_id)
     status = advance_task(TaskStatus(was), TaskEvent.COMPLETE)
-    closing_id = session_id if session_row.rows()[0][0] else ""
+    closing_id = session_id if session_row()[0][0] else ""
     closed = write_completion(tx, run_log, task_id, root_run_id, closing_id, now_us, is_recorded=is_recorded)
     return FinishedTask(task_id, status, closed, is_recorded)

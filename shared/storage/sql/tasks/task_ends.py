@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Lease
@@ -23,7 +23,7 @@ MOVE_TASK: Final = Statement(
     """,
 )
 FEW_RUNS: Final = 32
-"""More are not looked at in the transaction that ends their task: what has to be written of them is found later."""
+"""More are not read in the transaction that ends their task: their pending records are found later."""
 RUNS_WITH_FOLDERS: Final = Statement(
     "runs with folders: whether a task that completes has one besides its root run, or has too many runs to tell",
     """
@@ -188,7 +188,7 @@ def write_completion(
         move_task(tx, task_id, TaskStatus.COMPLETED, "", now_us, is_recorded=is_recorded)
         run_log.flush(tx)
         closing = tx.send(CLOSE_WITH_TASK, session_id=closing_id) if closing_id else None
-    return closing is not None and bool(closing.rows())
+    return closing is not None and bool(closing())
 
 
 def free_steps(

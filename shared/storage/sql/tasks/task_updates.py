@@ -14,7 +14,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.core.ids import step_id_of, step_key
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
@@ -30,13 +30,13 @@ from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import (
+    OPENED,
+    OPENING,
     add_dependents,
     ids_of,
     ids_text,
     insert_steps,
     lane_of,
-    opened,
-    opening,
 )
 from soong.shared.storage.sql.tasks.task_ends import skip_below
 
@@ -138,7 +138,7 @@ OPEN_COUNTED: Final = Statement(
 
 
 class _StepState(Value):
-    """What a change has to know of an existing step."""
+    """The state of an existing step that a change reads."""
 
     key: str
     step_id: str
@@ -150,7 +150,7 @@ class _StepState(Value):
     run_id: str
     worker_id: str
     ready_us: int | None
-    """When a worker's end opened it, as long as no log says so."""
+    """When a worker's end opened it, as long as no log has it."""
 
 
 class SqlChanging:
@@ -191,8 +191,8 @@ class SqlChanging:
 
 
 def _open(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
-    tx.rows(OPEN_COUNTED, key=key, status=opened(kind).value)
-    run_log.note(log_run_id, opening(kind), step=key)
+    tx.rows(OPEN_COUNTED, key=key, status=OPENED[kind].value)
+    run_log.note(log_run_id, OPENING[kind], step=key)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Tasks and steps: how they are made and read."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ from sqlalchemy import func, select
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -18,7 +19,8 @@ from soong.shared.engine.tasks.step import (
     StepResult,
     Task,
 )
-from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot, TaskEnd
+from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot
+from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.columns import ordinal_of
@@ -26,11 +28,11 @@ from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, snapshot_of, step_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, table_read
+from soong.shared.storage.sql.engine.tables.service import sessions
 from soong.shared.storage.sql.engine.tables.work import budgets, steps, tasks
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.runs import ENDED, ENDED_ONE, last_runs_of_rows, send_last_runs
-from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session
+from soong.shared.storage.sql.tasks.inserts import note_steps, ready_steps
+from soong.shared.storage.sql.tasks.sessions import REOPEN, added_row
 
 INSERT_TASKS: Final = Insert(tasks, (*NEW_TASKS.written, "root_run_id"))
 INSERT_LIMITS: Final = Insert(budgets, ("scope", "tokens", "microusd", "turns", "wall_us"))
@@ -76,7 +78,8 @@ STEPS_IN: Final = steps_where(
 STEP_STATES: Final = Statement(
     "step states: what changes of a task's steps while it runs, as a console reads it again and again",
     """
-    SELECT key, status, outcome, run_id, worker_id, attempt, progress, error, started_us, ended_us
+    SELECT key, status, outcome, run_id, worker_id, attempt, progress, error, started_us, ended_us,
+        lost_leases, lost_to
     FROM steps WHERE task_id = :task_id ORDER BY ordinal
     """,
 )
@@ -84,8 +87,6 @@ ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = table_read("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
-ENDED_TASK: Final = table_read("ended task", tasks, f"WHERE id = :task_id AND {ENDED}")
-STEPS_OF_ENDED: Final = steps_where("steps of an ended task", f"steps.task_id = :task_id AND EXISTS ({ENDED_ONE})")
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -100,17 +101,12 @@ class SqlTasks:
 
     # -- making
     async def create_task(self, task: NewTask) -> None:
-        rows = await self._database.built(
-            lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
-        )
+        rows = await asyncio.to_thread(_task_rows, task, is_postgres=self._database.is_postgres)
         await self._database.write(lambda tx: _create(tx, task, rows))
 
     async def submit(self, session: Session, task: NewTask) -> None:
         values = SESSIONS.values(session)
-        rows = await self._database.built(
-            lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
-        )
-
+        rows = await asyncio.to_thread(_task_rows, task, is_postgres=self._database.is_postgres)
         is_retry = False
 
         def write(tx: Transaction) -> None:
@@ -119,17 +115,19 @@ class SqlTasks:
             # there, all is undone and done again, looks first. On SQLite nothing travels.
             is_ahead, is_retry = tx.is_postgres and not is_retry, True
             with tx.pipeline():
-                added = send_session(tx, self._trail, values)
+                added = tx.send(added_row(sessions.name, tuple(values)), **values)
+                head = self._trail.head(tx)
                 found = _send_looks(tx, task)
                 tx.flush()
                 if is_ahead:
-                    _put_all(tx, rows)
+                    tx.put(rows)
                 is_new = _is_new(tx, task, *found)
                 if is_ahead and not is_new:
                     raise ConflictError(f"task {task.id} is there already")  # undone: rows were sent
-                note_session(tx, self._trail, session, added)
+                if added():
+                    self._trail.add(tx, head, [of_session(session)], session.created_us)
                 if is_new and not is_ahead:
-                    _put_all(tx, rows)
+                    tx.put(rows)
 
         await self._database.write(write)
 
@@ -179,10 +177,10 @@ class SqlTasks:
         return await self._database.read(read)
 
     async def status(self, task_id: str) -> TaskStatus:
-        return await self._database.read(lambda tx: _status_in(tx.rows(TASK_STATUS, task_id=task_id), task_id))
-
-    async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
-        return await self._database.read(lambda tx: _end_of(tx, task_id))
+        found = await self._database.read(lambda tx: tx.value(TASK_STATUS, task_id=task_id))
+        if found is None:
+            raise NotFoundError("task", task_id)
+        return TaskStatus(found)
 
     async def counts(self, task_id: str) -> Mapping[StepStatus, int]:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
@@ -198,20 +196,14 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     run_log.create(task.root_run, RunStatus.RUNNING)
     run_log.note(root, EventType.TASK_CREATED, task=task.id)
     note_steps(run_log, task.steps, root)
+    most = task.limits
+    limits = [] if most.is_unlimited else [(task_scope(task.id), most.tokens, most.microusd, most.turns, most.wall_us)]
     return (
         ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
-        *_limit_rows(task, is_postgres=is_postgres),
+        ReadyRows.of(INSERT_LIMITS, limits, is_postgres=is_postgres),
         ready_steps(task.steps, is_postgres=is_postgres),
         *run_log.ready(is_postgres=is_postgres),
     )
-
-
-def _limit_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
-    limits = task.limits
-    if limits.is_unlimited:
-        return ()
-    row = (task_scope(task.id), limits.tokens, limits.microusd, limits.turns, limits.wall_us)
-    return (ReadyRows.of(INSERT_LIMITS, [row], is_postgres=is_postgres),)
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
@@ -219,7 +211,7 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
         found = _send_looks(tx, task)
     if _is_new(tx, task, *found):
         with tx.pipeline():
-            _put_all(tx, rows)
+            tx.put(rows)
 
 
 def _send_looks(tx: Transaction, task: NewTask) -> tuple[Reply, Reply, Reply]:
@@ -236,46 +228,22 @@ def _is_new(tx: Transaction, task: NewTask, held: Reply, written: Reply, left: R
 
     Raises: NotFoundError, ConflictError, UnavailableError.
     """
-    sessions_held = held.rows()
+    sessions_held = held()
     if not sessions_held:
         raise NotFoundError("session", task.session_id)
-    for (written_in,) in written.rows():
+    for (written_in,) in written():
         if written_in != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         return False
     planner = task.root_run.identity.parent_run_id
     if planner and not tx.rows(PLANNER, run_id=planner):
         raise ConflictError(NO_PLANNER)
-    if left.rows():
+    if left():
         problem = f"a former task {task.id} is being removed; submit it again, after `soong gc` if that was interrupted"
         raise UnavailableError(problem)
     if sessions_held[0][0]:
         tx.count(REOPEN, session_id=task.session_id)
     return True
-
-
-def _put_all(tx: Transaction, rows: Sequence[ReadyRows]) -> None:
-    for ready in rows:
-        tx.put(ready)
-
-
-def _status_in(found: Sequence[Sequence[Any]], task_id: str) -> TaskStatus:
-    if not found:
-        raise NotFoundError("task", task_id)
-    return TaskStatus(found[0][0])
-
-
-def _end_of(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus:
-    """Raises: NotFoundError."""
-    with tx.pipeline():
-        status = tx.send(TASK_STATUS, task_id=task_id)
-        task = tx.send(ENDED_TASK, task_id=task_id)
-        own = tx.send(STEPS_OF_ENDED, task_id=task_id)
-        told = send_last_runs(tx, task_id, of_ended=True)
-    ended = task.rows()
-    if not ended:
-        return _status_in(status.rows(), task_id)
-    return TaskEnd(TASKS.read(ended[0]), [step_of(row) for row in own.rows()], last_runs_of_rows(tx, *told))
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:

@@ -1,7 +1,7 @@
 """Claims: a worker's side, and what all owners of the deployment do about workers."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
@@ -22,9 +22,10 @@ from soong.shared.permissions.audit_log.notes import of_malformed_worker
 from soong.shared.storage.sql.claims.advance import advance
 from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.claiming import (
+    LANES,
     LIVE_LEASES,
     concurrency_limits_of,
-    read_lanes,
+    lanes_of,
     room_left,
     share_out,
 )
@@ -32,10 +33,10 @@ from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.row_mapper import MAX_SHOWN_CHARS, MalformedError
 from soong.shared.storage.sql.engine.rows import worker_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MalformedError
 from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
@@ -216,7 +217,7 @@ def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[Concur
 
 def _backlog(tx: Transaction, limit: int) -> Backlog:
     """Count what could be claimed now, lane by lane, within the concurrency limits as they are."""
-    lanes, last_turn = read_lanes(tx, most=limit)
+    lanes, last_turn = lanes_of(tx.rows(LANES, most=limit))
     room = room_left(concurrency_limits_of(tx, lanes), tx.rows(LIVE_LEASES)) if lanes else {}
     ready: dict[str, int] = {}
     if not any(scope in room for lane in lanes for scope in lane.scopes):
@@ -233,18 +234,15 @@ def _backlog(tx: Transaction, limit: int) -> Backlog:
 def _bad_workers(tx: Transaction) -> list[tuple[str, str]]:
     """Return (id, problem) of workers that are to be ended; a bounded number, the longest there first."""
     rows = tx.rows(WORKERS)
-    found = [(row.id, problem) for row in rows if (problem := _problem(row))]
+    found: list[tuple[str, str]] = []
+    for row in rows:
+        try:
+            worker_of(row, 0)
+        except MalformedError as error:
+            found.append((row.id, str(error)[:MAX_SHOWN_CHARS]))
     reckoned = {row.id for row in rows}
     left = [(worker_id, ABANDONED) for (worker_id,) in tx.rows(LEASE_HOLDERS) if worker_id not in reckoned]
     return [*found, *sorted(left)][:AT_ONCE]
-
-
-def _problem(row: Any) -> str:
-    try:
-        worker_of(row, 0)
-    except MalformedError as error:
-        return str(error)[:MAX_SHOWN_CHARS]
-    return ""
 
 
 def _end_bad_worker(

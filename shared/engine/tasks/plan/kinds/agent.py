@@ -45,7 +45,7 @@ MAX_TOOL_PATTERNS = 1_000
 
 
 class SettingsDocument(PlanModel):
-    """How an agent's model is asked; what is left out is as the agent's definition says."""
+    """How an agent's model is asked; a missing value is the definition's."""
 
     temperature: Temperature | None = None
     max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
@@ -89,7 +89,7 @@ _Program: TypeAlias = Annotated[
 
 
 class PermissionsDocument(PlanModel):
-    """What a step says beforehand that it will ask for."""
+    """The permissions that a step declares beforehand."""
 
     write: Annotated[tuple[Annotated[Item, held_to(write_problem)], ...], _Declared, BeforeValidator(sequence)] = Field(
         default=(), description="Folders and files to write; relative ones start at the working directory."
@@ -103,7 +103,7 @@ class PermissionsDocument(PlanModel):
 
 
 class AgentWork(WorkDocument):
-    """What an agent does."""
+    """The work of an agent."""
 
     model_config = ConfigDict(title="agent step without an id")
 

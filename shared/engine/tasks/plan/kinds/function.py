@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 
 
 class PythonWork(WorkDocument):
-    """What a registered function does."""
+    """The work of a registered function."""
 
     model_config = ConfigDict(title="python step without an id")
 
@@ -38,7 +38,7 @@ class PythonStep(PythonWork, NodeDocument):
 def _check(step: StepSpec, path: Path, names: References, known: PlanNames, report: Report) -> None:
     check_work(step, path, names, report)
     functions = known.functions if known.functions is not None else frozenset(known_functions())
-    # Functions of one's own are registered in the workers; where those are not known, only built-in names are judged.
+    # Functions of users are registered in the workers; without a list of them, only built-in names are judged.
     name = step.call
     if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):
         return

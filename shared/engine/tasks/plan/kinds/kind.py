@@ -1,4 +1,4 @@
-"""What a kind of step is to the reader of plans. Its facts for all others are ``StepKind.traits``."""
+"""A kind of step, as the reader of plans uses it. Its facts for all other code are ``StepKind.traits``."""
 
 from collections.abc import Callable
 from typing import TypeAlias

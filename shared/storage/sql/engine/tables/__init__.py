@@ -1,8 +1,8 @@
-"""The tables, their constraints and their indexes: what a database of ours looks like at its head.
+"""The tables, their constraints and their indexes: the schema of a database of ours at its head.
 
-``ordinal`` is the order of insertion. The partial indexes hold live rows only, so that no hot statement grows with what
-has ended; the checks are the last line behind the status tables in :mod:`soong.shared.engine.tasks.status` and
-:mod:`soong.shared.engine.runs.status`.
+``ordinal`` is the order of insertion. The partial indexes hold live rows only, so that no hot statement grows with
+ended rows; the checks are the last line behind the status tables in :mod:`soong.shared.engine.tasks.status` and
+:mod:`soong.shared.engine.runs.record`.
 """
 
 from soong.shared.storage.sql.engine.columns import metadata

@@ -102,7 +102,8 @@ workers = table(
     number("protocol", worker=MAKES),
     choice("state", ProcessState, "live", worker=WRITES),
     number("beat", worker=WRITES),
-    # The SHA-256 of what only its process knows: by it the database tells one worker's rows from another's.
+    word("left_over", worker=WRITES),
+    # The SHA-256 of its process's secret: by it the database distinguishes the rows of workers.
     word("credential", worker=MAKES),
     CheckConstraint("id <> ''", name="id"),
     Index("ix_workers_credential", "credential"),
@@ -165,7 +166,7 @@ signing_keys = table(
     key("id"),
     Column("public_key", LargeBinary, nullable=False),
     number("created_us"),
-    # 1 of the key that the first owner published, else null: of two that start at once one inserts it.
+    # 1 for the key that the first owner published, else null: only one of two that start at once inserts it.
     number("is_first", is_null=True),
     CheckConstraint("length(public_key) = 32", name="public_key"),
     CheckConstraint("is_first = 1", name="is_first"),
@@ -175,7 +176,7 @@ signing_keys = table(
 key_retirements = table(
     "key_retirements",
     reference("key_id", "signing_keys.id"),
-    # 1: nothing signed with it counts any more. 0: what was signed with it until then does, until it expires.
+    # 1: nothing signed with it counts any more. 0: earlier signatures count until they expire.
     flag("is_revoked", None),
     number("retired_us", None),
     word("principal"),
@@ -201,7 +202,7 @@ audit = table(
 )
 
 reports = table(
-    # What a worker leaves for the audit log; it can neither read nor take one back.
+    # A worker's reports for the audit log; it can neither read nor take one back.
     "reports",
     ordinal(),
     reference("run_id", "runs.id", worker=MAKES),

@@ -6,7 +6,7 @@ from sqlalchemy import CheckConstraint, Index, PrimaryKeyConstraint, text
 
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -38,7 +38,7 @@ TASK_OVER: Final = "status IN ('completed', 'failed', 'cancelled')"
 UNSETTLED: Final = "status = 'failed' AND is_settled = 0"
 
 _ROOM: Final = by_dialect(postgresql_with={"fillfactor": 30})
-"""Of a table whose rows change often: the next versions fit on the page, and little of them is written ahead."""
+"""Free space for frequent updates: the next versions of rows fit on the page, and little of them is written ahead."""
 _WITHOUT_ROWID: Final = by_dialect(sqlite_with_rowid=False)
 
 tasks = table(
@@ -108,14 +108,14 @@ steps = table(
     # The run that holds or held it beside its own step; empty when its own run does.
     word("holder_run_id", worker=MOVES),
     instant("not_before_us"),
-    # What each step's way through changes lies together, in the order of that way.
+    # The columns that a step's progress changes lie together, in the order of the changes.
     number("open_deps", worker=MOVES),
     # When the end of another step made it ready (or a map due, or complete). A worker writes in no log but those of
     # runs that it holds, so the event is written with the claim, or by the owner.
     instant("ready_us", worker=MOVES),
     word("worker_id", worker=MOVES),
     number("fence", worker=MOVES),
-    # How often this attempt was claimed: more than once means that its run is resumed. Of a map step: how often owners
+    # How often this attempt was claimed: more than once means that its run is resumed. For a map step: how often owners
     # began to expand it.
     number("starts", worker=MOVES),
     instant("started_us", worker=MOVES),
@@ -153,7 +153,7 @@ concurrency_limits = table(
     # A worker locks it while it is counted, and never changes it.
     number("slots", None, worker=MOVES),
     CheckConstraint("slots >= 1", name="slots"),
-    # The concurrency limits of sessions stay with them: what has ended is not to be read by every claim.
+    # The concurrency limits of sessions stay with them: claims must not read those of ended sessions.
     partial("ix_concurrency_limits_standing", "scope", where="substr(scope, 1, 8) <> 'session:'"),
 )
 
@@ -171,7 +171,7 @@ runs = table(
     word("step_key"),
     word("step_title"),
     word("model"),
-    # Who had it made; a foreign one is served by no consent of its session (shared/core/identity.py).
+    # The principal that made it; no consent of its session serves a foreign one (shared/core/identity.py).
     word("dispatched_by"),
     flag("is_foreign"),
     word("surface"),
@@ -197,13 +197,13 @@ runs = table(
 )
 
 budgets = table(
-    # What a session, a task, or all in a day, may use (DIS-07, DIS-11). A worker locks it while its charges are
+    # The budgets of sessions, of tasks, and of a day (DIS-07, DIS-11). A worker locks a row while its charges are
     # counted, and never changes it.
     "budgets",
     key("scope"),
     number("tokens", worker=MOVES, is_null=True),
     number("microusd", is_bounded=True, is_null=True),
-    # Of tasks alone, as what follows.
+    # For tasks alone, as the next columns.
     number("turns", is_bounded=True, is_null=True),
     number("wall_us", is_bounded=True, is_null=True),
     # When the task was tried again: its time starts with the first step after that. Null: never.

@@ -1,0 +1,273 @@
+"""``soong tokens``, ``soong keys``, ``soong audit``: who may use the API, what signs decisions, and what was decided.
+
+A token is printed once, when it is made, and kept nowhere. Keys are exchanged as docs/security.md, "Keys", has it.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import typer
+
+from soong.orchestrator.cli.console import Columns, emit, listed, output, say, second_of
+from soong.orchestrator.cli.ids import opened_store
+from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.operations.audit import entries
+from soong.orchestrator.operations.audit import verify as verified
+from soong.orchestrator.operations.keys import OVERLAP, KeyRing
+from soong.shared.core import timing
+from soong.shared.core.amounts import read_age
+from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
+from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.settings import load_settings
+from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, make_token
+from soong.shared.permissions.audit_log.entry import AuditKind
+
+tokens = CommandTable()
+
+
+@tokens.command()
+async def create(
+    *,
+    principal: str = typer.Option(..., "--principal", metavar="NAME", help="Who it speaks for."),
+    right: list[Right] = typer.Option(..., "--right", help="What it may do; several may be given."),
+    expires: str = typer.Option("", "--expires", metavar="TIME", help="30d, 12h, 15m …; never when left out."),
+) -> None:
+    """Make a token and print it, once: only its digest is kept."""
+    lives_s = seconds_of(expires)
+    async with opened_store("make a token", makes=True) as store:
+        token, text = await added_token(store.access, principal, right, lives_s=lives_s)
+    output(text)
+    until = "" if token.expires_us is None else f", until {to_the_second(token.expires_us)}"
+    say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")
+    say("  it is not shown again; revoke it with: soong tokens revoke ID")
+
+
+@tokens.command("list")
+async def list_tokens(*, is_json: bool = JSON) -> None:
+    """List all tokens, those that are revoked or expired too; never their secrets."""
+    now_us = SystemClock().now_us()
+    async with opened_store() as store:
+        tokens = [
+            {
+                "id": token.id,
+                "principal": token.principal,
+                "rights": [str(right) for right in sorted(token.rights)],
+                "created": rfc3339(token.created_us),
+                "expires": None if token.expires_us is None else rfc3339(token.expires_us),
+                "revoked": None if token.revoked_us is None else rfc3339(token.revoked_us),
+                "state": token.problem(now_us) or "good",
+            }
+            for token in await store.access.tokens()
+        ]
+    listed(
+        tokens,
+        {
+            "token": "id",
+            "principal": "principal",
+            "rights": lambda one: ",".join(one["rights"]),
+            "made": lambda one: second_of(one["created"]),
+            "expires": lambda one: second_of(one["expires"]) or "never",
+            "state": "state",
+        },
+        is_json=is_json,
+    )
+
+
+@tokens.command()
+async def revoke(token: str = typer.Argument(..., metavar="ID", help="The token's id; not the token.")) -> None:
+    """End a token for good; open streams of it end within seconds."""
+    if token.startswith("soong_tok_"):
+        raise UsageError("name the token by its id (tok_…, see `soong tokens list`): a token on a command line is seen")
+    async with opened_store("revoke a token") as store:
+        was_good = await revoked(store.access, token)
+    say(f"{token} is revoked" if was_good else f"{token} was revoked before")
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of ``30d`` or ``12h``; None for no text. Raises: UsageError."""
+    lives_s = read_age(text, "--expires") if text else None
+    if lives_s is not None and not 0 < lives_s <= 36_500 * timing.DAY_S:
+        raise UsageError(f"invalid --expires {text!r}: write 30d, 12h, 15m or 90s, at most 100 years")
+    return lives_s
+
+
+async def added_token(
+    access: AccessStore, principal: str, rights: Sequence[Right], *, lives_s: int | None, sign_in_s: int | None = None
+) -> tuple[ApiToken, str]:
+    """Make a token; return it with its text. With ``sign_in_s`` the text is a code, good for so long and once."""
+    now_us = SystemClock().now_us()
+    expires_us, sign_in_by_us = (None if one is None else now_us + one * 1_000_000 for one in (lives_s, sign_in_s))
+    token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us, sign_in_by_us=sign_in_by_us)
+    await access.add_token(token)
+    return token, text
+
+
+async def revoked(access: AccessStore, text: str) -> bool:
+    """Revoke the token with this id, or this end of it; return whether it was good. Raises: NotFoundError."""
+    known = [token.id for token in await access.tokens() if token.id.endswith(text) and len(text) >= 6]
+    if len(known) != 1:
+        raise NotFoundError("token", text)
+    return await access.revoke_token(known[0], now_us=SystemClock().now_us())
+
+
+keys = CommandTable()
+
+_REASON = typer.Option("", "--reason", help="Why; kept in the audit log.")
+
+
+@keys.command("list")
+async def list_keys(*, is_json: bool = JSON) -> None:
+    """List the public keys: which signs here, which are good, which have ended."""
+    columns: Columns = {
+        "key": "id",
+        "state": "state",
+        "signs here": lambda key: "yes" if key["signs_here"] else "",
+        "published": "published",
+        "ended": lambda key: str(key["revoked"] or key["retired"] or ""),
+    }
+    async with _opened_keys() as keyring:
+        current, now_us = keyring.current(), keyring.clock.now_us()
+        found = [
+            {
+                "id": key.id,
+                "state": key.state(now_us),
+                "signs_here": key.id == current,
+                "published": rfc3339(key.created_us),
+                "retired": None if key.retired_us is None else rfc3339(key.retired_us),
+                "revoked": None if key.revoked_us is None else rfc3339(key.revoked_us),
+                "public_key": key.public_key.hex(),
+            }
+            for key in await keyring.keys()
+        ]
+    listed(found, columns, is_json=is_json)
+
+
+@keys.command()
+async def rotate(
+    *,
+    overlap: float = typer.Option(
+        OVERLAP.total_seconds(), "--overlap", min=0, metavar="SECONDS", help="How long the old key still signs."
+    ),
+    reason: str = _REASON,
+) -> None:
+    """Make a new key in the key file. Running orchestrators sign with it at once; old decisions stay good."""
+    async with _opened_keys("exchange the signing key") as keyring:
+        ended = await keyring.rotate(reason=reason, overlap=timedelta(seconds=overlap))
+    output(ended.successor)
+    if ended.key_id:
+        say(f"{ended.key_id} signs for {overlap:g} s more; what it signed stays good until it expires")
+    elif ended.replaced:
+        say(f"the file held {ended.replaced}, which was never published; nothing that it signed is good")
+        say("end what signed before it: soong keys list, then soong keys retire KEY")
+
+
+@keys.command()
+async def adopt(*, reason: str = _REASON) -> None:
+    """Publish the key that the key file holds: one from a secret store, or of another orchestrator's host."""
+    async with _opened_keys("publish a signing key") as keyring:
+        key_id = await keyring.adopt(reason=reason)
+    output(key_id)
+    say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
+
+
+@keys.command()
+async def retire(
+    key: str = typer.Argument(..., help="The key's id, or enough of its beginning."),
+    *,
+    revoke: bool = typer.Option(
+        False,
+        "--revoke",
+        help="Revoke immediately (compromised key): unused decisions it signed become invalid and are requested again.",
+    ),
+    reason: str = _REASON,
+) -> None:
+    """End a key. One that signs here is exchanged first."""
+    async with _opened_keys("end a signing key") as keyring:
+        found = [one.id for one in await keyring.keys() if one.id.startswith(key)]
+        if not found:
+            raise NotFoundError("key", key)
+        if len(found) > 1:
+            raise UsageError(f"{key!r} fits {len(found)} keys; type more of the id (soong keys list)")
+        ended = await keyring.retire(found[0], is_revoked=revoke, reason=reason)
+    if ended.successor:
+        say(f"{ended.successor} signs in its place")
+    say(f"{ended.key_id} is {'revoked' if revoke else 'retired'}")
+    if revoke:
+        say(f"{len(ended.expired)} decisions by it were not used yet; their calls ask again")
+
+
+@asynccontextmanager
+async def _opened_keys(change: str = "") -> AsyncIterator[KeyRing]:
+    """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
+    settings = load_settings()
+    async with opened_store(change, settings=settings) as store:
+        yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
+
+
+audit = CommandTable()
+
+EXIT_BROKEN: Final = 1
+
+
+@audit.command("export")
+async def export_audit(
+    *,
+    since: str = typer.Option("", "--since", metavar="WHEN", help="Only from then on: 2026-11-21T08:00Z, or 2h, 7d."),
+    session: str = typer.Option("", "--session", help="Only of this session."),
+    kind: list[str] = typer.Option([], "--kind", help="Only entries of this kind; may be repeated."),
+) -> None:
+    """Write the audit log as JSON lines, oldest first, secrets taken out."""
+    unknown = sorted(set(kind) - set(AuditKind))
+    if unknown:
+        raise UsageError(f"there is no kind {unknown[0]!r}; kinds are {', '.join(AuditKind)}")
+    from_us = since_us(since, datetime.now(UTC))
+
+    async with opened_store() as store:
+        async for entry in entries(store.audit, session_id=session, kinds=kind, since_us=from_us):
+            emit(entry.as_json(), is_line=True)
+
+
+@audit.command("verify")
+async def verify_audit(
+    *,
+    expect_digest: list[str] = typer.Option([], metavar="DIGEST", help="A digest noted earlier that must be there."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document, with the digests to note."),
+) -> None:
+    """Check that no entry was changed or taken away, and that decisions were used for what they were given."""
+    async with opened_store() as store:
+        found = await verified(store.audit, store.keys, seen=expect_digest)
+    problems = [str(found.broken)] if found.broken is not None else []
+    problems += [f"the entry {digest} that was noted is not there any more" for digest in found.missing]
+    problems += found.misused
+    if is_json:
+        counted = {"entries": found.entries, "uses": found.uses}
+        emit({"holds": found.holds, **counted, "heads": found.heads, "problems": problems})
+    else:
+        for problem in problems:
+            say(f"broken: {problem}")
+        output(f"{found.entries} entries in {len(found.heads)} chains, {found.uses} uses of decisions")
+        if found.holds:
+            output("all of it holds; note elsewhere, for --expect-digest:")
+            output("\n".join(found.heads.values()))
+    raise typer.Exit(0 if found.holds else EXIT_BROKEN)
+
+
+def since_us(text: str, now: datetime) -> int:
+    """Return the instant that a person means: a date with its zone (UTC if none), or so long ago; 0 for nothing.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not text:
+        return 0
+    try:
+        then = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            then = now - timedelta(seconds=read_age(text))
+        except (UsageError, OverflowError):
+            raise UsageError(f"invalid --since {text!r}: write 2026-11-21T08:00Z, or 90m, 2h, 7d for ago") from None
+    then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+    return round(then.timestamp() * 1_000_000)

@@ -1,0 +1,1 @@
+"""The checks of ``soong doctor``: problems of a machine, its home and its service, each with a fix."""

@@ -1,1 +1,0 @@
-"""The kinds of receivers, each an adapter of one port."""

@@ -60,7 +60,7 @@ def _pytest_settings() -> str:
 
 def _test_command(*added: str) -> list[str]:
     """The command line of `make test`."""
-    made = subprocess.run(["make", "-n", "test", "JOBS=2"], cwd=ROOT, capture_output=True, text=True, check=True)
+    made = subprocess.run(["make", "-n", "test", "JOBS=2", "RERUNS="], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in made.stdout.splitlines() if " -m pytest" in line]
     return [sys.executable, *shlex.split(line)[1:], *added]
 
@@ -112,7 +112,7 @@ def test_ci_reports_on_its_own_test_run_and_ends_stdout_with_its_closing_line(
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     (folder / "make").write_text(
         f'#!/bin/sh\necho "$@" >> {calls}\n'
-        f'case "$*" in test) echo "2 passed in 1 s"; exit {tests};; *spec*) echo "the report"; exit {spec};; esac\n'
+        f'case "$*" in test*) echo "2 passed in 1 s"; exit {tests};; *spec*) echo "the report"; exit {spec};; esac\n'
     )
     (folder / "make").chmod(0o755)
 
@@ -124,7 +124,7 @@ def test_ci_reports_on_its_own_test_run_and_ends_stdout_with_its_closing_line(
         check=False,
     )
 
-    assert calls.read_text().splitlines() == ["lint", "test", "--no-print-directory spec LAST_RUN=1"]
+    assert calls.read_text().splitlines() == ["lint", "test RERUNS=1", "--no-print-directory spec LAST_RUN=1"]
     assert done.stdout.splitlines()[-1] == "2 passed in 1 s"
     assert "the report" in done.stderr
     assert done.returncode == status

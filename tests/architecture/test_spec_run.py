@@ -60,7 +60,8 @@ def _pytest_settings() -> str:
 
 def _test_command(*added: str) -> list[str]:
     """The command line of `make test`."""
-    made = subprocess.run(["make", "-n", "test", "JOBS=2", "RERUNS="], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "-n", "test", "JOBS=2", "RERUNS="]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in made.stdout.splitlines() if " -m pytest" in line]
     return [sys.executable, *shlex.split(line)[1:], *added]
 

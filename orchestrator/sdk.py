@@ -223,6 +223,7 @@ class Soong:
         """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = ready.session, ready.task
         helpers: list[asyncio.Task[None]] = []
+        listener = self._service.subscriptions.session(session.id)  # it opens while the submission is written
         try:
             if on_answer:
                 helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
@@ -233,6 +234,7 @@ class Soong:
             status = await self._until_over(task.id, session.id)
         finally:
             await cancelled(*helpers)
+            await listener.close()
         if status is TaskStatus.COMPLETED and not session.closes_with_task:
             await self._close_when_done(session.id)
         return await self.result(task.id)
@@ -431,7 +433,7 @@ class Soong:
         common: Mapping[str, Any],
     ) -> SubmissionBody:
         # Not validated: the reading of the plan says what is wrong with it, in its own words.
-        given: Any = {"plan": plan, "source": "plan", "inputs": inputs or {}, **common}
+        given: Any = {"plan": plan, "source": "plan", "inputs": inputs or {}, "step_grants": [], **common}
         if isinstance(plan, str | Path):
             given |= {"plan": plan_text(plan), "source": str(plan)}
         body = SubmissionBody.model_construct(**given)

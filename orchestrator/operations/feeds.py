@@ -141,7 +141,6 @@ class Feed(Generic[T]):
 
     load: Callable[[], Awaitable[T]]
     listen: Callable[[], Listener]
-    """Called after a reading that succeeded."""
     is_quick: bool
     followers: int = 0
     version: int = 0
@@ -158,6 +157,7 @@ class Feed(Generic[T]):
 
     async def run(self) -> None:
         """Read until cancelled."""
+        self._listener = self.listen()
         try:
             while True:
                 began_s = time.monotonic()
@@ -166,17 +166,12 @@ class Feed(Generic[T]):
                 if self._begun > EAGER_LOOKS:
                     took_s = time.monotonic() - began_s
                     await asyncio.sleep(max(least_s, min(timing.PUT_OFF_S, PAUSE_PER_LOOK * took_s)))
-                if self._awaited > self._read:
-                    continue
-                if self._listener is not None:
+                if self._awaited <= self._read:
                     await self._listener.wait(timing.POLL_ROWS_S)
-                elif self._failure is None:
-                    self._listener = self.listen()
         finally:
             for making in self._made.values():
                 making.cancel()
-            if self._listener is not None:
-                await self._listener.close()
+            await self._listener.close()
 
     async def _look(self) -> None:
         self._begun += 1

@@ -57,6 +57,8 @@ def followed_progress(
         store = service.store
         task = await store.tasks.task(task_id)
         planned = await tasks_planned_by(store, task)
+        if task.status.is_terminal:
+            return ProgressState(task, planned, ())
         ids = {task_id, *(one.id for one in planned)}
         questions = await store.consent.questions(session_id=session_id)
         open_ones = (one.request for one in questions if one.is_pending and one.answer is None)

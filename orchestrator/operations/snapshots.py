@@ -44,16 +44,20 @@ async def snapshot_of(store: Store, task_id: str, *, brief: bool = False) -> Tas
 
     Raises: NotFoundError.
     """
-    task = await store.tasks.task(task_id)
-    planned = await tasks_planned_by(store, task)
     if brief:
+        task = await store.tasks.task(task_id)
+        planned = await tasks_planned_by(store, task)
         totals = await counts_of(store, (task, *planned))
         if sum(totals.values()) > MANY_STEPS:
             first = await steps_of(store, (task, *planned), limit=BRIEF_STEPS)
             failed = await steps_of(store, (task, *planned), statuses=(StepStatus.FAILED,), limit=BRIEF_STEPS)
             shown = {step.key: step for step in (*first, *failed)}
             return TaskSnapshot(task, in_plan_order([*shown.values()]), totals=totals)
-    steps = [step for one in (task, *planned) for step in in_plan_order(await store.tasks.steps(one.id))]
+    task, own = await store.tasks.task_with_steps(task_id)
+    planned = await tasks_planned_by(store, task)
+    steps = [*in_plan_order(own)]
+    for one in planned:
+        steps += in_plan_order(await store.tasks.steps(one.id))
     workers = await store.sessions.workers() if task.status is TaskStatus.RUNNING else ()
     return TaskSnapshot(task, tuple(steps), planned, _lacks(task, steps, workers))
 

@@ -54,7 +54,7 @@ async def test_no_message_makes_an_owner_a_worker_or_a_client_deaf(
     client = await subscriber.subscribe_session("sess_1")
 
     for channel in (OWNERS_CHANNEL, worker_channel("wrk_1"), session_channel("sess_1")):
-        assert await clients.commands.publish(channel, payload) == 1
+        assert await clients.commands.publish(channel, payload) >= 1
     await notifier.notify_owners(["sess_1"])
     await notifier.call_worker("wrk_1")
     await heard(client, "sess_1")  # of the message: it means that the session changed, whatever it is

@@ -44,7 +44,7 @@ class _EarlyRead(Value):
 
 
 @dataclass(slots=True)
-class EarlyReads:
+class EarlyReads(AnswerFollower):
     """Follows the answers of one run, and executes their turns: a call that has started early is not made again.
 
     Once a hook has stopped the run no call begins; those that had begun by then run to their end (EXE-05).

@@ -32,7 +32,7 @@ from soong.shared.agents.early_reads import EarlyReads, stop_of
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel
 from soong.shared.agents.messages import calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import AnswerView, NoView
+from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, RunTranscript
@@ -92,7 +92,7 @@ async def run_agent(
     name = task.identity.model or model.model_name
     own = RunModel(name, model, task.price, task.compaction.window, pacing)
     requests = ModelRequests(task, own, talk, sleep, budgets, fallbacks)
-    loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or NoView())
+    loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or AnswerView())
     try:
         return await loop.run(transcript)
     finally:
@@ -118,7 +118,7 @@ class _Loop:
     early: EarlyReads = field(init=False)
     names: NameTable = field(init=False)
     offer: ToolOffer = field(init=False)
-    view: AnswerView = field(default_factory=NoView)
+    view: AnswerView = field(default_factory=AnswerView)
     given_up: str = ""
     """Why the run cannot do its own step, in its own words; empty while it tries."""
     steps_done: int = 0

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic_ai.exceptions import AgentRunError, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
@@ -47,47 +47,27 @@ class UnmarkedAnswerError(BrokenAnswerError):
     """The stream ended in order, but without the provider's final mark."""
 
 
-class AnswerFollower(Protocol):
-    """Sees an answer while it arrives."""
+class AnswerFollower:
+    """Sees an answer while it arrives; this one does nothing with it."""
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         """Take the next piece, at once: the stream waits."""
-        ...
 
     async def discard(self) -> None:
         """Forget what has arrived of an answer: it broke off, or nobody waits for it any more."""
-        ...
 
 
-class NoFollower:
-    """Sees nothing."""
-
-    def take(self, event: ModelResponseStreamEvent) -> None: ...
-
-    async def discard(self) -> None: ...
-
-
-class AnswerView(AnswerFollower, Protocol):
-    """Shows people an answer while it arrives. It depends on nobody and nobody on it."""
+class AnswerView(AnswerFollower):
+    """Shows people an answer while it arrives; this one shows nobody anything."""
 
     def begin(self, turn: int) -> None:
         """Take the pieces that follow as those of this turn's answer."""
-        ...
 
     def complete(self) -> None:
         """Show the rest: the answer has arrived."""
-        ...
 
 
-class NoView(NoFollower):
-    """Shows nobody anything."""
-
-    def begin(self, turn: int) -> None: ...
-
-    def complete(self) -> None: ...
-
-
-NO_FOLLOWER: Final = NoFollower()
+NO_FOLLOWER: Final = AnswerFollower()
 
 
 @dataclass(slots=True)

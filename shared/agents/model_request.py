@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import (
     AgentRunError,
@@ -152,16 +152,10 @@ def settings_of(options: ModelOptions, system: str) -> ModelSettings:
     settings = ModelSettings() if system == "bedrock" else ModelSettings(max_retries=0)
     if options.cache is not False:
         settings["cache"] = True  # a run's history only grows: each request begins with the one before
-    if options.temperature is not None:
-        settings["temperature"] = options.temperature
-    if options.max_tokens is not None:
-        settings["max_tokens"] = options.max_tokens
-    if options.timeout_s is not None:
-        settings["timeout"] = options.timeout_s
-    if options.parallel_calls is not None:
-        settings["parallel_tool_calls"] = options.parallel_calls
-    if options.thinking is not None:
-        settings["thinking"] = _THINKING[options.thinking]
+    thinking = None if options.thinking is None else _THINKING[options.thinking]
+    given: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+    given |= {"timeout": options.timeout_s, "parallel_tool_calls": options.parallel_calls, "thinking": thinking}
+    settings.update(cast(ModelSettings, {name: value for name, value in given.items() if value is not None}))
     return settings
 
 

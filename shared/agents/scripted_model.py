@@ -8,6 +8,7 @@ start, and gives it the recorded results as long as it makes the recorded calls.
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast
@@ -28,6 +29,7 @@ from pydantic_ai.profiles import DEFAULT_PROFILE, ModelProfile
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.messages import calls_of
+from soong.shared.agents.provider_schema import SCRIPTED
 from soong.shared.agents.script_turns import CallOutcome, CheapTurns, ScriptTurns, WantedCall
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject, dump
@@ -41,30 +43,20 @@ MODEL_NAME: Final = "script"
 MAX_SHOWN_CHARS: Final = 300
 
 
-class ScriptedModel(Model[None]):
-    """One run's model. Not shared: it keeps the function where it waits. Its user calls :meth:`close`."""
+class LocalModel(Model[Any]):
+    """A model that asks no provider. Subclasses answer."""
 
-    def __init__(self, script: ScriptedAgent) -> None:
+    def __init__(self, name: str, system: str = SCRIPTED) -> None:
         super().__init__()
-        self._script = script
-        self._turns: ScriptTurns | CheapTurns | None = None
-        self._wanted: Sequence[WantedCall] | None = ()
-        self._is_cheap = self._script.is_cheap is True
-        self._answers = 0
-        """How many answers the function has given."""
+        self._name, self._system = name, system
 
     @property
     def model_name(self) -> str:
-        return MODEL_NAME
+        return self._name
 
     @property
     def system(self) -> str:
-        return "soong"
-
-    @cached_property
-    def profile(self) -> ModelProfile:
-        """The library's safe values; working them out for each run takes it as long as a turn of a script."""
-        return DEFAULT_PROFILE
+        return self._system
 
     async def request(
         self,
@@ -72,9 +64,29 @@ class ScriptedModel(Model[None]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Answer as :meth:`answer` does; a function has no temperature."""
         del model_settings
         return await self.answer(messages, model_request_parameters)
+
+    @abstractmethod
+    async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse: ...
+
+
+class ScriptedModel(LocalModel):
+    """One run's model. Not shared: it keeps the function where it waits. Its user calls :meth:`close`."""
+
+    def __init__(self, script: ScriptedAgent) -> None:
+        super().__init__(MODEL_NAME)
+        self._script = script
+        self._turns: ScriptTurns | CheapTurns | None = None
+        self._wanted: Sequence[WantedCall] | None = ()
+        self._is_cheap = self._script.is_cheap is True
+        self._answers = 0
+        """How many answers the function has given."""
+
+    @cached_property
+    def profile(self) -> ModelProfile:
+        """The library's safe values; working them out for each run takes it as long as a turn of a script."""
+        return DEFAULT_PROFILE
 
     async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
         """Answer with the calls of the function's next turn, or with its output.
@@ -216,26 +228,14 @@ class UnusableModelError(AgentRunError):
     """The model was not asked, and another process might be able to."""
 
 
-class UnusableModel(Model[Any]):
+class UnusableModel(LocalModel):
     """Answers each request with the reason, so that the run continues with a fallback."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__()
-        self._provider_name, _, self._name = name.partition(":")
+        provider, _, model = name.partition(":")
+        super().__init__(model, provider)
         self.reason = reason
 
-    @property
-    def model_name(self) -> str:
-        return self._name
-
-    @property
-    def system(self) -> str:
-        return self._provider_name
-
-    async def request(
-        self,
-        messages: list[ModelMessage],  # noqa: ARG002  # the library's signature
-        model_settings: ModelSettings | None,  # noqa: ARG002  # as above
-        model_request_parameters: ModelRequestParameters,  # noqa: ARG002  # as above
-    ) -> ModelResponse:
+    async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
+        del messages, parameters
         raise UnusableModelError(self.reason)

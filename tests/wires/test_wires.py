@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse, ModelResponseStreamEvent, TextPa
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import AgentLimits, ModelOptions
-from soong.shared.agents.model_answers import NoView
+from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.turn import add, usage_of
 from soong.shared.engine.runs.events import EventType
@@ -286,7 +286,7 @@ async def test_cancelling_a_run_ends_its_open_request_and_its_reads(wires: Wires
     assert [node for node in notebook.written if node.kind == "tool_result"] == []
 
 
-class Watcher(NoView):
+class Watcher(AnswerView):
     """Says when a piece of an answer has arrived."""
 
     def __init__(self, arrived: asyncio.Event) -> None:

@@ -12,8 +12,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, ModelContextWindowExceededError
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import Model, ModelRequestParameters
-from pydantic_ai.settings import ModelSettings
+from pydantic_ai.models import ModelRequestParameters
 
 from soong.shared.agents.charging import Reserved
 from soong.shared.agents.compaction import inherited, summary_of
@@ -22,6 +21,7 @@ from soong.shared.agents.messages import answer_of, is_of_a_call
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import BrokenAnswerError
 from soong.shared.agents.runtime.prepared import ModelRules
+from soong.shared.agents.scripted_model import LocalModel
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.value import Value
@@ -142,30 +142,16 @@ class ModelScript:
         await asyncio.Event().wait()
 
 
-class RecordedModel(Model[None]):
+class RecordedModel(LocalModel):
     """Answers as the run's model did, in its order, whatever it is asked."""
 
     def __init__(self, name: str, script: ModelScript) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
         self.script = script
 
-    @property
-    def model_name(self) -> str:
-        return self.name
-
-    @property
-    def system(self) -> str:
-        return "soong"
-
-    async def request(
-        self,
-        messages: list[ModelMessage],
-        model_settings: ModelSettings | None,
-        model_request_parameters: ModelRequestParameters,
-    ) -> ModelResponse:
-        del messages, model_settings, model_request_parameters
-        return await self.script.next(self.name)
+    async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
+        del messages, parameters
+        return await self.script.next(self.model_name)
 
 
 _SPENT: Final[Mapping[EndReason | None, str]] = {

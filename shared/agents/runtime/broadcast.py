@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
 )
 
+from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta, Notifier
@@ -31,8 +32,8 @@ MAX_SHOWN_CHARS: Final = 100_000
 
 
 @dataclass(slots=True)
-class AnswerBroadcast:
-    """Implements ``soong.shared.agents.model_answers.AnswerView`` for one run. :meth:`close` ends it."""
+class AnswerBroadcast(AnswerView):
+    """The view of one run. :meth:`close` ends it."""
 
     notifier: Notifier
     redactor: Redactor

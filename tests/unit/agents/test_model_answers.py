@@ -65,7 +65,7 @@ class Streaming(Provider):
 
 
 @dataclass
-class Follower:
+class Follower(AnswerFollower):
     seen: list[str] = field(default_factory=list)
 
     def take(self, event: ModelResponseStreamEvent) -> None:

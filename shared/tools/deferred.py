@@ -20,7 +20,7 @@ from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import integer, number_of, string
+from soong.shared.tools.schema import arguments, integer, number_of, string
 from soong.shared.tools.surface import TOOL_SEARCH
 
 DEFERRED: Final = "deferred"
@@ -167,14 +167,11 @@ async def _unbound(_context: ToolContext, _call_input: JsonObject) -> HandlerOut
     raise ToolError(ErrorType.EXECUTION_FAILED, "no tool of this run is deferred", hint="call the tool that you need")
 
 
-_SCHEMA: Final[JsonObject] = {
-    "type": "object",
-    "properties": {
-        "query": string("What the tool should do, or names of tools.", minLength=1, maxLength=500),
-        "limit": integer("Most hits.", DEFAULT_HITS, 1, MAX_HITS),
-    },
-    "required": ["query"],
-}
+_SCHEMA: Final = arguments(
+    "query",
+    query=string("What the tool should do, or names of tools.", minLength=1, maxLength=500),
+    limit=integer("Most hits.", DEFAULT_HITS, 1, MAX_HITS),
+)
 
 
 def _hint(tool: ToolDefinition) -> str:

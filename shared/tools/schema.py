@@ -74,6 +74,12 @@ def flag(description: str, *, default: bool) -> dict[str, Json]:
     return {"type": "boolean", "description": description, "default": default}
 
 
+def arguments(*required: str, **properties: Json) -> dict[str, Json]:
+    """Return the schema of a tool's named arguments."""
+    schema: dict[str, Json] = {"type": "object", "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
+
+
 class Violation(Value):
     """One rule that does not hold: where, which keyword, and what would hold."""
 

@@ -20,15 +20,21 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, is_linked_elsewhere, shown_path, valid_text
-from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import flag, flag_of, string, text_of
+from soong.shared.tools.schema import arguments, flag, flag_of, string, text_of
 from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.diff_header import DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits, is_utf8, shared_prefix
+from soong.shared.toolsets.code.paths import in_thread
 from soong.shared.toolsets.code.unified_diff import UnifiedDiff, apply_diff, parse_diff
-from soong.shared.toolsets.code.write_file import check_write_permitted, holds_key_now, locate_for_writing, preview_of
+from soong.shared.toolsets.code.write_file import (
+    WRITE_ERRORS,
+    check_write_permitted,
+    holds_key_now,
+    locate_for_writing,
+    preview_of,
+)
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 """Size of the file before and after, and of the text of a call: every writable file can be edited."""
@@ -36,41 +42,16 @@ MAX_EDITS: Final = 200
 _MAX_SHOWN_OFFSETS: Final = 20
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
-_EDIT_SCHEMA: Final[Mapping[str, Json]] = {
-    "type": "object",
-    "properties": {
-        "old": string("Text that occurs in the file exactly once, copied exactly."),
-        "new": string("Text to put in its place; empty to delete."),
-    },
-    "required": ["old", "new"],
-}
-_INPUT_SCHEMA: Final[Mapping[str, Json]] = {
-    "type": "object",
-    "properties": {
-        "path": string("File to edit; relative paths start at the working directory."),
-        "edits": {
-            "type": "array",
-            "description": "Replacements, in order, each on the result of the one before.",
-            "items": dict(_EDIT_SCHEMA),
-            "minItems": 1,
-            "maxItems": MAX_EDITS,
-        },
-        "unified_diff": string("A unified diff of this one file, with its --- and +++ lines.", minLength=1),
-        "create_if_missing": flag("Create the file: by a first edit whose old is empty, or a diff.", default=False),
-        "replace_all": flag("Replace every occurrence of an edit's old text.", default=False),
-    },
-    "required": ["path"],
-}
+_EDIT: Final = arguments(
+    *("old", "new"),
+    old=string("Text that occurs in the file exactly once, copied exactly."),
+    new=string("Text to put in its place; empty to delete."),
+)
 
 _INPUT_FAULTS: Final = frozenset({Fault.OTHER_FILE, Fault.SEVERAL_FILES})
 
 
 def edit_file_tool(policy: PathPolicy) -> ToolDefinition:
-    """Return the definition."""
-
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(partial(_edit, policy, context, call_input), keep_result=True)
-
     return ToolDefinition(
         name="code.edit_file",
         title="Edit file",
@@ -79,21 +60,29 @@ def edit_file_tool(policy: PathPolicy) -> ToolDefinition:
             "All of it is applied, or nothing."
         ),
         search_hint="replace patch modify change diff",
-        input_schema=dict(_INPUT_SCHEMA),
-        handler=handle,
+        input_schema=arguments(
+            "path",
+            path=string("File to edit; relative paths start at the working directory."),
+            edits={
+                "type": "array",
+                "description": "Replacements, in order, each on the result of the one before.",
+                "items": _EDIT,
+                "minItems": 1,
+                "maxItems": MAX_EDITS,
+            },
+            unified_diff=string("A unified diff of this one file, with its --- and +++ lines.", minLength=1),
+            create_if_missing=flag("Create the file: by a first edit whose old is empty, or a diff.", default=False),
+            replace_all=flag("Replace every occurrence of an edit's old text.", default=False),
+        ),
+        handler=in_thread(partial(_edit, policy), keep_result=True),
         permission=Permission.WRITE,
         tags=frozenset({"code", "filesystem", "write"}),
         errors=(
             ErrorType.TEXT_NOT_FOUND,
             ErrorType.AMBIGUOUS_EDIT,
             ErrorType.PATCH_APPLY_FAILED,
-            ErrorType.PATH_CONFLICT,
-            ErrorType.PATH_PROTECTED,
-            ErrorType.PATH_OUTSIDE_ROOTS,
-            ErrorType.FILE_NOT_FOUND,
-            ErrorType.NOT_REGULAR_FILE,
             ErrorType.BINARY_FILE,
-            ErrorType.LIMIT_EXCEEDED,
+            *WRITE_ERRORS,
         ),
         interrupt="block",
         target=partial(_target, policy),
@@ -310,7 +299,8 @@ def failure_of_diff(error: DiffError) -> ToolError:
 
 
 def _edits(items: list[Json], *, creates_missing: bool) -> tuple[Edit, ...]:
-    edits = tuple(Edit(_bytes_of(item, "old"), _bytes_of(item, "new")) for item in items if isinstance(item, dict))
+    given = (item for item in items if isinstance(item, dict))
+    edits = tuple(Edit(*(_encoded(str(item.get(name, "")), name) for name in ("old", "new"))) for item in given)
     for number, edit in enumerate(edits, 1):
         if edit.old == edit.new:
             raise _invalid(f"old and new of edit {number} are the same")
@@ -321,10 +311,6 @@ def _edits(items: list[Json], *, creates_missing: bool) -> tuple[Edit, ...]:
             raise _invalid(f"edit {number} holds a NUL character, which no text file does")
     _check_size(sum(len(edit.old) + len(edit.new) for edit in edits))
     return edits
-
-
-def _bytes_of(item: JsonObject, name: str) -> bytes:
-    return _encoded(str(item.get(name, "")), name)
 
 
 def _diff(text: str) -> UnifiedDiff:

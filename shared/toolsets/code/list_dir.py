@@ -14,11 +14,11 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_directory, refuse_kernel_files
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import PathPolicy, shown_path
-from soong.shared.sandbox.threads import check, run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.sandbox.threads import check
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from soong.shared.tools.schema import flag, flag_of, integer, number_of, string
-from soong.shared.toolsets.code.paths import check_object, permitted, read_target
+from soong.shared.tools.schema import arguments, flag, flag_of, integer, number_of, string
+from soong.shared.toolsets.code.paths import check_object, in_thread, permitted, read_target
 from soong.shared.toolsets.code.rg import LISTS, is_withheld, withheld_below
 
 DEFAULT_LIMIT: Final = 200
@@ -28,25 +28,17 @@ _CHECK_EVERY: Final = 1024
 
 
 def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
-    """Return the definition."""
-
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(partial(_list, policy, context, call_input))
-
     return ToolDefinition(
         name="code.list_dir",
         title="List directory",
         description="List a directory, sorted by path. Links are named and not followed.",
         search_hint="ls tree files folders",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": string("Directory to list; the project when absent."),
-                "recursive": flag("Also list what is below.", default=False),
-                "limit": integer("How many entries at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
-            },
-        },
-        handler=handle,
+        input_schema=arguments(
+            path=string("Directory to list; the project when absent."),
+            recursive=flag("Also list what is below.", default=False),
+            limit=integer("How many entries at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
+        ),
+        handler=in_thread(partial(_list, policy)),
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
         errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.PATH_CONFLICT),

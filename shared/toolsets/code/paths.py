@@ -2,14 +2,18 @@
 
 import os
 import stat
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_file
 from soong.shared.sandbox.paths import Located, PathPolicy, is_linked_elsewhere, stands_linked, valid_text
 from soong.shared.sandbox.redact import holds_key
-from soong.shared.tools.definition import Target, ToolContext
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.sandbox.threads import run_blocking
+from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
+from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.tools.schema import text_of
 
 
@@ -57,19 +61,26 @@ def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
     Raises:
         PathRefusedError: another object is there now, or it has got a name elsewhere.
     """
-    status = os.fstat(descriptor)
+    status, problem = os.fstat(descriptor), ""
     if context.precondition and context.precondition != _identity(status):
-        raise PathRefusedError(PathRefusal.CHANGED, str(path), "was replaced after it was permitted", "call again")
-    if context.allowed_outside:
-        return
-    if is_linked_elsewhere(path, status):
-        raise PathRefusedError(
-            PathRefusal.CHANGED, str(path), "has got another name since it was checked", "call again"
-        )
-    if stat.S_ISREG(status.st_mode) and holds_key(descriptor):
-        raise PathRefusedError(
-            PathRefusal.CHANGED, str(path), "holds a key or a login since it was checked", "call again"
-        )
+        problem = "was replaced after it was permitted"
+    elif not context.allowed_outside and is_linked_elsewhere(path, status):
+        problem = "has got another name since it was checked"
+    elif not context.allowed_outside and stat.S_ISREG(status.st_mode) and holds_key(descriptor):
+        problem = "holds a key or a login since it was checked"
+    if problem:
+        raise PathRefusedError(PathRefusal.CHANGED, str(path), problem, "call again")
+
+
+def in_thread(
+    work: Callable[[ToolContext, JsonObject, Event], ToolResult], *, keep_result: bool = False
+) -> Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput]]:
+    """Return the handler that does this work off the event loop (:func:`soong.shared.sandbox.threads.run_blocking`)."""
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await run_blocking(partial(work, context, call_input), keep_result=keep_result)
+
+    return handle
 
 
 def stands_key(path: Path) -> bool:

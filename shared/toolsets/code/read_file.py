@@ -14,11 +14,11 @@ from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
 from soong.shared.sandbox.redact import MARK, KeyBlocks
-from soong.shared.sandbox.threads import check, run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.sandbox.threads import check
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import integer, number_of, string, text_of
-from soong.shared.toolsets.code.paths import check_object, permitted, read_target
+from soong.shared.tools.schema import arguments, integer, number_of, string, text_of
+from soong.shared.toolsets.code.paths import check_object, in_thread, permitted, read_target
 
 DEFAULT_LINES: Final = 200
 MAX_LINES: Final = 1000
@@ -43,11 +43,6 @@ def read_file_tool(
     ``instruction_files`` are names of files that also speak to the run when they are read (FS-08).
     """
 
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(
-            partial(_read, policy, max_page_chars, frozenset(instruction_files), context, call_input)
-        )
-
     def traits(call_input: JsonObject) -> Traits:
         # A call that adds context runs alone, so that the order of a turn's calls is the order of its nodes.
         return Traits(is_read_only=True, is_concurrency_safe=not _names_any(call_input, instruction_files))
@@ -57,16 +52,13 @@ def read_file_tool(
         title="Read file",
         description="Read lines of a text file. Returns numbered lines; shows how to continue when there are more.",
         search_hint="view show cat open source text lines",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": string("File to read; relative paths start at the working directory."),
-                "start_line": integer("First line, counted from 1.", 1, 1, MAX_START_LINE),
-                "max_lines": integer("How many lines at most.", DEFAULT_LINES, 1, MAX_LINES),
-            },
-            "required": ["path"],
-        },
-        handler=handle,
+        input_schema=arguments(
+            "path",
+            path=string("File to read; relative paths start at the working directory."),
+            start_line=integer("First line, counted from 1.", 1, 1, MAX_START_LINE),
+            max_lines=integer("How many lines at most.", DEFAULT_LINES, 1, MAX_LINES),
+        ),
+        handler=in_thread(partial(_read, policy, max_page_chars, frozenset(instruction_files))),
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
         errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.BINARY_FILE, ErrorType.PATH_CONFLICT),

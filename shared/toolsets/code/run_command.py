@@ -28,7 +28,7 @@ from soong.shared.sandbox.threads import accompanied
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.schema import integer, string
+from soong.shared.tools.schema import arguments, integer, string
 from soong.shared.toolsets.code.command_call import MAX_ARGUMENTS, CommandCall, resolve
 from soong.shared.toolsets.code.named_files import is_network_client
 
@@ -66,21 +66,18 @@ class CommandTool(Value):
                 "pipe, no background. All processes it started end with it. Standard input is empty."
             ),
             search_hint="execute shell exec bash terminal process build test",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    "argv": {
-                        "type": "array",
-                        "items": string("One argument; nothing in it is expanded."),
-                        "minItems": 1,
-                        "maxItems": MAX_ARGUMENTS,
-                        "description": 'Program and arguments, for example ["git", "status", "--short"].',
-                    },
-                    "cwd": string("Directory to start in, inside the project or a write root; the project if absent."),
-                    "timeout_ms": integer(f"Longest run in ms; more than {limit_ms} counts as that.", limit_ms, 1),
+            input_schema=arguments(
+                "argv",
+                argv={
+                    "type": "array",
+                    "items": string("One argument; nothing in it is expanded."),
+                    "minItems": 1,
+                    "maxItems": MAX_ARGUMENTS,
+                    "description": 'Program and arguments, for example ["git", "status", "--short"].',
                 },
-                "required": ["argv"],
-            },
+                cwd=string("Directory to start in, inside the project or a write root; the project if absent."),
+                timeout_ms=integer(f"Longest run in ms; more than {limit_ms} counts as that.", limit_ms, 1),
+            ),
             handler=self.run,
             permission=Permission.WRITE,
             tags=frozenset({"code", "write", "filesystem", "dangerous"}),

@@ -19,7 +19,7 @@ from soong.shared.sandbox.redact import blocks_of
 from soong.shared.sandbox.threads import check, run_blocking
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import flag, flag_of, integer, number_of, string, text_of
+from soong.shared.tools.schema import arguments, flag, flag_of, integer, number_of, string, text_of
 from soong.shared.toolsets.code.paths import check_object, permitted, read_target
 from soong.shared.toolsets.code.rg import (
     MAX_COLUMNS,
@@ -57,24 +57,18 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
         description="Search files below a directory, hidden ones too, for a regular expression (Rust syntax). Sorted "
         "by path and line. Files that .gitignore names, binary files and secrets are not searched, but counted.",
         search_hint="grep rg ripgrep find regex",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "query": string(
-                    "Regular expression; a file's byte order mark is not searched.",
-                    minLength=1,
-                    maxLength=MAX_QUERY_CHARS,
-                ),
-                "path": string("Directory or file to search; the project when absent."),
-                "glob": string(
-                    "Only files whose path matches, such as '*.py' (anywhere below) or './*.py'.",
-                    maxLength=MAX_GLOB_CHARS,
-                ),
-                "ignored": flag("Also search files that .gitignore names.", default=False),
-                "limit": integer("How many matches at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
-            },
-            "required": ["query"],
-        },
+        input_schema=arguments(
+            "query",
+            query=string(
+                "Regular expression; a file's byte order mark is not searched.", minLength=1, maxLength=MAX_QUERY_CHARS
+            ),
+            path=string("Directory or file to search; the project when absent."),
+            glob=string(
+                "Only files whose path matches, such as '*.py' (anywhere below) or './*.py'.", maxLength=MAX_GLOB_CHARS
+            ),
+            ignored=flag("Also search files that .gitignore names.", default=False),
+            limit=integer("How many matches at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
+        ),
         handler=partial(_search, policy),
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
@@ -169,17 +163,12 @@ def _result(
     lines += [] if rows else ["no matches"]
     lines += ["[more matches follow; narrow the query, path or glob]"] if is_truncated else []
     lines += [] if left_out.candidates else ["[path and glob name no file that is searched]"]
-    lines += (
-        [f"[{left_out.ignored} files ignored by .gitignore not searched; ignored=true does]"]
-        if left_out.ignored
-        else []
-    )
-    lines += [f"[{left_out.binary} binary files searched only up to their first NUL]"] if left_out.binary else []
-    lines += (
-        [f"[{left_out.secret} files left out: sensitive, hard-linked, or withheld by a rule]"]
-        if left_out.secret
-        else []
-    )
+    for count, words in (
+        (left_out.ignored, "files ignored by .gitignore not searched; ignored=true does"),
+        (left_out.binary, "binary files searched only up to their first NUL"),
+        (left_out.secret, "files left out: sensitive, hard-linked, or withheld by a rule"),
+    ):
+        lines += [f"[{count} {words}]"] if count else []
     lines += ["[some places could not be read or changed meanwhile]"] if "partial" in data else []
     summary = f"{len(rows)} matches" + (", more follow" if is_truncated else "")
     return ToolResult(context.tool_call_id, (TextBlock("\n".join(lines)),), summary, data)

@@ -16,12 +16,12 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.paths import Located, PathPolicy, is_linked_elsewhere, shown_path, valid_text
 from soong.shared.sandbox.redact import HEAD_BYTES, is_key
-from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import flag, flag_of, string, text_of
+from soong.shared.tools.schema import arguments, flag, flag_of, string, text_of
 from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, WriteResult, read_state, write
 from soong.shared.toolsets.code.exact_edits import is_utf8
+from soong.shared.toolsets.code.paths import in_thread
 from soong.shared.toolsets.code.unified_diff import lines_of
 
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
@@ -33,38 +33,33 @@ _CONTEXT_LINES: Final = 3
 _HUNK_PLACES: Final = re.compile(r"(?<=[-+])\d+")
 
 
+WRITE_ERRORS: Final = (
+    ErrorType.PATH_CONFLICT,
+    ErrorType.PATH_PROTECTED,
+    ErrorType.PATH_OUTSIDE_ROOTS,
+    ErrorType.FILE_NOT_FOUND,
+    ErrorType.NOT_REGULAR_FILE,
+    ErrorType.LIMIT_EXCEEDED,
+)
+
+
 def write_file_tool(policy: PathPolicy) -> ToolDefinition:
-    """Return the definition."""
-
-    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        return await run_blocking(partial(_write, policy, context, call_input), keep_result=True)
-
     return ToolDefinition(
         name="code.write_file",
         title="Write file",
         description="Write a complete text file. An existing file is replaced only with overwrite=true.",
         search_hint="create save new file",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": string("File to write; relative paths start at the working directory."),
-                "content": string("The full content of the file."),
-                "create_dirs": flag("Create missing directories.", default=True),
-                "overwrite": flag("Replace an existing file.", default=False),
-            },
-            "required": ["path", "content"],
-        },
-        handler=handle,
+        input_schema=arguments(
+            *("path", "content"),
+            path=string("File to write; relative paths start at the working directory."),
+            content=string("The full content of the file."),
+            create_dirs=flag("Create missing directories.", default=True),
+            overwrite=flag("Replace an existing file.", default=False),
+        ),
+        handler=in_thread(partial(_write, policy), keep_result=True),
         permission=Permission.WRITE,
         tags=frozenset({"code", "filesystem", "write"}),
-        errors=(
-            ErrorType.PATH_CONFLICT,
-            ErrorType.PATH_PROTECTED,
-            ErrorType.PATH_OUTSIDE_ROOTS,
-            ErrorType.FILE_NOT_FOUND,
-            ErrorType.NOT_REGULAR_FILE,
-            ErrorType.LIMIT_EXCEEDED,
-        ),
+        errors=WRITE_ERRORS,
         interrupt="block",
         target=partial(_target, policy),
     )

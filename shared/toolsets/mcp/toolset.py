@@ -20,7 +20,8 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
+from soong.shared.tools.result import ArtifactRef, ErrorType, TextBlock, ToolResult
+from soong.shared.tools.schema import arguments
 from soong.shared.toolsets.mcp.catalogue import (
     LoginFolder,
     ServerSnapshot,
@@ -32,7 +33,7 @@ from soong.shared.toolsets.mcp.connection import ServerConnection, ServerSetup, 
 from soong.shared.toolsets.mcp.definitions import ServerTools, server_tags, server_target, tools_of
 from soong.shared.toolsets.mcp.intake import raw_result
 from soong.shared.toolsets.mcp.pool import McpServers
-from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader, with_server
+from soong.shared.toolsets.mcp.results import ResultReader, with_server
 
 if TYPE_CHECKING:
     from mcp.client import Client
@@ -224,7 +225,7 @@ class ResourceTools(Value):
         offering: Mapping[str, McpServerConfig],
         name: str,
         description: str,
-        arguments: dict[str, Json],
+        more: dict[str, Json],
         handler: _Handler,
     ) -> ToolDefinition:
         is_trusted = all(config.trusted for config in offering.values())
@@ -234,11 +235,7 @@ class ResourceTools(Value):
             name=name,
             description=description,
             search_hint="mcp server resource document data uri",
-            input_schema={
-                "type": "object",
-                "properties": {"server": named, **arguments},
-                "required": ["server", *arguments],
-            },
+            input_schema=arguments("server", *more, server=named, **more),
             handler=handler,
             permission=Permission.READONLY if is_trusted else Permission.WRITE,
             tags=_tags_of_all(offering),
@@ -269,11 +266,9 @@ class ResourceTools(Value):
             reader = ResultReader(context, f"{server}-{context.tool_call_id}")
             listed = raw_result(answer).get("contents")
             parts = listed if isinstance(listed, list) else [listed]
-            content: list[ContentBlock] = [await reader.resource(each) for each in parts[:MAX_BLOCKS]]
-            if len(parts) > MAX_BLOCKS:
-                content.append(TextBlock(f"[more than {MAX_BLOCKS} parts; the rest is left out]"))
+            content = await reader.parts([{"type": "resource", "resource": each} for each in parts])
             kept = tuple(block for block in content if isinstance(block, ArtifactRef))
-            shown = tuple(content) or (TextBlock("the resource is empty"),)
+            shown = content or (TextBlock("the resource is empty"),)
             return ToolResult("", shown, f"read {inert_text(uri)[:200]}", None, kept)
 
         return await with_server(self.servers, server, context, use)

@@ -25,7 +25,7 @@ from soong.shared.sandbox.paths import is_below, valid_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import string
+from soong.shared.tools.schema import arguments, string
 
 _TAGS: Final = frozenset({"internal", "readonly"})
 
@@ -86,7 +86,7 @@ class SkillTools(Value):
                 "description, and the tools each asks for."
             ),
             search_hint="skills knowledge guides how-to available",
-            input_schema={"type": "object", "properties": {}},
+            input_schema=arguments(),
             handler=handle,
             permission=Permission.READONLY,
             tags=_TAGS,
@@ -106,15 +106,12 @@ class SkillTools(Value):
                 "no permissions; what it asks for is only shown."
             ),
             search_hint="skill instructions context SKILL.md",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    "name": string(
-                        "Name of the skill, as internal.list_skills tells it.", minLength=1, maxLength=MAX_NAME_CHARS
-                    )
-                },
-                "required": ["name"],
-            },
+            input_schema=arguments(
+                "name",
+                name=string(
+                    "Name of the skill, as internal.list_skills tells it.", minLength=1, maxLength=MAX_NAME_CHARS
+                ),
+            ),
             handler=handle,
             permission=Permission.READONLY,
             tags=_TAGS,

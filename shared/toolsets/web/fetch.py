@@ -20,7 +20,7 @@ from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.tools.schema import integer, number_of, string, text_of
+from soong.shared.tools.schema import arguments, integer, number_of, string, text_of
 from soong.shared.toolsets.web.document import MAX_BODY_BYTES, ResponseBody, WebDocument, read_body, readable_text
 
 if TYPE_CHECKING:
@@ -80,15 +80,12 @@ class WebTools(Value):
                 "they are. No login, no scripts are run. Long pages come in parts: continue with start_line."
             ),
             search_hint="http url download web page site internet browse read online documentation",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    "url": string("Absolute URL with http:// or https://, without a user name."),
-                    "start_line": integer("First line of the text, counted from 1.", 1, 1, MAX_START_LINE),
-                    "max_lines": integer("How many lines at most.", DEFAULT_LINES, 1, MAX_LINES),
-                },
-                "required": ["url"],
-            },
+            input_schema=arguments(
+                "url",
+                url=string("Absolute URL with http:// or https://, without a user name."),
+                start_line=integer("First line of the text, counted from 1.", 1, 1, MAX_START_LINE),
+                max_lines=integer("How many lines at most.", DEFAULT_LINES, 1, MAX_LINES),
+            ),
             handler=self.fetch,
             permission=Permission.READONLY,
             tags=frozenset({"web", "network", "readonly"}),

@@ -188,9 +188,7 @@ def _with_reason(sentence: str, reason: str) -> str:
 
 async def provenance_here(store: SessionStore | None) -> Provenance:
     """Return where this process comes from. Without a store only the kernel is asked.
-
-    Raises:
-        UnavailableError: the rows do not answer.
+    Raises: UnavailableError, the rows do not answer.
     """
     return Provenance(socket.gethostname(), await asyncio.to_thread(own_chain, await workers_here(store)))
 
@@ -209,10 +207,7 @@ def provenance_of(pid: int, workers: Sequence[RegisteredWorker]) -> Provenance:
 
 async def check_person(store: SessionStore | None, what: str) -> Provenance:
     """Return where this process comes from; ``what`` is what it is about to do in a person's name.
-
-    Raises:
-        StartedByRunError: a run started it.
-        UnavailableError: the rows do not answer.
+    Raises: StartedByRunError, a run started it; UnavailableError, the rows do not answer.
     """
     provenance = await provenance_here(store)
     _refuse_run(provenance, what)

@@ -36,9 +36,7 @@ class DeploymentKey:
 
     async def current(self) -> Signer:
         """Return the signer of the moment.
-
-        Raises:
-            InvalidConfigError: the first key that this process finds is not one that the deployment published.
+        Raises: InvalidConfigError, the first key that this process finds is not one that the deployment published.
         """
         try:
             found = self.source.current()
@@ -84,10 +82,8 @@ class DeploymentKey:
 
 async def open_key(store: Store, path: Path, clock: Clock) -> DeploymentKey:
     """Return the key of a key file, which is made only for a deployment that has none yet.
-
-    Raises:
-        InvalidConfigError: the file is missing although keys are published, cannot be used, or holds a key that was
-            not published.
+    Raises: InvalidConfigError, the file is missing although keys are published, cannot be used, or holds a key that was
+    not published.
     """
     published = await store.keys.signing_keys()
     if published and not await asyncio.to_thread(path.exists):

@@ -151,10 +151,7 @@ def answering(
 
 def decision_of(answer: ElicitationAnswer) -> PermissionDecision:
     """Return an answer as it is signed.
-
-    Raises:
-        TypeError: it is something else, or its content is not JSON.
-        ValueError: its content is too long.
+    Raises: TypeError, it is something else, or its content is not JSON; ValueError, its content is too long.
     """
     given: object = answer  # of a stranger's function: types are not believed
     if not isinstance(given, ElicitationAnswer) or given.action not in ("accept", "decline", "cancel"):

@@ -71,9 +71,7 @@ class _Digesting:
 @contextmanager
 def new_archive(path: Path) -> Iterator[ArchiveWriter]:
     """Write a new archive that its owner alone reads; one that does not get complete is removed.
-
-    Raises:
-        UsageError: there is a file of that name, or no folder for it.
+    Raises: UsageError, there is a file of that name, or no folder for it.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -133,10 +131,8 @@ class ArchiveReader:
 
     def members(self) -> Iterator[Member]:
         """Yield each file in its order.
-
-        Raises:
-            ForgedError: it is not a backup, ends early, or has a name or a kind of file that no backup has.
-            UsageError: there is no such file, or it cannot be read.
+        Raises: ForgedError, it is not a backup, ends early, or has a name or a kind of file that no backup has;
+        UsageError, there is no such file, or it cannot be read.
         """
         try:
             with gzip.open(self.path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:

@@ -39,10 +39,8 @@ class BackupReport:
 
 def create_backup(settings: Settings, path: Path, clock: Clock) -> BackupReport:
     """Write a backup of the home to a new file. The service may run.
-
-    Raises:
-        UsageError: the home is not an embedded one, nothing has run in it, or the file cannot be made.
-        UnavailableError: the database cannot be read.
+    Raises: UsageError, the home is not an embedded one, nothing has run in it, or the file cannot be made;
+    UnavailableError, the database cannot be read.
     """
     check_embedded(settings)
     if not (settings.home / DATABASE_FILE).exists():

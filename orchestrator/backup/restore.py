@@ -38,12 +38,9 @@ class RestoreReport(Value):
 
 def restore_backup(settings: Settings, path: Path) -> RestoreReport:
     """Restore a backup into the home of the settings.
-
-    Raises:
-        UsageError: the home or the data folder is not empty, or the file cannot be read.
-        ServiceHeldError: a service runs in the home.
-        ForgedError: the file is not a backup, or a part of it is not what was backed up.
-        SchemaVersionError: its database is newer than this program.
+    Raises: UsageError, the home or the data folder is not empty, or the file cannot be read; ServiceHeldError, a
+    service runs in the home; ForgedError, the file is not a backup, or a part of it is not what was backed up;
+    SchemaVersionError, its database is newer than this program.
     """
     check_embedded(settings)
     if not path.is_file():

@@ -256,9 +256,7 @@ async def verify_audit(
 
 def since_us(text: str, now: datetime) -> int:
     """Return the instant that a person means: a date with its zone (UTC if none), or so long ago; 0 for nothing.
-
-    Raises:
-        UsageError: it is neither.
+    Raises: UsageError, it is neither.
     """
     if not text:
         return 0

@@ -75,10 +75,7 @@ class Api(Calls):
         self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]
     ) -> AsyncGenerator[OperationAnswer]:
         """Send a request; a change starts a service where none lives and it may.
-
-        Raises:
-            UsageError: nothing has run in this home yet.
-            SoongError: the service cannot be used.
+        Raises: UsageError, nothing has run in this home yet; SoongError, the service cannot be used.
         """
         is_reading = method == "GET"
         async with AsyncExitStack() as held:

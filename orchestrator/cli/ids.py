@@ -22,11 +22,8 @@ async def opened_store(
     change: str = "", *, makes: bool = False, settings: Settings | None = None
 ) -> AsyncIterator[Store]:
     """Open the rows, for reading or for a ``change`` that a person alone may make; ``makes`` them where there are none.
-
-    Raises:
-        UsageError: this home has none yet.
-        StartedByRunError: a run started this process.
-        UnavailableError, SchemaVersionError: they cannot be read.
+    Raises: UsageError, this home has none yet; StartedByRunError, a run started this process; UnavailableError,
+    SchemaVersionError, they cannot be read.
     """
     settings = settings or load_settings()
     if makes and has_no_rows(settings):

@@ -24,9 +24,7 @@ FIELD: Final = "the plan's `modules`"
 
 def import_here(modules: Sequence[str], functions: Sequence[str], folders: Sequence[str]) -> Registered:
     """Import a plan's modules, and those of ``SOONG_FUNCTIONS``, into this process.
-
-    Raises:
-        InvalidConfigError: one of them cannot be imported.
+    Raises: InvalidConfigError, one of them cannot be imported.
     """
     for name in modules:
         import_own(name, FIELD, folders)
@@ -42,9 +40,7 @@ def import_apart(
     modules: Sequence[str], functions: Sequence[str], folders: Sequence[str], *, limit_s: float = timing.CHILD_LIMIT_S
 ) -> Registered:
     """Do the same in a child process, which ends with all that it has started.
-
-    Raises:
-        InvalidConfigError: likewise, or the import does not end in time, or ends the process.
+    Raises: InvalidConfigError, likewise, or the import does not end in time, or ends the process.
     """
     names = ", ".join((*modules, *functions))
     argv = [sys.executable, "-P", "-m", __name__]

@@ -185,10 +185,8 @@ def consented(
 
     ``allowed`` are steps consented to on the command line. Without a terminal the preview is printed, and only what
     it shows is granted.
-
-    Raises:
-        UsageError: a step of ``allowed`` is not there, or nothing of it can be allowed.
-        PreviewStoppedError: the person said so, or standard input ended.
+    Raises: UsageError, a step of ``allowed`` is not there, or nothing of it can be allowed; PreviewStoppedError, the
+    person said so, or standard input ended.
     """
     grants = preview.grants(allowed)
     if not is_shown:

@@ -75,9 +75,7 @@ class PlanModules(Value):
 
     def load(self, name: str) -> Registered | None:
         """Make a module known, and import it to know its functions.
-
-        Raises:
-            InvalidConfigError: it lies where runs write, or cannot be imported.
+        Raises: InvalidConfigError, it lies where runs write, or cannot be imported.
         """
         look_in(self.folders, (name,))
         places = [place for place in module_files((name,)) if place.exists()]
@@ -134,10 +132,7 @@ def _read(settings: Settings) -> Mapping[str, Mapping[str, list[str]]]:
 
 def read_plan(path: Path, known: PlanNames) -> Plan:
     """Read and check a plan.
-
-    Raises:
-        InvalidPlanError: with every problem.
-        UsageError: standard input is a terminal, or is not UTF-8 text.
+    Raises: InvalidPlanError, with every problem; UsageError, standard input is a terminal, or is not UTF-8 text.
     """
     return load_plan(path, known) if str(path) != "-" else parse_plan(standard_input(), "<stdin>", known)
 

@@ -93,10 +93,8 @@ class TerminalPrompt:
 
     async def __call__(self, question: Document) -> TypedAnswer:
         """Ask until there is an answer.
-
-        Raises:
-            SkipQuestionError: the person wants to see another question first.
-            ResponderClosedError: standard input ended.
+        Raises: SkipQuestionError, the person wants to see another question first; ResponderClosedError, standard input
+        ended.
         """
         self.hold(True)
         try:

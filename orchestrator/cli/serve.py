@@ -242,9 +242,7 @@ async def flower(
 
 def read_auth(file: Path, *, may_make: bool) -> str:
     """Return ``user:password``. A missing file is written with mode 0600 if ``may_make``.
-
-    Raises:
-        UsageError: it cannot be read, is open to others, or has another form.
+    Raises: UsageError, it cannot be read, is open to others, or has another form.
     """
     if may_make and not file.exists():
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -92,10 +92,8 @@ def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: 
     """Decide who answers: by default the person at the terminal; nobody where there is none.
 
     ``allows`` says that options of the command answer some questions beforehand.
-
-    Raises:
-        UsageError: somebody is to be asked where nobody can be.
-        StartedByRunError: a run started the command, and it allows something.
+    Raises: UsageError, somebody is to be asked where nobody can be; StartedByRunError, a run started the command, and
+    it allows something.
     """
     if allows:
         from soong.orchestrator.approvals.approval import check_person_now

@@ -213,9 +213,7 @@ def _arguments(arguments: Sequence[ArgumentDoc]) -> str:
 
 def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: str | None) -> dict[str, Json]:
     """Return the arguments of a call: the JSON object of ``--args``, together with the ``key=value`` words.
-
-    Raises:
-        UsageError: says which word is wrong and what it may be.
+    Raises: UsageError, says which word is wrong and what it may be.
     """
     arguments = {} if text is None else _read_object(text)
     properties = schema.get("properties")

@@ -202,9 +202,7 @@ def _suggestion(registry: "ToolRegistry", name: str) -> str:
 
 def _rule(tool: str, rule: str) -> str:
     """Read a rule for this tool: its scope alone will do.
-
-    Raises:
-        UsageError: it speaks of another tool, or is a scope that is none.
+    Raises: UsageError, it speaks of another tool, or is a scope that is none.
     """
     from soong.shared.tools.naming import name_matches
 

@@ -76,9 +76,7 @@ async def open_direct(
     """Open a session of direct calls over tools that are registered; nothing is written before the first call.
 
     The registry is closed with it, and a service that was started for it ends.
-
-    Raises:
-        UsageError: the project, a rule, the configuration or a hook is wrong; says what to do.
+    Raises: UsageError, the project, a rule, the configuration or a hook is wrong; says what to do.
     """
     session, service = build(settings, config, registry, request)
     try:

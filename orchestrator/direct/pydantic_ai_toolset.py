@@ -49,11 +49,7 @@ class SessionToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> str:
-        """Run a call.
-
-        Raises:
-            UnavailableError: the record cannot be written; a write has not happened.
-        """
+        """Run a call. Raises: UnavailableError, the record cannot be written; a write has not happened."""
         canonical = str((tool.tool_def.metadata or {}).get("tool", name))
         return text_for_model(await self.session.call(canonical, tool_args, tool_call_id=ctx.tool_call_id or ""))
 

@@ -91,9 +91,7 @@ class FolderLog:
 
     async def append(self, events: Sequence[NewEvent]) -> Sequence[Event]:
         """Append events in order, without secrets, and return them with their numbers.
-
-        Raises:
-            UnavailableError: the folder cannot be written; says why.
+        Raises: UnavailableError, the folder cannot be written; says why.
         """
         async with self._writing:
             numbered = [

@@ -25,11 +25,7 @@ STATUS_FD: Final = "SOONG_STATUS_FD"
 
 
 def prepare_home(settings: Settings) -> Path:
-    """Make the home (0700) if there is none and return it.
-
-    Raises:
-        InvalidConfigError: it cannot be made or written.
-    """
+    """Make the home (0700) if there is none and return it. Raises: InvalidConfigError, it cannot be made or written."""
     home = settings.home
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,9 +42,7 @@ def prepare_runtime_folder(settings: Settings) -> Path:
     """Make the folder of the sockets (0700) if there is none and return it.
 
     Everybody may make folders where it lies, so one that was there before is taken only when it is ours alone.
-
-    Raises:
-        InvalidConfigError: it is another's, open to others, a link, or too long for a socket.
+    Raises: InvalidConfigError, it is another's, open to others, a link, or too long for a socket.
     """
     folder = settings.runtime_dir
     try:

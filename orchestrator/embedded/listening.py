@@ -29,10 +29,8 @@ class PortHeldError(UnavailableError):
 
 def listen(host: str, port: int, allow_hosts: Sequence[str]) -> socket.socket:
     """Bind a socket. Port 0 takes a free one.
-
-    Raises:
-        PortHeldError: another process listens there.
-        UsageError: the address cannot be used, or reaches beyond this machine without a host being allowed by name.
+    Raises: PortHeldError, another process listens there; UsageError, the address cannot be used, or reaches beyond this
+    machine without a host being allowed by name.
     """
     if not is_loopback(host) and not allow_hosts:
         raise UsageError(
@@ -76,10 +74,7 @@ def is_loopback(host: str) -> bool:
 
 async def listen_after_former(settings: Settings, *, limit_s: float = timing.CLOSE_LIMIT_S) -> socket.socket:
     """Bind the port of the HTTP API, waiting for a short while: the child of a former service leaves it soon.
-
-    Raises:
-        PortHeldError: another program holds it.
-        UsageError: the address cannot be used.
+    Raises: PortHeldError, another program holds it; UsageError, the address cannot be used.
     """
     loop, is_told = asyncio.get_running_loop(), False
     deadline_s = loop.time() + limit_s

@@ -86,9 +86,7 @@ class RunningModules:
 
     async def settle(self) -> None:
         """Have an ephemeral service with other modules end, if nobody needs it: the command then starts its own.
-
-        Raises:
-            UnavailableError: a service stays, and has a module of this name from another file.
+        Raises: UnavailableError, a service stays, and has a module of this name from another file.
         """
         while await self._makes_way():  # noqa: ASYNC110  # another process, which tells nobody of its end
             await asyncio.sleep(timing.POLL_PROCESS_S)

@@ -78,9 +78,7 @@ class PreforkedWorkers:
         """Fork the workers that the settings ask for; None where each has to be a program of its own.
 
         In a worker it does not return: it raises SystemExit when the worker has ended.
-
-        Raises:
-            InvalidConfigError: the home cannot be made.
+        Raises: InvalidConfigError, the home cannot be made.
         """
         if not HAS_SUBREAPER or os.environ.get("PYTHONPATH"):
             return None

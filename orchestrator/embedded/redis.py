@@ -37,9 +37,7 @@ def find_redis(system: Collection[str] = SYSTEM_FOLDERS) -> RedisProgram:
 
     On PATH only the folders of the system count: another one, such as that of a project's own environment, may be one
     that runs write.
-
-    Raises:
-        UnavailableError: there is none that can be used; the message names those that were tried.
+    Raises: UnavailableError, there is none that can be used; the message names those that were tried.
     """
     tried = []
     for path, origin in _candidates(system):

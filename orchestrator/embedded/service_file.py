@@ -200,9 +200,7 @@ def own_record(*, control: Path, redis_url: str, database_url: str, version: str
 
 async def take_home(lock: ServiceLock, settings: Settings) -> None:
     """Acquire the home's lock; wait for the end of an ephemeral service that holds it.
-
-    Raises:
-        ServiceHeldError: a staying service holds it, or the ephemeral one does not hand over in time.
+    Raises: ServiceHeldError, a staying service holds it, or the ephemeral one does not hand over in time.
     """
     loop = asyncio.get_running_loop()
     limit_s = settings.drain_s + timing.START_LIMIT_S

@@ -83,9 +83,7 @@ async def state_of_home(settings: Settings) -> tuple[HomeState, ServiceRecord | 
 
 async def living_service(settings: Settings) -> ServiceRecord | None:
     """Return the record of the home's service if it lives and answers; None also while it stops.
-
-    Raises:
-        UnavailableError: its process lives and does not answer (stopped, frozen, starting for too long).
+    Raises: UnavailableError, its process lives and does not answer (stopped, frozen, starting for too long).
     """
     state, record = await state_of_home(settings)
     if state == "stuck":
@@ -103,9 +101,7 @@ async def attach(
     """Return a hold on the service of these settings, starting an ephemeral one when there is none.
 
     With ``start_after_s`` one that is about to be there is waited for so long before another is started.
-
-    Raises:
-        UnavailableError: there is none and none may be started, or it did not start; says why, with its last words.
+    Raises: UnavailableError, there is none and none may be started, or it did not start; says why, with its last words.
     """
     if settings.database_url:
         return Attachment(settings)

@@ -86,9 +86,7 @@ class AcpAgent(Value):
 
     def program(self, untrusted: Collection[Path] = ()) -> tuple[Path, dict[str, str]]:
         """Find its program here, outside the untrusted folders; return it with its environment.
-
-        Raises:
-            InvalidConfigError: this machine does not have it; says how to get it.
+        Raises: InvalidConfigError, this machine does not have it; says how to get it.
         """
         env = {**child_environment(declared=self.env, untrusted=untrusted), **self.variables}
         try:

@@ -38,10 +38,7 @@ class Spending(Protocol):
 
     async def reserve(self, charge: Charge) -> Reserved | None:
         """Charge a request before it is sent; None where no budget concerns the run.
-
-        Raises:
-            BudgetSpentError: a budget is used up.
-            LeaseLostError: the run is no longer ours.
+        Raises: BudgetSpentError, a budget is used up; LeaseLostError, the run is no longer ours.
         """
         ...
 

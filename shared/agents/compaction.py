@@ -170,9 +170,7 @@ def summary_request(messages: Sequence[ModelMessage], window: int) -> list[Model
 
 def compacted(nodes: Sequence[Node | NewNode]) -> list[Node | NewNode]:
     """Return the nodes that a model is to read: each compaction applied to what is before it.
-
-    Raises:
-        SchemaVersionError: a compaction cannot be read.
+    Raises: SchemaVersionError, a compaction cannot be read.
     """
     kept: list[Node | NewNode] = []
     for node in nodes:
@@ -244,9 +242,7 @@ def inherited(node: Node | NewNode) -> bool:
 
 def fork_nodes(nodes: Sequence[Node], call_id: str, instructions: str) -> tuple[NewNode, ...]:
     """Return the nodes that a fork starts with: the parent's, an end for each call of that answer, the instructions.
-
-    Raises:
-        ConflictError: no answer of the parent has such a call.
+    Raises: ConflictError, no answer of the parent has such a call.
     """
     found = next((place for place, node in enumerate(nodes) if call_id in _calls(node)), None)
     if found is None:

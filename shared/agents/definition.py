@@ -129,11 +129,7 @@ class AgentDefinition(Value, omit_defaults=True):
 
     @classmethod
     def from_json(cls, stored: Json) -> "AgentDefinition":
-        """Read the stored form.
-
-        Raises:
-            UsageError: it is not one of ours.
-        """
+        """Read the stored form. Raises: UsageError, it is not one of ours."""
         try:
             found = convert(stored, cls)
             AgentLimits(**found.limits)  # type: ignore[arg-type]  # names that it does not know are refused here

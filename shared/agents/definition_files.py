@@ -253,9 +253,7 @@ def read_agent(text: str, path: Path, notes: list[str]) -> AgentDefinition:
 
 def claude_definition(text: str, path: Path, notes: list[str]) -> AgentDefinition:
     """Read a file as Claude Code writes it: name, description, tools and model; ``notes`` gets what is ignored.
-
-    Raises:
-        InvalidPlanError: it has no usable name and description, or no text.
+    Raises: InvalidPlanError, it has no usable name and description, or no text.
     """
     parts = split(text)
     if parts is None:
@@ -324,11 +322,7 @@ _READER: Final = DocumentReader.of(DefinitionDocument)
 
 
 def read_definition(text: str, path: Path) -> AgentDefinition:
-    """Read the text of a definition's file.
-
-    Raises:
-        InvalidPlanError: with every problem, each with its line.
-    """
+    """Read the text of a definition's file. Raises: InvalidPlanError, with every problem, each with its line."""
     from soong.shared.engine.tasks.plan.yaml_document import read_document
 
     problems = Problems()

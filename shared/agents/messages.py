@@ -98,9 +98,7 @@ def result_node(tool: str, result: ToolResult) -> NewNode:
 
 def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
     """Return the messages that a run's nodes stand for. Consecutive nodes for the model become one request.
-
-    Raises:
-        SchemaVersionError: a node was written by a newer program.
+    Raises: SchemaVersionError, a node was written by a newer program.
     """
     messages: list[ModelMessage] = []
     prompts: list[ModelRequestPart] = []

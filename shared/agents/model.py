@@ -43,9 +43,7 @@ def is_warm(name: str) -> bool:
 
 def warm_up(name: str) -> None:
     """Import what agents on a model of that name need. Takes seconds, so a process does it once and off its loop.
-
-    Raises:
-        InvalidConfigError: as :func:`resolve_model`.
+    Raises: InvalidConfigError as :func:`resolve_model`.
     """
     importlib.import_module(LOOP)
     resolve_model(name, "builtin.echo")
@@ -54,9 +52,7 @@ def warm_up(name: str) -> None:
 
 def check_name(name: str) -> None:
     """Check that a provider of this name exists, without its package or key: for a client of another machine's workers.
-
-    Raises:
-        InvalidConfigError: no provider is known by it; names the nearest known models.
+    Raises: InvalidConfigError, no provider is known by it; names the nearest known models.
     """
     if name == SCRIPT or name.startswith(ACP_PREFIX):
         return  # plans are checked for which agents there are

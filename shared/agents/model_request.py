@@ -118,10 +118,7 @@ async def request(
 
     ``follower`` sees the answer while it arrives, of each attempt. ``pacing`` has each attempt wait with those of other
     processes; ``tokens`` is what it may use.
-
-    Raises:
-        ContextFullError: the model cannot read so much.
-        ProviderFailedError: no answer came.
+    Raises: ContextFullError, the model cannot read so much; ProviderFailedError, no answer came.
     """
     settings = settings_of(options, source.model.system)
     for attempt in range(1, attempts + 1):

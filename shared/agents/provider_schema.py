@@ -94,9 +94,7 @@ def limits_of(model: Model[Any]) -> ProviderLimits:
 
 def names_for(model: Model[Any], tools: Sequence[ToolDefinition], *, has_fallbacks: bool = False) -> NameTable:
     """Return the run's names in the provider's alphabet and length; with fallbacks, in those of every provider.
-
-    Raises:
-        SchemaUnsupportedError: a name cannot be written in it.
+    Raises: SchemaUnsupportedError, a name cannot be written in it.
     """
     limits = UNKNOWN if has_fallbacks else limits_of(model)
     try:
@@ -108,9 +106,7 @@ def names_for(model: Model[Any], tools: Sequence[ToolDefinition], *, has_fallbac
 
 def check_offer(model: Model[Any], parameters: ModelRequestParameters, names: NameTable) -> None:
     """Find out whether a model can take what a run will offer it, without asking the provider.
-
-    Raises:
-        SchemaUnsupportedError: names the tool, where it is about one, and the reason.
+    Raises: SchemaUnsupportedError, names the tool, where it is about one, and the reason.
     """
     if model.system == SCRIPTED:
         return

@@ -101,9 +101,7 @@ class ScriptTurns(_Handle):
 
     def advance(self, outcomes: Sequence[CallOutcome]) -> Sequence[WantedCall] | None:
         """Give the last turn's calls their outcomes; return the calls of the next turn, None when the function ended.
-
-        Raises:
-            ScriptFailedError: the function raised, or waits for something that is not a tool call.
+        Raises: ScriptFailedError, the function raised, or waits for something that is not a tool call.
         """
         with self._lock:
             loop, main = self._started()

@@ -90,9 +90,7 @@ class ScriptedModel(LocalModel):
 
     async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
         """Answer with the calls of the function's next turn, or with its output.
-
-        Raises:
-            ScriptFailedError: the function raised, or does not make the recorded calls.
+        Raises: ScriptFailedError, the function raised, or does not make the recorded calls.
         """
         if self._turns is None and callable(self._script.is_cheap):
             self._is_cheap = self._script.is_cheap(_facts(messages)[0])
@@ -117,9 +115,7 @@ class ScriptedModel(LocalModel):
 
     async def confirm(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> None:
         """Hold the calls of the last message to those that the function makes in their place, before these are run.
-
-        Raises:
-            ScriptFailedError: the function raised, or makes others.
+        Raises: ScriptFailedError, the function raised, or makes others.
         """
         *before, last = messages
         await self.answer(before, parameters)

@@ -39,9 +39,7 @@ def to_the_second(us: int) -> str:
 
 def rfc3339(us: int) -> str:
     """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it.
-
-    Raises:
-        ValueError, OverflowError: before the year 1 or after 9999.
+    Raises: ValueError, OverflowError, before the year 1 or after 9999.
     """
     second, rest_us = divmod(us, 1_000_000)
     full = datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")

@@ -331,9 +331,7 @@ class Config(ConfigSection):
 
 def load_config(home: Path) -> Config:
     """Read the configuration of a home; the defaults when there is no file.
-
-    Raises:
-        InvalidConfigError: names the file and every wrong place in it.
+    Raises: InvalidConfigError, names the file and every wrong place in it.
     """
     path = home / CONFIG_FILE
     try:
@@ -346,9 +344,7 @@ def load_config(home: Path) -> Config:
 
 def _content(path: Path) -> bytes | None:
     """Return the content of the file; None when there is none. It names programs that run with the user's rights.
-
-    Raises:
-        InvalidConfigError: it is not a file, too large, or others can write it.
+    Raises: InvalidConfigError, it is not a file, too large, or others can write it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block the start
@@ -375,11 +371,7 @@ def _check(status: os.stat_result, path: Path) -> None:
 
 
 def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
-    """Read a configuration from its text.
-
-    Raises:
-        InvalidConfigError: names every wrong place.
-    """
+    """Read a configuration from its text. Raises: InvalidConfigError, names every wrong place."""
     try:
         return Config.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

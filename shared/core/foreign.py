@@ -32,10 +32,8 @@ class ForeignError(Exception):
 
 def call_foreign(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a plain function, here or on a thread of an executor.
-
-    Raises:
-        ForeignError: it raised an exception that is not an ordinary one, a cancellation among them.
-        Exception: it raised that.
+    Raises: ForeignError, it raised an exception that is not an ordinary one, a cancellation among them; Exception, it
+    raised that.
     """
     try:
         return function(*args, **kwargs)
@@ -63,9 +61,7 @@ async def await_foreign(call: Callable[[], Awaitable[T]]) -> T:
 
 def contained(error: BaseException) -> Exception:
     """Return what to handle in place of an exception of foreign code: itself, or the ForeignError that stands for it.
-
-    Raises:
-        KeyboardInterrupt: a person interrupts this process; only the main thread ever gets it.
+    Raises: KeyboardInterrupt, a person interrupts this process; only the main thread ever gets it.
     """
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         raise error

@@ -30,9 +30,7 @@ MAX_SAFE_INTEGER = 2**53
 
 def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Json:
     """Read one JSON document or say exactly why it is not one.
-
-    Raises:
-        InvalidJsonError: not JSON, too large, too deep, a duplicate key, NaN/Infinity, or a number out of range.
+    Raises: InvalidJsonError, not JSON, too large, too deep, a duplicate key, NaN/Infinity, or a number out of range.
     """
     size = len(text)  # at most a text's bytes: a far too large one is refused without a copy being made
     if size <= max_bytes:
@@ -66,9 +64,7 @@ def dump(value: object) -> str:
 
 def canonical(value: Json) -> bytes:
     """Return the RFC 8785 form: equal values, equal bytes.
-
-    Raises:
-        InvalidJsonError: the value has no canonical form (NaN, an integer beyond 2^53, a lone surrogate).
+    Raises: InvalidJsonError, the value has no canonical form (NaN, an integer beyond 2^53, a lone surrogate).
     """
     try:
         return rfc8785.dumps(cast(Any, value))

@@ -14,9 +14,7 @@ PER_WORKER: Final = 16
 
 def raise_open_files(workers: int = 0) -> None:
     """Raise the limit as far as it may be raised and is useful.
-
-    Raises:
-        UsageError: fewer files may be open than a service with so many workers needs.
+    Raises: UsageError, fewer files may be open than a service with so many workers needs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)

@@ -17,9 +17,7 @@ _MAX_SECRET_BYTES: Final = 64 * 1024
 
 def resolved(values: Mapping[str, str], place: str) -> dict[str, str]:
     """Return the values with what they refer to; ``place`` is their section of the configuration.
-
-    Raises:
-        InvalidConfigError: a variable is not set, or a file cannot be read. Names it, and no secret.
+    Raises: InvalidConfigError, a variable is not set, or a file cannot be read. Names it, and no secret.
     """
     return {name: _resolved(value, f"{place}.{name}") for name, value in values.items()}
 

@@ -292,10 +292,8 @@ _LISTS = ("pools", "labels", "projects", "functions", "tools", "http_allow_hosts
 
 def load_settings(**overrides: object) -> Settings:
     """Read the environment, with ``overrides`` (command line) above it.
-
-    Raises:
-        InvalidConfigError: names every wrong setting, its value and what it may be; an unknown name among
-            ``overrides`` or in the environment is one.
+    Raises: InvalidConfigError, names every wrong setting, its value and what it may be; an unknown name among
+    ``overrides`` or in the environment is one.
     """
     _refuse_unknown(overrides, Settings.model_fields)
     require_known_variables()
@@ -315,9 +313,7 @@ def load_settings(**overrides: object) -> Settings:
 
 def require_known_variables() -> None:
     """Refuse variables of the environment that look like a setting and are none.
-
-    Raises:
-        InvalidConfigError: names each, and the setting that is probably meant.
+    Raises: InvalidConfigError, names each, and the setting that is probably meant.
     """
     named = (name for name in os.environ if name.startswith("SOONG_") and not _is_service_link(name))
     _refuse_unknown(named, (*(f"SOONG_{name.upper()}" for name in Settings.model_fields), *OTHER_NAMES))

@@ -27,9 +27,7 @@ WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
 
 def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> Policy:
     """Return the policy of a configuration; ``source`` is the stated origin of its rules.
-
-    Raises:
-        InvalidConfigError: names the rule or host and what to write.
+    Raises: InvalidConfigError, names the rule or host and what to write.
     """
     return Policy(
         tuple(
@@ -72,9 +70,7 @@ def surface_request(
 
 def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...]:
     """Return the folders that the configuration lets runs write in addition to the project, resolved (FS-07).
-
-    Raises:
-        InvalidConfigError: one is relative, or the root of the disk or a home.
+    Raises: InvalidConfigError, one is relative, or the root of the disk or a home.
     """
     with _as_config():
         roots = [
@@ -88,9 +84,7 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
 
 def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...]:
     """Return the folders that runs read unasked in addition to what they work on, resolved.
-
-    Raises:
-        InvalidConfigError: one is relative.
+    Raises: InvalidConfigError, one is relative.
     """
     with _as_config():
         roots = [

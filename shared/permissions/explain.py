@@ -205,9 +205,7 @@ def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = F
 
 def decision_from(kept: Any) -> Decision:
     """Return the decision of stored fields.
-
-    Raises:
-        ForgedError: they are not those of a decision: an unknown word, a field too few or too many.
+    Raises: ForgedError, they are not those of a decision: an unknown word, a field too few or too many.
     """
     try:
         return convert(kept, Decision)

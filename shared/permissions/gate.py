@@ -118,9 +118,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
 
     ``request`` is the question as this call would ask it now, under the id of the question that was decided, so that a
     decision for another input, scope or state of the target does not fit.
-
-    Raises:
-        ForgedError: it was signed for something else.
+    Raises: ForgedError, it was signed for something else.
     """
     bound = {
         "request_id": request.id,

@@ -157,9 +157,7 @@ class Policy(Value):
     @classmethod
     def from_json(cls, value: JsonObject) -> "Policy":
         """Read a stored policy; an empty object is the empty policy.
-
-        Raises:
-            InvalidConfigError: it is not a policy; names the place. A policy that cannot be read allows nothing.
+        Raises: InvalidConfigError, it is not a policy; names the place. A policy that cannot be read allows nothing.
         """
         if value.get("v", POLICY_VERSION) not in range(1, POLICY_VERSION + 1):
             raise InvalidConfigError(f"policy: version {value.get('v')!r} is not one this program reads")

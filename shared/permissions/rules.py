@@ -121,9 +121,7 @@ def parse_allow(
     ``exact:<the tool's own scope>``; :func:`written_out` reads ``now``. It may be left out only for a tool of
     ``readonly_tools``. It is taken character by character: a blank at its end would name another folder.
     ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here.
-
-    Raises:
-        UsageError: says what is wrong and what to write.
+    Raises: UsageError, says what is wrong and what to write.
     """
     pattern, separator, wanted = text.lstrip().partition(":")
     if not any(char.isalnum() for char in pattern):
@@ -164,9 +162,7 @@ def written_out(allow: Iterable[str], tools: Sequence[ToolDefinition]) -> Iterat
 
 def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Scope:
     """Read the text form of a scope. One that grants something is held to PER-08: never everything, never a home.
-
-    Raises:
-        UsageError: begins with ``place``; says what is wrong and what to write.
+    Raises: UsageError, begins with ``place``; says what is wrong and what to write.
     """
     if wanted != wanted.strip():
         raise UsageError(f"{place}: the scope {wanted!r} begins or ends with a blank; write it without")
@@ -185,9 +181,7 @@ def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Sc
 
 def read_host(value: str, place: str) -> str:
     """Return a host, or ``*.`` and the domain that hosts lie below, as hosts are compared.
-
-    Raises:
-        UsageError: it is not a host.
+    Raises: UsageError, it is not a host.
     """
     below = "*." if value.startswith("*.") else ""
     try:
@@ -198,9 +192,7 @@ def read_host(value: str, place: str) -> str:
 
 def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool, or_else: str = "") -> str:
     """Return an absolute, resolved folder or file; ``or_else`` is what could have been written instead of one.
-
-    Raises:
-        UsageError: it is relative, or too wide for something that grants.
+    Raises: UsageError, it is relative, or too wide for something that grants.
     """
     own_home = home or str(Path.home())
     expanded = own_home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else wanted

@@ -123,9 +123,7 @@ class GrantBook:
 
     def add(self, grant: Grant) -> None:
         """Remember a grant; the first for a tool and scope counts.
-
-        Raises:
-            ValueError: a grant without a tool or scope would cover everything.
+        Raises: ValueError, a grant without a tool or scope would cover everything.
         """
         if not grant.tool or not grant.scope:
             raise ValueError(f"a grant needs a tool and a scope, not {grant!r}")

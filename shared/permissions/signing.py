@@ -50,9 +50,7 @@ class Signer:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the key file; make it, readable by us alone, when there is none. One of two concurrent makers wins.
-
-        Raises:
-            InvalidConfigError: not an Ed25519 key, not readable, another user's, or open to others.
+        Raises: InvalidConfigError, not an Ed25519 key, not readable, another user's, or open to others.
         """
         if not path.exists():
             _make_key_file(path)
@@ -64,9 +62,7 @@ class Signer:
 
     def save(self, path: Path) -> None:
         """Put the key in the place of the key file, readable by us alone. A reader sees the old one or this.
-
-        Raises:
-            InvalidConfigError: it cannot be written there.
+        Raises: InvalidConfigError, it cannot be written there.
         """
         try:
             with _draft(path, _pem_of(self._key)) as draft:
@@ -110,11 +106,7 @@ class KeyFile:
 
 
 def verify(decision: Decision, public_key: bytes) -> None:
-    """Check a decision's signature.
-
-    Raises:
-        ForgedError: it was not made by that key over exactly these fields.
-    """
+    """Check a decision's signature. Raises: ForgedError, it was not made by that key over exactly these fields."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -145,11 +137,7 @@ class SigningKey(Value):
         return "retired" if self.retired_us <= now_us else "retiring"
 
     def check(self, decision: Decision) -> None:
-        """Check that the key was good when it signed.
-
-        Raises:
-            ForgedError: it is revoked, or was retired before.
-        """
+        """Check that the key was good when it signed. Raises: ForgedError, it is revoked, or was retired before."""
         if self.revoked_us is not None:
             raise ForgedError(f"decision {decision.id!r} is signed with the revoked key {self.id}", what="revoked_key")
         if self.retired_us is not None and decision.decided_us > self.retired_us:

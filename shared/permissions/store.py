@@ -81,10 +81,8 @@ class ConsentStore(Protocol):
 
     async def settled(self, request_id: str) -> ClosedQuestion | None:
         """Return how a request was closed, None while it is pending; whether a signature holds is for the reader.
-
-        Raises:
-            NotFoundError: no such request.
-            ForgedError: the row is not a request, or its decision is not a decision.
+        Raises: NotFoundError, no such request; ForgedError, the row is not a request, or its decision is not a
+        decision.
         """
         ...
 
@@ -118,10 +116,8 @@ class ConsentStore(Protocol):
         The very same one again is not a second answer, whatever has become of the request.
 
         One that comes late or second is a security event, in the audit log and in the log of an active run.
-
-        Raises:
-            AlreadyDecidedError: an answer exists (state "answered"), or it is decided, withdrawn or expired.
-            NotFoundError: no such request.
+        Raises: AlreadyDecidedError, an answer exists (state "answered"), or it is decided, withdrawn or expired;
+        NotFoundError, no such request.
         """
         ...
 

@@ -94,11 +94,8 @@ class CommandRunner(Protocol):
 
     async def run(self, command: ChildCommand) -> Finished:
         """Run it.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: it has to run in a sandbox, and there is none.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, it has to run
+        in a sandbox, and there is none.
         """
         ...
 
@@ -106,18 +103,13 @@ class CommandRunner(Protocol):
         self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
     ) -> DuplexProcess:
         """Start a program in a folder that exists; ``env`` is its full environment.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: it has to run in a sandbox, and there is none.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, it has to run
+        in a sandbox, and there is none.
         """
         ...
 
     def confinement(self, access: CommandAccess) -> str:
         """Return in one line for people how a command with this access is confined; empty: by nothing.
-
-        Raises:
-            SandboxUnavailableError: it would not be run.
+        Raises: SandboxUnavailableError, it would not be run.
         """
         ...

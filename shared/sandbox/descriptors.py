@@ -49,10 +49,8 @@ class PathRefusedError(UsageError):
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """Open a resolved absolute path without following a link anywhere in it, and close it afterwards.
-
-    Raises:
-        PathRefusedError: it is gone, a part of it is not a directory, or a link has taken its place.
-        PermissionError: the operating system refuses.
+    Raises: PathRefusedError, it is gone, a part of it is not a directory, or a link has taken its place;
+    PermissionError, the operating system refuses.
     """
     descriptor = open_resolved(path, flags)
     try:
@@ -72,10 +70,7 @@ def open_resolved(path: Path, flags: int) -> int:
 @contextmanager
 def opened_below(folder: int, name: str) -> Iterator[int]:
     """Open a regular file for reading by its path below an open directory, following no link.
-
-    Raises:
-        PathRefusedError: as :func:`opened_file`.
-        PermissionError: the operating system refuses.
+    Raises: PathRefusedError as :func:`opened_file`; PermissionError, the operating system refuses.
     """
     try:
         descriptor = _open_below(folder, name, os.O_RDONLY | os.O_NONBLOCK)
@@ -117,9 +112,7 @@ def opened_file(path: Path) -> Iterator[int]:
 
     Looked at before it is opened, for opening a device can have effects; and again on the descriptor, which alone
     decides. ``O_NONBLOCK`` keeps a FIFO or a tty from blocking the open.
-
-    Raises:
-        PathRefusedError: as :func:`opened`, or not a regular file.
+    Raises: PathRefusedError as :func:`opened`, or not a regular file.
     """
     with contextlib.suppress(OSError):
         mode = path.lstat().st_mode
@@ -148,9 +141,7 @@ def _refuse_other_than_file(mode: int, path: Path) -> None:
 @contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
     """Open a resolved path if it is a directory on a real file system.
-
-    Raises:
-        PathRefusedError: as :func:`opened`, or not a directory.
+    Raises: PathRefusedError as :func:`opened`, or not a directory.
     """
     with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
         mode = os.fstat(descriptor).st_mode
@@ -176,9 +167,7 @@ def kind_of(mode: int) -> str:
 
 def refuse_kernel_files(descriptor: int, path: Path) -> None:
     """Refuse proc, sysfs and their like: their files claim to be regular and show the memory and secrets of processes.
-
-    Raises:
-        PathRefusedError: the descriptor lies on such a file system, wherever it is mounted.
+    Raises: PathRefusedError, the descriptor lies on such a file system, wherever it is mounted.
     """
     buffer = ctypes.create_string_buffer(256)  # struct statfs is 120 bytes; its first word is f_type
     if not sys.platform.startswith("linux") or _libc().fstatfs(descriptor, buffer) != 0:

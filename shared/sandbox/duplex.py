@@ -140,10 +140,7 @@ class DuplexProcess:
         max_line_bytes: int = 64 * 1024,
     ) -> "DuplexProcess":
         """Start a program; ``argv[0]`` is an absolute path, ``inherited`` are descriptors that it gets.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
         """
         if not os.access(argv[0], os.X_OK):
             raise FileNotFoundError(2, "is not a program", argv[0])
@@ -189,9 +186,7 @@ class DuplexProcess:
 
     async def end(self) -> int:
         """Kill what lives of it and wait until nothing does; return its exit code, negative for a signal.
-
-        Raises:
-            OSError: it could not be started at all, which only its subreaper knew.
+        Raises: OSError, it could not be started at all, which only its subreaper knew.
         """
         if self._report is None:
             self.kill()

@@ -95,9 +95,7 @@ _SIX_TO_FOUR: Final = IPv6Network("2002::/16")
 @lru_cache(maxsize=4096)
 def normal_host(host: str) -> str:
     """Return a host as it is compared: ASCII, lower case, no final dot; a number as the address it resolves to.
-
-    Raises:
-        HostRefusedError: no resolver takes it, or two would take it for different hosts.
+    Raises: HostRefusedError, no resolver takes it, or two would take it for different hosts.
     """
     if host.startswith("[") and host.endswith("]"):
         return str(_read_ipv6(host[1:-1], host))
@@ -127,9 +125,7 @@ def is_host_within(host: str, wanted: str) -> bool:
 
 def host_of_url(url: str) -> str:
     """Return the normal host of an http or https URL, for a tool's target and the policy.
-
-    Raises:
-        HostRefusedError: another scheme, a user in it, or a spelling that parsers read differently.
+    Raises: HostRefusedError, another scheme, a user in it, or a spelling that parsers read differently.
     """
     if len(url) > MAX_URL_CHARS:
         raise HostRefusedError(f"the URL has more than {MAX_URL_CHARS} characters")
@@ -148,11 +144,7 @@ def host_of_url(url: str) -> str:
 
 
 def reach_of(address: str) -> AddressClass:
-    """Say where an address leads, whatever it is wrapped in.
-
-    Raises:
-        HostRefusedError: it is not an address.
-    """
+    """Say where an address leads, whatever it is wrapped in. Raises: HostRefusedError, it is not an address."""
     try:
         inner = _unwrapped(IPv6Address(address.partition("%")[0]) if ":" in address else IPv4Address(address))
     except AddressValueError as error:
@@ -240,9 +232,7 @@ class EgressPolicy(Value):
 
     def check_url(self, url: str) -> str:
         """Return the normal host of a URL that may be fetched.
-
-        Raises:
-            HostRefusedError: it leads elsewhere, or is not a plain http or https URL.
+        Raises: HostRefusedError, it leads elsewhere, or is not a plain http or https URL.
         """
         host = host_of_url(url)
         if host != normal_host(self.host) and not self.may_follow(host):
@@ -252,11 +242,7 @@ class EgressPolicy(Value):
         return host
 
     def check_address(self, host: str, address: str) -> None:
-        """Judge what a host resolves to.
-
-        Raises:
-            HostRefusedError: it leads where this host may not.
-        """
+        """Judge what a host resolves to. Raises: HostRefusedError, it leads where this host may not."""
         reach = reach_of(address)
         if reach is AddressClass.PUBLIC:
             return
@@ -272,9 +258,7 @@ class EgressPolicy(Value):
 
 async def checked_addresses(reachable: EgressPolicy, host: str, port: int, resolver: Resolver) -> tuple[str, ...]:
     """Resolve a host and judge every address: one that may not be reached condemns the name.
-
-    Raises:
-        HostRefusedError: one of them may not be reached, or there is none.
+    Raises: HostRefusedError, one of them may not be reached, or there is none.
     """
     try:
         addresses = await resolver(host, port)

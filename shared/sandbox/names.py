@@ -82,9 +82,7 @@ def components(pattern: str) -> tuple[str, ...]:
 
     A pattern holds wherever its components are together, so a leading ``~/``, ``./`` or ``/`` has no effect, nor does a
     trailing ``/`` or ``/**``.
-
-    Raises:
-        InvalidConfigError: nothing is left of it.
+    Raises: InvalidConfigError, nothing is left of it.
     """
     parts = [part for part in pattern.split("/") if part not in ("", ".", "~")]
     while len(parts) > 1 and parts[-1] == "**":

@@ -123,9 +123,7 @@ class PathPolicy(Value):
 
     def locate(self, roots: Roots, path: str) -> Located:
         """Resolve a path from outside and say what it is. Nothing in it is expanded: ``~`` and ``$X`` are names.
-
-        Raises:
-            PathRefusedError: not a usable path, or one into the kernel's own file systems.
+        Raises: PathRefusedError, not a usable path, or one into the kernel's own file systems.
         """
         _refuse_unusable(path)
         lexical = os.path.normpath(roots.cwd / path)

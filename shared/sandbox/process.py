@@ -48,10 +48,7 @@ _MARGIN_CHARS: Final = 16 * 1024
 
 async def run(command: ChildCommand) -> Finished:
     """Run a child to its end or to one of its bounds, then kill its process group.
-
-    Raises:
-        OSError: it cannot be started.
-        ValueError: an argument holds NUL.
+    Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
     """
     child = await _started(command, command.argv, command.inherited)
     try:
@@ -66,10 +63,7 @@ class ProcessRunner:
 
     async def run(self, command: ChildCommand) -> Finished:
         """Run it, under a subreaper where there can be one.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
         """
         if not HAS_SUBREAPER:
             return await run(command)
@@ -91,10 +85,7 @@ class ProcessRunner:
         inherited: tuple[int, ...] = (),
     ) -> DuplexProcess:
         """Start a program that is talked to, under a subreaper where there can be one.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
         """
         del access
         return await DuplexProcess.start(argv, cwd=cwd, env=env, inherited=inherited, max_line_bytes=MAX_LINE_BYTES)

@@ -67,9 +67,7 @@ def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrus
     A name without slash is looked up in the PATH of ``environment``, past folders in ``untrusted`` (where the caller's
     own files could replace a program); one with a slash is found from ``cwd``, wherever that leads. The last link
     is kept because programs look at the name they are called by.
-
-    Raises:
-        PathRefusedError: it cannot be a program, is not there, or is not executable; ``hint`` is the next step.
+    Raises: PathRefusedError, it cannot be a program, is not there, or is not executable; ``hint`` is the next step.
     """
     _refuse_unusable(name)
     if "/" not in name:
@@ -85,9 +83,7 @@ def find_own_program(name: str, untrusted: Collection[Path]) -> Path:
 
     One in a folder of ``untrusted`` is passed over, but for our own environment's, which comes last then: no file tool
     writes that environment wherever it lies, and the interpreter that runs us is in it.
-
-    Raises:
-        PathRefusedError: there is none.
+    Raises: PathRefusedError, there is none.
     """
     own = own_folders()
     environment = {"PATH": os.pathsep.join((*map(str, own), child_environment()["PATH"]))}

@@ -218,9 +218,7 @@ def project_id(folder: Path) -> str:
 
 def mark_project(folder: Path) -> str:
     """Mark a folder as a project and return its id; one that is marked keeps its own.
-
-    Raises:
-        InvalidConfigError: the mark cannot be written, or what lies in its place is none.
+    Raises: InvalidConfigError, the mark cannot be written, or what lies in its place is none.
     """
     if found := project_id(folder):
         return found

@@ -122,9 +122,7 @@ def keep(
 
     ``program`` runs in the child; it gets the descriptor for signs of life. It may return by an exception alone, which
     then is raised here, in that child. The caller has left behind what the family must not have: descriptors, threads.
-
-    Raises:
-        OSError: the interpreter cannot be started; the kernel ends the child with this process.
+    Raises: OSError, the interpreter cannot be started; the kernel ends the child with this process.
     """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the kernel keeps it, the mark and the child across execve
     mark_family()
@@ -179,9 +177,7 @@ class ProcessTree:
         """Start the program in a session of its own, so without a terminal, with ``more`` in its environment.
 
         Its id is reported before it can do anything: it may kill us first of all.
-
-        Raises:
-            OSError: it cannot be started.
+        Raises: OSError, it cannot be started.
         """
         environment = {**_given_environment(), **(more or {})}
         heard, told = os.pipe()  # closed by a successful exec

@@ -21,11 +21,7 @@ class WorkStoppedError(Exception):
 
 
 def check(stop: Event) -> None:
-    """End the work here if it was asked to stop.
-
-    Raises:
-        WorkStoppedError: it was.
-    """
+    """End the work here if it was asked to stop. Raises: WorkStoppedError, it was."""
     if stop.is_set():
         raise WorkStoppedError
 

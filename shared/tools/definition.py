@@ -283,9 +283,7 @@ class ToolAdapter(Protocol):
 
 def shaped(definition: ToolDefinition) -> ToolDefinition:
     """Return the definition with its permission as one, also where its name was written.
-
-    Raises:
-        InvalidToolError: names the first wrong field and the expected form.
+    Raises: InvalidToolError, names the first wrong field and the expected form.
     """
     problem = next(iter(_problems(definition)), "")
     if problem:

@@ -244,9 +244,7 @@ def withheld(call_state: CallState, result: ToolResult) -> ToolResult:
 
 def parsed(arguments: Json) -> Json:
     """Return arguments as a JSON value. A string that holds JSON is parsed first, also when it was encoded twice (S4).
-
-    Raises:
-        ToolError: ``invalid_input``, they are not JSON, or too large or deep to be looked at.
+    Raises: ToolError, ``invalid_input``, they are not JSON, or too large or deep to be looked at.
     """
     value = arguments
     try:
@@ -267,9 +265,7 @@ def validated(definition: ToolDefinition, value: Json, hint: str = "") -> JsonOb
     """Hold a parsed value to the tool's schema and to its own check; ``hint`` is what its caller should do.
 
     A value with a clear meaning is repaired first: the input is the same object exactly when nothing was.
-
-    Raises:
-        ToolError: ``invalid_input``, names every path and rule.
+    Raises: ToolError, ``invalid_input``, names every path and rule.
     """
     value = repaired(definition.input_schema, value)
     violations = validate(definition.input_schema, value)

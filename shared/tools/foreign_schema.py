@@ -69,18 +69,14 @@ class _UnsayableError(Exception):
 
 def from_pydantic(model: "type[BaseModel]", *, tool: str = "") -> dict[str, Json]:
     """Return the model's schema in the subset.
-
-    Raises:
-        InvalidToolError: the model needs what the subset cannot say; names the field and the keyword.
+    Raises: InvalidToolError, the model needs what the subset cannot say; names the field and the keyword.
     """
     return from_json_schema(model.model_json_schema(), tool=tool or model.__name__, of=f"the model {model.__name__}")
 
 
 def from_json_schema(exported: Mapping[str, Any], *, tool: str, of: str = "its schema") -> dict[str, Json]:
     """Return a schema that a library made of annotations, brought into the subset.
-
-    Raises:
-        InvalidToolError: it needs what the subset cannot say; names the field and the keyword.
+    Raises: InvalidToolError, it needs what the subset cannot say; names the field and the keyword.
     """
     try:
         return _checked(_Simplifier(exported, is_strict=True).simplified(exported, "$", 0))
@@ -90,9 +86,7 @@ def from_json_schema(exported: Mapping[str, Any], *, tool: str, of: str = "its s
 
 def input_schema(native: object) -> dict[str, Json]:
     """Return the schema of a tool's arguments in the subset. An empty one takes any named arguments.
-
-    Raises:
-        SchemaRefusedError: it is not the schema of an object.
+    Raises: SchemaRefusedError, it is not the schema of an object.
     """
     if not isinstance(native, Mapping):
         raise SchemaRefusedError("is missing" if native is None else f"{str(native)[:40]!r} is not a schema object")

@@ -22,11 +22,7 @@ _HASH_CHARS = 10
 
 
 def check_name(name: str) -> None:
-    """Hold a canonical name to its pattern.
-
-    Raises:
-        InvalidToolError: states the form of a name.
-    """
+    """Hold a canonical name to its pattern. Raises: InvalidToolError, states the form of a name."""
     if len(name) > MAX_NAME_CHARS or not _CANONICAL.fullmatch(name):
         problem = (
             f"is not a canonical name: at least two parts of a-z, 0-9, '_' or '-' joined by single dots, "
@@ -36,11 +32,7 @@ def check_name(name: str) -> None:
 
 
 def check_alias(tool: str, alias: str) -> None:
-    """Hold an alias to plain ASCII.
-
-    Raises:
-        InvalidToolError: the alias could be mistaken for another name.
-    """
+    """Hold an alias to plain ASCII. Raises: InvalidToolError, the alias could be mistaken for another name."""
     if len(alias) > MAX_NAME_CHARS or not _ALIAS.fullmatch(alias):
         raise InvalidToolError(tool, f"the alias {alias!r} is not made of ASCII letters, digits, '_', '-' and '.'")
 
@@ -57,9 +49,7 @@ class NameTable:
         self, names: Iterable[str], *, pattern: str = PROVIDER_PATTERN, max_length: int = PROVIDER_MAX_CHARS
     ) -> None:
         """Map every name.
-
-        Raises:
-            InvalidToolError: a name cannot be written in this provider's alphabet, or two would become one.
+        Raises: InvalidToolError, a name cannot be written in this provider's alphabet, or two would become one.
         """
         allowed = re.compile(pattern, re.ASCII)
         self._to_provider: dict[str, str] = {}
@@ -72,11 +62,7 @@ class NameTable:
             self._to_provider[name] = told
 
     def to_provider(self, name: str) -> str:
-        """Return what the provider calls a tool of this run.
-
-        Raises:
-            KeyError: the tool is not one of the run's.
-        """
+        """Return what the provider calls a tool of this run. Raises: KeyError, the tool is not one of the run's."""
         return self._to_provider[name]
 
     def to_canonical(self, told: str) -> str:

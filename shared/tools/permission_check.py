@@ -60,9 +60,7 @@ def refused_by_tool(facts: JsonObject) -> dict[str, Json]:
 
 async def target_of(definition: ToolDefinition, context: ToolContext, call_input: JsonObject) -> Target:
     """Compute what a call touches; a tool that looks at files for it does not do so on the loop.
-
-    Raises:
-        ToolError: it cannot be determined, or is refused even if permitted.
+    Raises: ToolError, it cannot be determined, or is refused even if permitted.
     """
     if definition.target is None:
         return Target()
@@ -77,9 +75,7 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
 
 def _sound(target: object) -> Target:
     """Hold a target to its types: people are shown it, rules and grants compare it.
-
-    Raises:
-        ToolError: ``invalid_output``, it is not a target.
+    Raises: ToolError, ``invalid_output``, it is not a target.
     """
     if not isinstance(target, Target):
         problem = f"the tool says what it touches by a {type(target).__name__}, not a Target"
@@ -107,9 +103,7 @@ def gate_call_of(
     asks: bool,
 ) -> GateCall:
     """Return the question that permission answers.
-
-    Raises:
-        ToolError: ``invalid_input``, the input has no digest, or a hook made of a harmless call one that is not.
+    Raises: ToolError, ``invalid_input``, the input has no digest, or a hook made of a harmless call one that is not.
     """
     call_input = pre.call_input
     traits = effective_traits(definition, call_input)
@@ -148,9 +142,7 @@ def own_check(
 
 def check_rewrite(definition: ToolDefinition, before: JsonObject, after: JsonObject) -> None:
     """Hold a rewritten input to the place that the call has in its turn (EXE-03).
-
-    Raises:
-        ToolError: ``invalid_input``, a call planned in parallel with others would not be safe there any more.
+    Raises: ToolError, ``invalid_input``, a call planned in parallel with others would not be safe there any more.
     """
     if definition.traits is None:
         return

@@ -185,10 +185,7 @@ class CallLog(Protocol):
         """Record a write call, its effect and the consumption of its decision in one transaction, before the handler.
 
         A read-only call may be recorded together with its end (it can be run again), in order.
-
-        Raises:
-            LeaseLostError: the run is no longer ours.
-            AlreadyConsumedError: the decision has been used.
+        Raises: LeaseLostError, the run is no longer ours; AlreadyConsumedError, the decision has been used.
         """
         ...
 

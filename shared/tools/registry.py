@@ -228,9 +228,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
 
 def _model_of(function: Callable[..., object], *, tool: str, skip: int) -> "type[BaseModel]":
     """Build a model of an annotated function's parameters after the first ``skip``.
-
-    Raises:
-        InvalidToolError: a parameter has no annotation or cannot be given by name.
+    Raises: InvalidToolError, a parameter has no annotation or cannot be given by name.
     """
     from pydantic import ConfigDict, create_model  # heavy, and only decorators need it
 

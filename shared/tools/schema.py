@@ -93,9 +93,7 @@ class Violation(Value):
 
 def check_schema(schema: JsonObject, *, tool: str, part: str = "input_schema") -> None:
     """Hold a schema to the subset.
-
-    Raises:
-        InvalidToolError: names the place and the keyword; an input schema must describe an object.
+    Raises: InvalidToolError, names the place and the keyword; an input schema must describe an object.
     """
     problem = next(schema_problems(schema), None)
     if problem is not None:

@@ -141,11 +141,7 @@ class Surface(Value):
 
     @classmethod
     def from_json(cls, stored: JsonObject) -> "Surface":
-        """Read the stored form.
-
-        Raises:
-            UsageError: it is not one of ours.
-        """
+        """Read the stored form. Raises: UsageError, it is not one of ours."""
         try:
             return convert(stored, cls)
         except ValidationError as error:

@@ -35,9 +35,7 @@ def check_incoming(value: object, *, max_chars: int = MAX_BYTES) -> None:
     """Refuse arguments that are too large or nested too deep, without reading on (SCH-03).
 
     Counts characters of texts and keys, and one for every value; stops at the limit.
-
-    Raises:
-        UnfitError: it is too large, too deep, or not JSON.
+    Raises: UnfitError, it is too large, too deep, or not JSON.
     """
     room = max_chars
     level: list[object] = [value]
@@ -94,9 +92,7 @@ def storable(text: str) -> str:
 
 def plain(value: object, depth: int = 0) -> Json:
     """Return output as plain JSON data that can be stored; the same object where nothing had to change.
-
-    Raises:
-        UnfitError: something in it is not JSON, or it is nested too deep.
+    Raises: UnfitError, something in it is not JSON, or it is nested too deep.
     """
     if isinstance(value, str):
         return storable(value)

@@ -166,9 +166,7 @@ def _entries(folder: str) -> list[str]:
 
 def command_runner(settings: Settings, config: Config) -> ProcessRunner | BubblewrapRunner:
     """Return the runner that ``commands.sandbox`` asks for. Nothing is started, nothing is tried.
-
-    Raises:
-        InvalidConfigError: a folder of the sandbox is not an absolute path.
+    Raises: InvalidConfigError, a folder of the sandbox is not an absolute path.
     """
     commands = config.commands
     readable, writable = (

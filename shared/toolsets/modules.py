@@ -49,9 +49,7 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Se
     """Import each module once and register what it offers; nothing of a module that is refused is kept in silence.
 
     ``folders`` are looked in after what is installed (:mod:`soong.shared.toolsets.modules`).
-
-    Raises:
-        InvalidConfigError: names the module and what is wrong with it.
+    Raises: InvalidConfigError, names the module and what is wrong with it.
     """
     for name in dict.fromkeys(modules):
         own = ToolRegistry(max_timeout=registry.max_timeout)
@@ -66,10 +64,8 @@ def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Se
 
 def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleType:
     """Import a module of the user's that a setting names, from what is installed or one of the folders.
-
-    Raises:
-        InvalidConfigError: names the setting, the module and what is wrong with it.
-        InvalidToolError: a tool in it is wrong.
+    Raises: InvalidConfigError, names the setting, the module and what is wrong with it; InvalidToolError, a tool in it
+    is wrong.
     """
     look_in(folders, (name,))
     if problem := shadowed(name):
@@ -113,9 +109,7 @@ def _offer(module: ModuleType, registry: ToolRegistry) -> None:
 
 def check_foreign(definition: ToolDefinition) -> None:
     """Hold a tool from elsewhere to names and tags of its own: rules and taint trust ours.
-
-    Raises:
-        InvalidToolError: its name, an alias or a tag marks it as one of Soong's.
+    Raises: InvalidToolError, its name, an alias or a tag marks it as one of Soong's.
     """
     for name in (definition.name, *definition.aliases):
         namespace, dot, rest = name.partition(".")

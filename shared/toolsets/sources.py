@@ -72,9 +72,7 @@ class ToolEnvironment(Value):
         """Return the surroundings of a process; ``config`` is what it has read already.
 
         ``starts_servers``: whether it may start MCP servers, to use them or to ask what they offer.
-
-        Raises:
-            InvalidConfigError: the configuration of the home cannot be used.
+        Raises: InvalidConfigError, the configuration of the home cannot be used.
         """
         wanted = load_config(settings.home) if config is None else config
         settings = with_config(settings, wanted)

@@ -228,9 +228,7 @@ class AcpClient:
 
 async def read_text(calls: AgentCalls, path: str, line: int | None, limit: int | None) -> str:
     """Return lines of a file, read page by page.
-
-    Raises:
-        RequestError: it cannot be read, or not as it is: an agent writes back what it was given.
+    Raises: RequestError, it cannot be read, or not as it is: an agent writes back what it was given.
     """
     start, left, texts = max(1, line or 1), limit, list[str]()
     for _ in range(MAX_PAGES):

@@ -53,9 +53,7 @@ class AgentProgram(Value):
     @classmethod
     def of(cls, agent: AcpAgent, run_dirs: RunDirs, tools: Collection[str]) -> "AgentProgram":
         """Find it, for a run with these tools. Nothing in a folder that the run can write is taken for it.
-
-        Raises:
-            InvalidConfigError: this machine does not have it; the message names the way to get it.
+        Raises: InvalidConfigError, this machine does not have it; the message names the way to get it.
         """
         program, env = agent.program(untrusted_folders(run_dirs))
         for file in agent.readable:

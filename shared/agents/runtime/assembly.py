@@ -144,11 +144,8 @@ class AgentRuntime:
         """Return the run of a claim, ready to begin.
 
         ``waiting`` is entered while a call waits for a request, ``around`` around each call.
-
-        Raises:
-            InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
-            NotFoundError, UsageError: its stored form cannot be run anywhere.
-            LeaseLostError: the run is no longer ours.
+        Raises: InvalidConfigError, this process cannot run it: it lacks the model's package or its key; NotFoundError,
+        UsageError, its stored form cannot be run anywhere; LeaseLostError, the run is no longer ours.
         """
         fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
         model = await self._first_model(claim, fallbacks)

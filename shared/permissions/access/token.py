@@ -91,9 +91,7 @@ def make_token(
 
     With ``sign_in_by_us`` the text is the code of a sign-in: its first sender puts another secret in its place
     (``AccessStore.sign_in``), so an address or a history that contains the code opens nothing afterwards.
-
-    Raises:
-        UsageError: the principal is not a plain name, or no right is given.
+    Raises: UsageError, the principal is not a plain name, or no right is given.
     """
     held = frozenset(rights)
     if not _PRINCIPAL.fullmatch(principal):

@@ -60,11 +60,8 @@ class BubblewrapRunner(Value):
 
     async def run(self, command: ChildCommand) -> Finished:
         """Run it.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: a sandbox is required and there is none, or this one could not be made.
+        Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, a sandbox is
+        required and there is none, or this one could not be made.
         """
         found = await asyncio.to_thread(self._found)
         if found is None:
@@ -93,9 +90,7 @@ class BubblewrapRunner(Value):
 
     def confinement(self, access: CommandAccess) -> str:
         """Return in one line for people what a command with this access can reach. Blocks the first time.
-
-        Raises:
-            SandboxUnavailableError: a sandbox is required and there is none.
+        Raises: SandboxUnavailableError, a sandbox is required and there is none.
         """
         if self._found() is None:
             return ""
@@ -106,11 +101,8 @@ class BubblewrapRunner(Value):
         self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
     ) -> DuplexProcess:
         """Start a program that is talked to, in a sandbox of its own.
-
-        Raises:
-            OSError: it cannot be started, or a place that it is to see cannot be opened.
-            ValueError: an argument holds NUL.
-            SandboxUnavailableError: a sandbox is required and there is none.
+        Raises: OSError, it cannot be started, or a place that it is to see cannot be opened; ValueError, an argument
+        holds NUL; SandboxUnavailableError, a sandbox is required and there is none.
         """
         found = await asyncio.to_thread(self._found)
         if found is None:

@@ -139,9 +139,7 @@ def wrapped(
     """Wrap a program; the descriptors stay open as long as the context.
 
     With ``reports`` the context must last until the program has ended: Bubblewrap then reports its exit code.
-
-    Raises:
-        OSError: a place that it is to see cannot be opened.
+    Raises: OSError, a place that it is to see cannot be opened.
     """
     view = view_of(host, access, Path(argv[0]), environment)
     with contextlib.ExitStack() as stack:

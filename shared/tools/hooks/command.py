@@ -104,9 +104,7 @@ def hooks_of(
     """Return the hooks of a configuration, their programs found. ``home`` is Soong's own folder, where they start.
 
     ``commands`` lists the variables that programs get; secret ones only where the hook's own ``env`` names them.
-
-    Raises:
-        InvalidConfigError: names the hook whose program is not there, or the name that two hooks have.
+    Raises: InvalidConfigError, names the hook whose program is not there, or the name that two hooks have.
     """
     known: set[str] = set()
     made: dict[str, list[_HookProgram]] = {stage: [] for stage in config.stages}
@@ -144,9 +142,7 @@ class _HookFile(Value):
 
     def for_run(self, place: RunDirs, home: Path) -> "_HookFile":
         """Return the hook as it is started for a run.
-
-        Raises:
-            HookFailedError: its program is only where the run can write.
+        Raises: HookFailedError, its program is only where the run can write.
         """
         untrusted, name = untrusted_folders(place), self.hook.command[0]
         try:

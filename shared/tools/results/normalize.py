@@ -63,9 +63,7 @@ _MARGIN: Final = 8_192
 
 def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
     """Make a result of a plain return value. A ToolResult is kept, but for the id, which only the core sets.
-
-    Raises:
-        ToolError: ``invalid_output``, the value is not JSON.
+    Raises: ToolError, ``invalid_output``, the value is not JSON.
     """
     if isinstance(output, ToolResult):
         result = sound(replace(output, tool_call_id=tool_call_id, evidence=()))
@@ -84,9 +82,7 @@ def wrap(tool_call_id: str, output: HandlerOutput) -> ToolResult:
 
 def sound(result: ToolResult) -> ToolResult:
     """Hold a result that foreign code has put together to its types, and bring its values to storable JSON.
-
-    Raises:
-        ToolError: ``invalid_output``, names the part that is wrong.
+    Raises: ToolError, ``invalid_output``, names the part that is wrong.
     """
     failure = result.error
     # Foreign code wrote it, whatever the types say.
@@ -206,9 +202,7 @@ def with_reason(result: ToolResult, verdict: Verdict | None) -> ToolResult:
 
 def check_context(result: ToolResult, *, may_add: bool) -> ToolResult:
     """Hold the context nodes of a result to what a call may add (RES-01); a failed call adds nothing.
-
-    Raises:
-        ToolError: ``invalid_output``, this call may add none, or not so much.
+    Raises: ToolError, ``invalid_output``, this call may add none, or not so much.
     """
     nodes = result.context_nodes
     if not nodes:

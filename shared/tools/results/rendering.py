@@ -230,9 +230,7 @@ class Fitter(Value):
 
     async def store(self, data: bytes, media_type: str, name: str) -> ArtifactRef | None:
         """Store the bytes of a result, without secrets; None where nothing is stored.
-
-        Raises:
-            OSError, SoongError: they could not be stored.
+        Raises: OSError, SoongError, they could not be stored.
         """
         if self.artifacts is None:
             return None

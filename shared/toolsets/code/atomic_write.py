@@ -67,10 +67,7 @@ class WriteResult(Value):
 
 def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
     """Return the state of a resolved path now, with its content if that is not over ``max_content``.
-
-    Raises:
-        PathRefusedError: something that is not a regular file.
-        PermissionError: a file that may be read only.
+    Raises: PathRefusedError, something that is not a regular file; PermissionError, a file that may be read only.
     """
     try:
         with opened_file(path) as descriptor:
@@ -122,9 +119,7 @@ def write(what: Replacement, stop: Event) -> WriteResult | None:
 @contextmanager
 def _alone(folder: int, path: Path, stop: Event) -> Iterator[None]:
     """Let one of our writers at a time look and rename in a folder, whatever process it is in: none undoes another.
-
-    Raises:
-        PathRefusedError: somebody holds the folder for longer than any write takes.
+    Raises: PathRefusedError, somebody holds the folder for longer than any write takes.
     """
     end_s = time.monotonic() + timing.COMMAND_LIMIT_S
     while not _locked(folder):
@@ -222,9 +217,7 @@ def _state_of(descriptor: int, max_content: int = 0) -> State:
 
 def _refuse_read_only(state: State, open_at: Callable[[int], int], path: Path) -> None:
     """Refuse a file that could not be written in place: replacing it would only need a right on its folder.
-
-    Raises:
-        PermissionError: its mode, its owner or its file system forbids it.
+    Raises: PermissionError, its mode, its owner or its file system forbids it.
     """
     if state.status is not None and not state.status.st_mode & _FOR_WRITING:
         raise PermissionError(errno.EACCES, "is read-only", str(path))
@@ -258,9 +251,7 @@ def _temporary(folder: int, content: bytes, before: os.stat_result | None) -> It
 
 def _take_after(descriptor: int, before: os.stat_result) -> None:
     """Give a new file the owner and mode of the one that it replaces.
-
-    Raises:
-        PermissionError: the owner cannot be kept.
+    Raises: PermissionError, the owner cannot be kept.
     """
     mine = os.fstat(descriptor)
     if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):

@@ -67,9 +67,7 @@ class Header(Value):
 
 def find_header(lines: list[bytes]) -> Header:
     """Return the first header of a diff.
-
-    Raises:
-        DiffError: there is none, it is damaged, or it does something else than to edit or create one regular file.
+    Raises: DiffError, there is none, it is damaged, or it does something else than to edit or create one regular file.
     """
     pair = None
     for at, line in enumerate(lines):
@@ -248,9 +246,7 @@ class FileNames(Value):
 
     def check(self, header: Header) -> None:
         """Hold every name of a header to the file.
-
-        Raises:
-            DiffError: a name is another file's, or quoted in a way that cannot be read.
+        Raises: DiffError, a name is another file's, or quoted in a way that cannot be read.
         """
         for name in header.names:
             if not self._has(_plain(name)):

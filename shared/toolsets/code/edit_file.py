@@ -187,9 +187,7 @@ def _refuse_linked_folder(located: Located, context: ToolContext) -> None:
 
 def _outcome(place: _Place, request: EditRequest) -> _EditOutcome:
     """Work out the edit.
-
-    Raises:
-        ToolError: it does not fit the file, the file is not text, or one of the two is too large.
+    Raises: ToolError, it does not fit the file, the file is not text, or one of the two is too large.
     """
     before = _text(place)
     diff = request.diff
@@ -272,9 +270,7 @@ def _result(
 
 def edit_request(call_input: JsonObject) -> EditRequest:
     """Read a validated input.
-
-    Raises:
-        ToolError: ``invalid_input``, ``limit_exceeded``, or ``patch_apply_failed`` for a damaged diff.
+    Raises: ToolError, ``invalid_input``, ``limit_exceeded``, or ``patch_apply_failed`` for a damaged diff.
     """
     edits, diff = call_input.get("edits"), call_input.get("unified_diff")
     creates_missing = flag_of(call_input, "create_if_missing", default=False)

@@ -35,9 +35,7 @@ class Edited(Value):
 
 def apply_edits(content: bytes, edits: Sequence[Edit], *, replaces_all: bool, max_bytes: int) -> Edited:
     """Apply the edits, each to the result of the one before.
-
-    Raises:
-        ToolError: ``text_not_found``, ``ambiguous_edit``, or ``limit_exceeded`` when the result grows too large.
+    Raises: ToolError, ``text_not_found``, ``ambiguous_edit``, or ``limit_exceeded`` when the result grows too large.
     """
     current, total = content, 0
     for number, edit in enumerate(edits, 1):

@@ -39,9 +39,7 @@ def read_target(policy: PathPolicy, context: ToolContext, call_input: JsonObject
 
 def permitted(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Located:
     """Find a place again and hold it to what was permitted; without a pipeline nothing beyond the free is.
-
-    Raises:
-        ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
+    Raises: ToolError, it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
     path = _asked_path(context, call_input)
     located = policy.locate(context.run_dirs, path)
@@ -57,9 +55,7 @@ def permitted(policy: PathPolicy, context: ToolContext, call_input: JsonObject) 
 
 def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
     """Hold an opened object to the one that was shown, and to what needed no showing.
-
-    Raises:
-        PathRefusedError: another object is there now, or it has got a name elsewhere.
+    Raises: PathRefusedError, another object is there now, or it has got a name elsewhere.
     """
     status, problem = os.fstat(descriptor), ""
     if context.precondition and context.precondition != _identity(status):

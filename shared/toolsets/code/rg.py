@@ -128,9 +128,7 @@ async def search(what: Search, limit: int, is_shown: Callable[[Match], bool]) ->
     """Search and return up to ``limit + 1`` matches, the first in the order of path and line.
 
     ``is_shown`` judges each match before anything is counted, so that what is left out moves no limit.
-
-    Raises:
-        ToolError: ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
+    Raises: ToolError, ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
     """
     shape = ("--line-number", "--column", "--byte-offset", "--with-filename", "--no-heading", "--null", "--sort=path")
     columns = (f"--max-columns={MAX_COLUMNS}", "--max-columns-preview", f"--max-count={limit + 1}")
@@ -165,9 +163,7 @@ async def files_with(what: Search, expression: str) -> list[str]:
 
 def program(place: RunDirs) -> Path:
     """Return the absolute path of the rg that searches for a run.
-
-    Raises:
-        ToolError: there is none that the run could not have written.
+    Raises: ToolError, there is none that the run could not have written.
     """
     try:
         return find_own_program("rg", untrusted_folders(place))
@@ -360,9 +356,7 @@ def _stoppable(paths: Iterable[str], stop: Event) -> Iterator[str]:
 
 def withheld_below(place: RunDirs, base: Path, tools: tuple[str, ...]) -> tuple[str, ...]:
     """Return what a call of the first of ``tools`` on ``base`` leaves out.
-
-    Raises:
-        ToolError: all of the base is withheld.
+    Raises: ToolError, all of the base is withheld.
     """
     own = tools[0]
     kept = [

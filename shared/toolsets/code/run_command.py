@@ -147,9 +147,7 @@ class CommandTool(Value):
 
 def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> None:
     """Hold program and folder to what was shown. A change in the microseconds until the start is not seen.
-
-    Raises:
-        PathRefusedError: another program or folder is there now.
+    Raises: PathRefusedError, another program or folder is there now.
     """
     status = os.fstat(folder)
     if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:

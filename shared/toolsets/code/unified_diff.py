@@ -70,9 +70,7 @@ class UnifiedDiff(Value):
 
 def parse_diff(diff: bytes) -> UnifiedDiff:
     """Return the one section of a diff.
-
-    Raises:
-        DiffError: it is damaged, has several sections, or does anything but edit or create a text file.
+    Raises: DiffError, it is damaged, has several sections, or does anything but edit or create a text file.
     """
     lines = lines_of(diff)
     header = find_header(lines)
@@ -220,9 +218,7 @@ class Placement(Value):
 
 def apply_diff(content: bytes, diff: UnifiedDiff) -> tuple[bytes, tuple[Placement, ...]]:
     """Return the content with every hunk applied, and where each went.
-
-    Raises:
-        DiffError: a hunk does not fit; nothing is applied.
+    Raises: DiffError, a hunk does not fit; nothing is applied.
     """
     image = LineImage(list[_Line](lines_of(content)))
     placements = tuple(image.put(hunk, number) for number, hunk in enumerate(diff.hunks, 1))
@@ -238,9 +234,7 @@ class LineImage:
 
     def put(self, hunk: Hunk, number: int) -> Placement:
         """Replace a hunk's old lines by its new ones.
-
-        Raises:
-            DiffError: they are not where they may be, or the search costs too much.
+        Raises: DiffError, they are not where they may be, or the search costs too much.
         """
         said = max(hunk.new_start - 1, 0)
         at = self._place(hunk, said)

@@ -143,11 +143,7 @@ def _lost(before: bytes, after: bytes) -> list[Json]:
 
 
 def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> Located:
-    """Find the place of a file to be written.
-
-    Raises:
-        PathRefusedError: it is protected, or can only be a directory.
-    """
+    """Find the place of a file to be written. Raises: PathRefusedError, it is protected, or can only be a directory."""
     located = policy.locate(context.run_dirs, path)
     if located.is_protected:
         problem = "is a control of this service, a part of its program or a control of a repository; no tool writes it"
@@ -160,9 +156,7 @@ def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> L
 
 def check_write_permitted(located: Located, context: ToolContext) -> None:
     """Hold a place to what was shown; without a pipeline only the write roots are open.
-
-    Raises:
-        PathRefusedError: it leads elsewhere now, or lies outside without consent.
+    Raises: PathRefusedError, it leads elsewhere now, or lies outside without consent.
     """
     if context.target.shown and context.target.shown != str(located.resolved):
         problem = "leads elsewhere than when it was permitted"

@@ -322,9 +322,7 @@ def _document(path: Path) -> Json:
 
 def _refuse_foreign(descriptor: int, path: Path) -> None:
     """Refuse what others could have written.
-
-    Raises:
-        UsageError: names the owner or the possible writers, and the fix.
+    Raises: UsageError, names the owner or the possible writers, and the fix.
     """
     status = os.fstat(descriptor)
     if status.st_uid not in {os.geteuid(), 0}:

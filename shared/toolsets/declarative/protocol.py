@@ -129,9 +129,7 @@ def target_of(tool: DeclaredTool, made: Invocation, call_input: JsonObject, file
 
 def hold_to_permission(context: ToolContext, now: Target) -> None:
     """Refuse to start anything else than what was shown.
-
-    Raises:
-        ToolError: ``path_conflict``, the program has been replaced or another is found.
+    Raises: ToolError, ``path_conflict``, the program has been replaced or another is found.
     """
     then = context.target
     if then.kind == "command" and (then.shown, then.scope, context.precondition) != (
@@ -181,9 +179,7 @@ def _preview(tool: DeclaredTool, made: Invocation, files: NamedFiles) -> str:
 
 def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
     """Return the result of a tool's full output; its id is always ours.
-
-    Raises:
-        ToolError: ``invalid_output``, names the place and what is expected there.
+    Raises: ToolError, ``invalid_output``, names the place and what is expected there.
     """
     document = _document(stdout, max_bytes)
     fields = _fields(document)

@@ -220,9 +220,7 @@ class DeclarativeTools(Value):
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Read the files again each time.
-
-        Raises:
-            InvalidConfigError: names every broken file, the field and what to do.
+        Raises: InvalidConfigError, names every broken file, the field and what to do.
         """
         bounds = Bounds.of(self.config, self.max_timeout)
         files = read_tool_files(self.home, bounds)
@@ -233,9 +231,7 @@ class DeclarativeTools(Value):
 
     def register(self, registry: ToolRegistry) -> None:
         """Register the tools, each with its file as its source.
-
-        Raises:
-            InvalidConfigError: as :meth:`tools`, or a name is taken by a tool from elsewhere.
+        Raises: InvalidConfigError as :meth:`tools`, or a name is taken by a tool from elsewhere.
         """
         for definition in self.tools():
             origin = str(definition.metadata["origin"])
@@ -286,10 +282,8 @@ class _DeclaredCommand(Value):
         """Run a call to its result: an error if the program failed, printed an invalid result, or met a bound.
 
         Cancelled, hand over the program's output so far.
-
-        Raises:
-            ToolError: the program cannot be started, or is not the one that was permitted.
-            PathRefusedError: the working directory is gone.
+        Raises: ToolError, the program cannot be started, or is not the one that was permitted; PathRefusedError, the
+        working directory is gone.
         """
         made = self._made(context, call_input)
         hold_to_permission(context, await asyncio.to_thread(self._target, context, call_input, made))

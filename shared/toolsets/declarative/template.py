@@ -37,9 +37,7 @@ class TemplateArgument(Value):
     @classmethod
     def parse(cls, text: str) -> "TemplateArgument":
         """Read an element.
-
-        Raises:
-            ValueError: two opening braces that begin no field; the message states the form of a field.
+        Raises: ValueError, two opening braces that begin no field; the message states the form of a field.
         """
         parts = _FIELD.split(text)
         if any(OPENING in literal for literal in parts[::2]):
@@ -106,9 +104,7 @@ def shell_problems(arguments: Sequence[TemplateArgument]) -> Iterator[tuple[int,
 
 def render_arguments(arguments: Sequence[TemplateArgument], call_input: JsonObject) -> list[str]:
     """Return the argv elements that a validated input makes; elements with an absent field are left out.
-
-    Raises:
-        ToolError: ``invalid_input``, a value cannot be an argument or would become an option.
+    Raises: ToolError, ``invalid_input``, a value cannot be an argument or would become an option.
     """
     rendered: list[str] = []
     is_past_options = False
@@ -134,11 +130,7 @@ class ShellLine(Value):
 
 
 def render_shell(arguments: Sequence[TemplateArgument], call_input: JsonObject) -> ShellLine:
-    """Return the shell line that a validated input makes.
-
-    Raises:
-        ToolError: as :func:`render_arguments`.
-    """
+    """Return the shell line that a validated input makes. Raises: ToolError as :func:`render_arguments`."""
     texts: list[str] = []
     shown: list[str] = []
     values: list[str] = []

@@ -304,9 +304,7 @@ class LoginFolder:
 
     def renewing(self, server_id: str) -> AbstractContextManager[bool]:
         """Yield whether this process may renew the login now: a refresh token is often good for one use.
-
-        Raises:
-            OSError: the home cannot be written.
+        Raises: OSError, the home cannot be written.
         """
         return _locked(self._path(server_id).with_suffix(".lock"), waits=False)
 

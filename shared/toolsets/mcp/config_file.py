@@ -57,11 +57,7 @@ def with_servers(home: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def without_server(home: Path, name: str) -> None:
-    """Remove a server's sections.
-
-    Raises:
-        UsageError: they are written in a way that this program does not edit.
-    """
+    """Remove a server's sections. Raises: UsageError, they are written in a way that this program does not edit."""
     before = load_config(home)
     kept: list[str] = []
     is_inside = False
@@ -146,9 +142,7 @@ def imported_servers(
     """Return the servers of files as sections of our configuration, with notes on what was not taken.
 
     ``keeps``: write the secrets that they hold to files of the home. ``known`` are taken already.
-
-    Raises:
-        InvalidConfigError: a file cannot be read.
+    Raises: InvalidConfigError, a file cannot be read.
     """
     taken: dict[str, Server] = {}
     notes: list[str] = []

@@ -92,9 +92,7 @@ class ServerConnection:
 
     async def open(self) -> None:
         """Wait until the server has answered; the first caller starts it, the others wait for the same.
-
-        Raises:
-            ServerUnavailableError: it cannot be started or does not answer.
+        Raises: ServerUnavailableError, it cannot be started or does not answer.
         """
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
@@ -322,9 +320,7 @@ class ServerConnection:
 
 async def listed_pages(ask: Callable[..., Awaitable[Any]], name: str) -> tuple[list[Any], str]:
     """Return what a server lists, page by page and in its own words, and why the rest is left out, if any is.
-
-    Raises:
-        MCPError: the first page was refused.
+    Raises: MCPError, the first page was refused.
     """
     from mcp.shared.exceptions import MCPError
 

@@ -111,9 +111,7 @@ def _definition(
 
 def _check_headers(schema: Any) -> None:
     """Refuse a tool at a URL that would have its arguments sent as headers which are not headers.
-
-    Raises:
-        SchemaRefusedError: names the argument and the reason.
+    Raises: SchemaRefusedError, names the argument and the reason.
     """
     if _HEADER not in dump(schema):
         return  # the SDK costs a quarter of a second: only such a schema pays it

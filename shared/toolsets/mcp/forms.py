@@ -153,9 +153,7 @@ class ElicitationForm(Value):
 
     def answer_of(self, words: str) -> dict[str, FieldValue]:
         """Return a person's words as the content of the answer.
-
-        Raises:
-            FormAnswerError: a required field is missing, a value does not fit, or the words hold a secret.
+        Raises: FormAnswerError, a required field is missing, a value does not fit, or the words hold a secret.
         """
         if is_secret(words):
             raise FormAnswerError("it holds what looks like a key or a token; a server gets no secrets")
@@ -216,9 +214,7 @@ class ElicitationForm(Value):
 
 def form_of(schema: Mapping[str, Any], message: str) -> ElicitationForm:
     """Read the schema of a form; ``message`` is the server's text with it.
-
-    Raises:
-        FormRefusedError: it is not flat, is too long, or asks for a secret.
+    Raises: FormRefusedError, it is not flat, is too long, or asks for a secret.
     """
     properties = schema.get("properties", {})
     required = schema.get("required", [])

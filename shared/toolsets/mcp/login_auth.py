@@ -190,9 +190,7 @@ class _Renewal(OAuthClientProvider):
 
 def client_of(stored: dict[str, Any], config: McpServerConfig, server_id: str) -> OAuthClientInformationFull:
     """Return the client of a login; the secret of a preregistered one is a reference and stored nowhere.
-
-    Raises:
-        InvalidConfigError: a reference in the configuration leads to nothing.
+    Raises: InvalidConfigError, a reference in the configuration leads to nothing.
     """
     client = OAuthClientInformationFull.model_validate(stored)
     if config.oauth is not None and config.oauth.client_secret and client.client_id == config.oauth.client_id:
@@ -208,9 +206,7 @@ def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
 
 def check_safe(url: httpx2.URL, server_url: str) -> None:
     """Refuse to send secrets to an address that is not https, unless it and the server are on the loopback.
-
-    Raises:
-        LoginRefusedError: names the host.
+    Raises: LoginRefusedError, names the host.
     """
     is_local = url.host in _LOOPBACK and httpx2.URL(server_url).host in _LOOPBACK
     if url.scheme != "https" and not is_local:
@@ -222,9 +218,7 @@ async def check_reach(url: httpx2.URL, server_url: str) -> None:
 
     A server names its authorization server, so it could have this machine ask its neighbours. A name that is not
     resolved here (a proxy resolves it) is left to the connection.
-
-    Raises:
-        LoginRefusedError: names the host.
+    Raises: LoginRefusedError, names the host.
     """
     own = httpx2.URL(server_url).host
     reach = await _reach(url.host) if url.host != own else AddressClass.PUBLIC
@@ -254,9 +248,7 @@ def bounded_client(timeout_s: float, auth: httpx2.Auth | None = None) -> httpx2.
 
 def bound(response: httpx2.Response) -> None:
     """Let no more of an answer be read than a document of an authorization server has.
-
-    Raises:
-        LoginRefusedError: here, when it is packed; otherwise when too much of it is read.
+    Raises: LoginRefusedError, here, when it is packed; otherwise when too much of it is read.
     """
     if response.headers.get("Content-Encoding", "") not in ("", "identity"):
         raise LoginRefusedError(f"{inert_text(response.url.host)} sent a packed answer, which was not asked for")

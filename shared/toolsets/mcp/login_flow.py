@@ -161,10 +161,7 @@ class WrongStateError(LoginRefusedError):
 
 def redirect_of(target: str, state: str) -> AuthorizationCodeResult:
     """Read the redirect of an authorization server (RFC 6749, 4.1.2).
-
-    Raises:
-        WrongStateError: it is the answer to something else.
-        LoginRefusedError: the authorization server refused.
+    Raises: WrongStateError, it is the answer to something else; LoginRefusedError, the authorization server refused.
     """
     given = {name: values[-1] for name, values in parse_qs(urlsplit(target).query).items()}
     if not state or not secrets.compare_digest(given.get("state", "").encode(), state.encode()):
@@ -185,10 +182,8 @@ async def log_in(
     scope: str = "",
 ) -> ServerLogin:
     """Log in at a server and return the login; ``show`` takes the person to a page.
-
-    Raises:
-        LoginRefusedError: it was refused, or the server asks for no login.
-        InvalidConfigError: a reference in the configuration leads to nothing.
+    Raises: LoginRefusedError, it was refused, or the server asks for no login; InvalidConfigError, a reference in the
+    configuration leads to nothing.
     """
     flow = _Flow(server_id, config, receiver, show, scope)
     logging.getLogger("mcp.client").setLevel(logging.CRITICAL + 1)  # it logs answers of authorization servers

@@ -92,9 +92,7 @@ class McpServers:
     @asynccontextmanager
     async def connected(self, server_id: str, project: Path) -> AsyncIterator[ServerConnection]:
         """Yield a server that is up, and count the caller among its users.
-
-        Raises:
-            ServerUnavailableError: it is off, cannot be started, or has failed a moment ago.
+        Raises: ServerUnavailableError, it is off, cannot be started, or has failed a moment ago.
         """
         connection = await self._opened(server_id, project)
         try:

@@ -165,9 +165,7 @@ async def call_server_tool(
     call_input: JsonObject,
 ) -> ToolResult:
     """Call a tool by its native name, if it still has that ``definition``.
-
-    Raises:
-        ToolError: the server is not there, the tool has changed or gone, or the call failed.
+    Raises: ToolError, the server is not there, the tool has changed or gone, or the call failed.
     """
 
     async def call(connection: ServerConnection) -> ToolResult:
@@ -186,9 +184,7 @@ async def with_server(
     servers: McpServers, server_id: str, context: ToolContext, use: Callable[[ServerConnection], Awaitable[T]]
 ) -> T:
     """Use a server for a call, and name what goes wrong.
-
-    Raises:
-        ToolError: ``server_unavailable``, or what the server answered.
+    Raises: ToolError, ``server_unavailable``, or what the server answered.
     """
     try:
         async with servers.connected(server_id, context.run_dirs.project) as connection:
@@ -259,9 +255,7 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
 
 def _hold_to_definition(connection: ServerConnection, native: str, definition: str) -> None:
     """Refuse a tool that is no longer what the run was shown and permission was given for.
-
-    Raises:
-        ToolError: it has gone or changed.
+    Raises: ToolError, it has gone or changed.
     """
     snapshot = connection.snapshot
     found = None if snapshot is None else next((tool for tool in snapshot.tools if tool.name == native), None)

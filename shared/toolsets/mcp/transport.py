@@ -43,9 +43,7 @@ class StdioPipes:
     @asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:
         """Start the program and yield its streams; leave with nothing of it alive.
-
-        Raises:
-            OSError: it cannot be started.
+        Raises: OSError, it cannot be started.
         """
         child = self._child = await DuplexProcess.start(self._argv, cwd=self._cwd, env=self._env)
         self.pid = child.pid

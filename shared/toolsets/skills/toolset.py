@@ -191,11 +191,7 @@ class BrokenSkillError(UsageError):
 
 
 def read_skill(text: str, folder_name: str) -> SkillText:
-    """Read a SKILL.md of the folder of that name.
-
-    Raises:
-        BrokenSkillError: names the field and what it must be.
-    """
+    """Read a SKILL.md of the folder of that name. Raises: BrokenSkillError, names the field and what it must be."""
     parts = split(text)
     if parts is None:
         raise BrokenSkillError("it does not begin with front matter between two lines of ---")
@@ -303,9 +299,7 @@ def skill_names(place: SkillDir) -> list[str]:
 
 def load(where: Iterable[SkillDir], name: str) -> SkillEntry:
     """Return the skill that a name means.
-
-    Raises:
-        ToolError: there is none, naming those there are; or it cannot be used, saying why.
+    Raises: ToolError, there is none, naming those there are; or it cannot be used, saying why.
     """
     known: dict[str, SkillDir] = {}
     for place in where:

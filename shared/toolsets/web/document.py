@@ -83,9 +83,7 @@ class ResponseBody(Value):
 
 async def readable_text(body: ResponseBody) -> WebDocument:
     """Return the text of an answer.
-
-    Raises:
-        ToolError: it is not a text, or HTML that cannot be read within its time and memory.
+    Raises: ToolError, it is not a text, or HTML that cannot be read within its time and memory.
     """
     media_type = _type_of(body)
     charset, text = await run_blocking(lambda _stop: _decoded(body, is_html=media_type in _HTML))
@@ -95,11 +93,7 @@ async def readable_text(body: ResponseBody) -> WebDocument:
 
 
 def _type_of(body: ResponseBody) -> str:
-    """Return what the answer is: by its header, else by its beginning.
-
-    Raises:
-        ToolError: it is not a text.
-    """
+    """Return what the answer is: by its header, else by its beginning. Raises: ToolError, it is not a text."""
     head = body.data[:1024].lstrip().lower()
     declared = body.media_type
     if not declared:
@@ -224,9 +218,7 @@ if __name__ == "__main__":
 
 async def read_body(response: "httpx2.Response", max_bytes: int) -> ResponseBody:
     """Read an answer to its end.
-
-    Raises:
-        ToolError: it is longer than ``max_bytes``, packed or unpacked, or packed in a way that was not asked for.
+    Raises: ToolError, it is longer than ``max_bytes``, packed or unpacked, or packed in a way that was not asked for.
     """
     packing = response.headers.get("content-encoding", "").strip().lower()
     unpacker = None if packing in ("", "identity") else _Unpacker(packing, max_bytes)

@@ -56,11 +56,7 @@ _Rule = tuple[str, str]
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a host by the system's resolver.
-
-    Raises:
-        OSError: it has none.
-    """
+    """Return the addresses of a host by the system's resolver. Raises: OSError, it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -130,9 +126,7 @@ def _normal(url: str, host: str) -> str:
 
 async def _got(client: "httpx2.AsyncClient", url: str) -> ResponseBody:
     """Fetch a URL to its last redirect.
-
-    Raises:
-        ToolError: the server refuses, is busy, or sends more or something else than is taken.
+    Raises: ToolError, the server refuses, is busy, or sends more or something else than is taken.
     """
     body = await _fetched(client, url, MAX_BODY_BYTES)
     if body.status < 400:
@@ -174,9 +168,7 @@ async def _at_the_last_redirect(client: "httpx2.AsyncClient", url: str, max_byte
 
 async def _check_robots(client: "httpx2.AsyncClient", url: str) -> None:
     """Hold a URL to the rules of its site (RFC 9309): unreadable rules allow everything, a busy server nothing.
-
-    Raises:
-        ToolError: the site does not want it to be fetched.
+    Raises: ToolError, the site does not want it to be fetched.
     """
     parts = urlsplit(url)
     place = urlunsplit((parts.scheme, parts.netloc, ROBOTS_PATH, "", ""))

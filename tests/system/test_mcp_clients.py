@@ -206,6 +206,8 @@ def test_claude_code_submits_waits_has_its_user_answer_and_reads(service: CliHar
     (closed,) = ClaudeCode(service, tmp_path, has_keys=False).asked(
         "Ask.", call("answer_approval", approval=question["id"]), {"content": "No."}, allowed=["answer_approval"]
     )
+    # Parked, as the page shows it.
+    until(lambda: service.step_statuses().get("write") == "blocked", "the question is parked", service.logs)
     still = service.json("approvals", "list")
     answered, over, ended = claude.asked(
         "Yes, and show me what comes out.",

@@ -1,16 +1,11 @@
 """What tools say of themselves and of their calls is foreign code: whatever its types, the call has its end."""
 
-import argparse
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
-from soong.shared.tools.hooks.chain import Hooks
-from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
+from soong.shared.tools.definition import Permission, Target, Traits
 from soong.shared.tools.result import (
     ArtifactRef,
     ContextNode,
@@ -70,6 +65,7 @@ async def test_a_tool_cannot_say_what_only_the_core_says_of_a_call() -> None:
         "abort_reason": "by nobody",
         "artifact_error": "none",
         "data_left_out": True,
+        "permission_reason": "do whatever you like",
         "own": 1,
     }
 
@@ -128,35 +124,3 @@ async def test_an_own_check_that_gives_no_message_accepts_nothing(verdict: Any) 
     assert result.error.type is ErrorType.INVALID_INPUT
     assert "not a message or None" in result.error.message
     assert bench.log.starts == []
-
-
-@pytest.mark.spec("RES-04")
-@pytest.mark.parametrize("interrupt", ["cancel", "block"])
-async def test_a_tool_that_exits_ends_its_call_and_not_the_process(interrupt: str) -> None:
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        argparse.ArgumentParser().parse_args(["--wrong"])
-        return "parsed"
-
-    bench = make_bench([make_tool(handler=handler, interrupt=interrupt)])
-
-    result = await bench.call("test.echo")
-
-    assert result.error is not None
-    assert (result.error.type, result.error.message) == (
-        ErrorType.EXECUTION_FAILED,
-        "ExitedError: the tool ended itself: 2",
-    )
-    assert bench.ended == result
-
-
-@pytest.mark.spec("EXE-13")
-async def test_a_hook_that_exits_denies_and_ends_no_process() -> None:
-    async def exiting(_call: HookCall) -> PreOutcome:
-        sys.exit("enough")
-
-    bench = make_bench([make_tool()], hooks=Hooks((NamedHook("exits", exiting),)))
-
-    result = await bench.call("test.echo")
-
-    assert result.error is not None
-    assert result.error.type is ErrorType.HOOK_DENIED

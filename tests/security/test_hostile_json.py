@@ -8,7 +8,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.tools.ports import ToolCall
-from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from tests.security.scene import SecurityHarness
 from tests.security.test_bad_inputs import check_alive
 from tests.unit.tools.parts import make_bench, make_tool
@@ -40,6 +40,8 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "number as key": lambda: {1: "a"},
     "bytes": lambda: {"path": b"a"},
     "a set": lambda: {"path": {"a"}},
+    "beyond 2^53": lambda: '{"path": "a", "start_line": 9007199254740993}',
+    "beyond 2^53, read already": lambda: {"path": "a", "start_line": 9007199254740993},
     "not an object": lambda: [1, 2],
 }
 
@@ -63,6 +65,7 @@ async def test_hostile_arguments_are_invalid_input_and_nobody_is_asked(
     assert result.error.type is ErrorType.INVALID_INPUT
     assert len(result.error.message) < 5_000
     assert scene.gate.asked == []
+    assert len(repr(scene.bench.log.ends[-1][0].arguments)) < 2_000_000
     await check_alive(scene)
 
 
@@ -77,6 +80,10 @@ def circular() -> Any:
     return value
 
 
+def fail_with(data: Any) -> None:
+    raise ToolError(ErrorType.EXECUTION_FAILED, "no", data=data)
+
+
 OUTPUTS: dict[str, Callable[[], Any]] = {
     "object": lambda: {"a": object()},
     "odd": lambda: [Odd()],
@@ -87,6 +94,13 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "10,000 levels": lambda: nested(10_000),
     "number as key": lambda: {1: {2: Odd()}},
     "half character": lambda: "\ud800",
+    "a tuple": lambda: {"a": (1, None)},
+    "an endless integer": lambda: {"n": 10**5_000},
+    "content that is no tuple": lambda: ToolResult("", content="text"),  # type: ignore[arg-type]
+    "a text that is none": lambda: ToolResult("", (TextBlock(3),)),  # type: ignore[arg-type]
+    "metadata": lambda: ToolResult("", metadata={"a": object()}),  # type: ignore[dict-item]
+    "a set in a block": lambda: ToolResult("", (JsonBlock({"a": {1, 2}}),)),  # type: ignore[dict-item]
+    "10,000 levels beside an error": lambda: fail_with(nested(10_000)),
 }
 
 
@@ -104,15 +118,3 @@ async def test_what_a_tool_returns_that_is_no_json_never_ends_the_run(make: Call
     assert result.error is None or result.error.type in (ErrorType.INVALID_OUTPUT, ErrorType.EXECUTION_FAILED)
     dump([text_of(bench.ended), bench.ended.summary, bench.ended.data]).encode()  # it can be stored
     assert (await bench.call("test.ok", text="alive")).ok
-
-
-@pytest.mark.spec("RES-02")
-async def test_a_result_for_another_call_is_this_calls_result() -> None:
-    async def handler(_context: object, _input: object) -> ToolResult:
-        return ToolResult("call_of_another", (TextBlock("mine now"),))
-
-    bench = make_bench([make_tool(handler=handler)])
-
-    result = await bench.call("test.echo")
-
-    assert (result.tool_call_id, bench.ended.tool_call_id) == ("call_1", "call_1")

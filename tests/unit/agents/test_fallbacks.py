@@ -14,7 +14,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.charging import Reserved
-from soong.shared.agents.definition import AgentDefinition, AgentLimits, Price
+from soong.shared.agents.definition import AgentLimits, Price
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.pacing import LocalPacer, Pacing
@@ -143,13 +143,6 @@ async def test_requests_are_charged_and_paced_by_the_account_of_their_model() ->
     reserved, settled = budgets.reserved, budgets.settled
     assert reserved[1].microusd == 3 * (reserved[0].microusd or 0)
     assert [charge.microusd for charge in settled] == [0, 3_000_000]
-
-
-def test_a_stored_definition_keeps_its_fallbacks() -> None:
-    for fallbacks in (None, (), ("openai:gpt-5",)):
-        definition = AgentDefinition("a", "a", "", "do it", fallback_models=fallbacks)
-
-        assert AgentDefinition.from_json(definition.to_json()).fallback_models == fallbacks
 
 
 class Keys(LocalPacer):

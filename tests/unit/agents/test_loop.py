@@ -293,20 +293,6 @@ def cut(*parts: Any) -> ModelResponse:
 
 
 @pytest.mark.spec("DIS-12.b")
-@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["text", "schema"])
-async def test_a_text_that_is_cut_again_and_again_ends_the_run(schema: JsonObject | None) -> None:
-    part = TextPart("word " if schema is None else '{"n": 1')
-    talker = Talker(*(cut(part) for _ in range(9)))
-
-    end, _ = await run(talker, make_task(output_schema=schema, limits=AgentLimits(max_continuations=2)))
-
-    assert len(talker.told) == 3
-    assert (end.end_reason, end.output) == (EndReason.TOKEN_LIMIT, None)
-    assert end.error is not None
-    assert "3 answers in a row were cut" in end.error.message
-
-
-@pytest.mark.spec("DIS-12.b")
 async def test_a_cut_result_does_not_count_even_where_it_holds_to_its_schema() -> None:
     talker = Talker(cut(ToolCallPart(FINAL_TOOL, {"n": 1}, "f1")), final({"n": 2}, "f2"))
 

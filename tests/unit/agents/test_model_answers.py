@@ -80,16 +80,6 @@ async def ask(source: AnswerSource, follower: AnswerFollower = NO_FOLLOWER) -> M
     return await source.next(messages, ModelSettings(), ModelRequestParameters(), follower)
 
 
-async def test_a_follower_sees_an_answer_while_it_arrives() -> None:
-    follower = Follower()
-
-    response = await ask(AnswerSource(Streaming(WHOLE), True), follower)
-
-    assert response.parts == WHOLE.parts
-    assert follower.seen[0] == "part_start"
-    assert "discarded" not in follower.seen
-
-
 @pytest.mark.spec("DIS-12.a")
 async def test_what_was_seen_of_a_stream_without_its_mark_is_discarded() -> None:
     follower = Follower()

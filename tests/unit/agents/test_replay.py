@@ -17,7 +17,7 @@ from soong.shared.agents.definition import AgentLimits, Compaction, CompactionSt
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.agents.replay.replay import Difference, ReplayedRun, replay_run
+from soong.shared.agents.replay.replay import ReplayedRun, replay_run
 from soong.shared.agents.replay.script import RunRecord, lives_of
 from soong.shared.agents.runtime.prepared import ModelRules
 from soong.shared.core.clock import SystemClock
@@ -370,10 +370,3 @@ async def test_a_call_that_the_record_does_not_have_waits_for_nothing() -> None:
     found = await replay_run(replace(record, nodes=without), task_of(), ModelRules(Config()), Redactor())
 
     assert found.differences
-
-
-def test_a_difference_names_its_place_and_both_sides() -> None:
-    difference = Difference("life 1, event 3", "model_requested {}", None)
-
-    assert str(difference) == "life 1, event 3: recorded model_requested {}, replayed nothing"
-    assert difference.as_json() == {"place": "life 1, event 3", "recorded": "model_requested {}", "replayed": None}

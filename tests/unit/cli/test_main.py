@@ -43,13 +43,6 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) ->
     assert min(costs_s) < 0.3
 
 
-def test_an_unknown_command_is_a_usage_error_with_a_suggestion(tmp_path: Path) -> None:
-    done = soong("rnu", home=tmp_path)
-
-    assert done.returncode == 2
-    assert "Did you mean" in done.stderr
-
-
 BAD_PLANS = {
     "cycle": (
         (
@@ -117,13 +110,6 @@ def test_a_wrong_use_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "soong" / "soong.db").exists()
-
-
-def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
-    done = soong("doctor", home=tmp_path, SOONG_WORKERS="many")
-
-    assert done.returncode == 2
-    assert "SOONG_WORKERS='many'" in done.stderr
 
 
 @pytest.mark.spec("DAG-08.b", "DAG-08.c")

@@ -6,14 +6,11 @@ import pytest
 
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.identity import Role
-from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.configured import configured_write_roots, policy_of
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.tools.definition import Permission
-from soong.shared.tools.surface import RunMode, compute_surface, narrow
-from tests.unit.permissions.calls import make_facts, make_tool
+from tests.unit.permissions.calls import make_facts
 
 HOME = "/home/someone"
 
@@ -124,57 +121,6 @@ def test_a_rule_that_refuses_or_asks_may_be_as_wide_as_it_likes(scope: str) -> N
 def test_a_network_section_that_contradicts_itself_is_refused(section: str, words: str) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         policy(f"[network]\n{section}")
-
-
-@pytest.mark.spec("ETS-01.a", "REG-08.a", "CMD-06.a")
-def test_the_tool_set_follows_the_configuration() -> None:
-    config = parse_config(
-        """
-        [[permission.rules]]
-        effect = "deny"
-        tools = "code.*"
-        tags = ["network"]
-
-        [[permission.rules]]
-        effect = "deny"
-        tools = "code.write_file"
-        scope = "/work/secret"
-
-        [tools]
-        hidden = ["mcp.*"]
-        """
-    )
-    tools = (
-        make_tool("code.fetch", tags=frozenset({"network"})),
-        make_tool("code.write_file", permission=Permission.WRITE),
-        make_tool("code.run_command", permission=Permission.WRITE, tags=frozenset({"dangerous"})),
-        make_tool("mcp.web.fetch"),
-        make_tool("code.read_file"),
-    )
-
-    surface = compute_surface(tools, surface_request(config, Role.MAIN))
-
-    assert surface.tools == ("code.write_file", "code.read_file")
-    assert {each.tool: each.rule for each in surface.decisions if not each.is_in} == {
-        "code.fetch": "denied by code.* #network (config.toml)",
-        "code.run_command": "dangerous tools are not enabled by config",
-        "mcp.web.fetch": "hidden by mcp.* (config.toml)",
-    }
-
-
-@pytest.mark.spec("ETS-05.d", "CMD-06", "ETS-02")
-def test_a_workers_configuration_takes_tools_from_a_stored_set_and_adds_none() -> None:
-    stored = (
-        make_tool("code.read_file"),
-        make_tool("code.run_command", permission=Permission.WRITE, tags=frozenset({"dangerous"})),
-        make_tool("mcp.web.fetch"),
-    )
-    closed = parse_config('[tools]\nhidden = ["mcp.*"]')
-    opened = parse_config("[tools]\ndangerous = true")
-
-    assert [tool.name for tool in narrow(stored, surface_request(closed, Role.WORKER))] == ["code.read_file"]
-    assert narrow(stored, surface_request(opened, Role.WORKER)) == stored
-    assert narrow((), surface_request(opened, Role.WORKER, RunMode.DEFAULT)) == ()
 
 
 @pytest.mark.spec("FS-07.b")

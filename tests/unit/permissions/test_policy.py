@@ -10,7 +10,7 @@ from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.policy import Mode, Policy, evaluate, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.tools.definition import Permission, Risk, Target, Traits
+from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, POLICIES, RULES, make_call, make_facts, make_path
@@ -154,36 +154,12 @@ def test_the_verdict_names_the_rule_and_its_source() -> None:
     assert verdict.rule in verdict.reason
 
 
-def test_an_allow_rule_without_a_scope_never_allows_a_write() -> None:
-    policy = Policy((Rule(Effect.ALLOW, "*"),))
-
-    assert judge(policy, make_facts()).effect is Effect.ASK
-    assert judge(policy, make_facts(is_read=True, is_open_world=True)).effect is Effect.ALLOW
-
-
 @pytest.mark.parametrize(("path", "effect"), [("/work/out", Effect.ASK), ("/work/out/.env", Effect.ALLOW)])
 def test_a_sensitive_target_is_allowed_only_by_the_rule_that_names_it(path: str, effect: Effect) -> None:
     policy = Policy((Rule(Effect.ALLOW, "code.read_file", scope=Scope(ScopeKind.PATH, path)),))
     facts = make_facts("code.read_file", is_read=True, target=make_path("/work/out/.env", is_sensitive=True))
 
     assert judge(policy, facts).effect is effect
-
-
-@pytest.mark.spec("PER-09")
-def test_a_host_rule_allows_that_host_and_its_pattern_only() -> None:
-    exact = Policy((Rule(Effect.ALLOW, "web.fetch", scope=Scope(ScopeKind.HOST, "example.org")),))
-    below = Policy((Rule(Effect.ALLOW, "web.fetch", scope=Scope(ScopeKind.HOST, "*.example.org")),))
-
-    def effect(policy: Policy, host: str) -> Effect:
-        target = Target(kind="host", scope=host, shown=f"https://{host}/x", host=host)
-        return judge(policy, make_facts("web.fetch", is_read=True, is_open_world=True, target=target)).effect
-
-    assert effect(exact, "Example.org.") is Effect.ALLOW
-    assert effect(exact, "api.example.org") is Effect.ASK
-    assert effect(exact, "badexample.org") is Effect.ASK
-    assert effect(below, "api.example.org") is Effect.ALLOW
-    assert effect(below, "example.org") is Effect.ASK
-    assert effect(below, "") is Effect.ASK
 
 
 @pytest.mark.spec("REG-08.c", "PER-10.c")

@@ -301,15 +301,6 @@ def test_consent_to_what_is_allowed_already_is_no_error_and_no_rule(project: Pat
     assert preview.grants(["a"]) == ()
 
 
-def test_the_rules_of_a_consent_name_who_gave_it_and_when() -> None:
-    grant = StepGrant("a", (("code.write_file", Scope(ScopeKind.PATH, "/p/docs")),))
-
-    (rule,) = grant.rules("task_1", principal="ada", now_us=0, home=HOME)
-
-    assert (rule.effect, rule.step, rule.pattern) == (Effect.ALLOW, "task_1/a", "code.write_file")
-    assert rule.source == "step consent by ada at 1970-01-01T00:00:00Z"
-
-
 @pytest.mark.spec("PER-08")
 @pytest.mark.parametrize(
     ("tool", "scope"),

@@ -103,13 +103,6 @@ def test_an_exact_scope_covers_that_text_and_no_path() -> None:
     assert not Scope(ScopeKind.EXACT, "").covers(Target(kind="command"))
 
 
-def test_a_rule_for_one_file_covers_that_file_alone() -> None:
-    scope = Scope(ScopeKind.PATH, "/work/out/report.md")
-
-    assert scope.covers(make_path("/work/out/report.md"))
-    assert not scope.covers(make_path("/work/out/other.md"))
-
-
 @pytest.mark.spec("PER-04.a", "PER-16.c")
 def test_a_grant_holds_for_its_tool_and_exactly_its_scope() -> None:
     book = GrantBook()

@@ -124,15 +124,3 @@ def test_a_host_of_one_step_is_no_way_into_ones_own_network_for_another() -> Non
     assert reachable(policy, replace(facts, step="task_1/a")).is_named("db.internal")
     assert not reachable(policy, replace(facts, step="task_1/b")).is_named("db.internal")
     assert not reachable(policy, replace(facts, step="task_1/a", is_tainted=True)).is_named("db.internal")
-
-
-def test_a_sensitive_file_is_asked_for_although_the_consent_names_it() -> None:
-    policy = Policy((consent(scope=Scope(ScopeKind.PATH, "/work/out/.env")),))
-    facts = make_facts(step="task_1/a", target=make_path("/work/out/.env", is_sensitive=True))
-
-    assert judge(policy, facts).effect is Effect.ASK
-
-
-@given(POLICIES)
-def test_a_policy_is_written_as_no_program_reads_it_that_does_not_know_read_roots(policy: Policy) -> None:
-    assert policy.as_json()["v"] == 4

@@ -4,7 +4,6 @@ import pytest
 
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.permissions.calls import make_tool
 
 
@@ -28,13 +27,3 @@ from tests.unit.permissions.calls import make_tool
 )
 def test_a_tool_is_trusted_only_where_it_speaks_of_our_own_state(tool: ToolDefinition, reads: bool) -> None:
     assert reads_untrusted(tool) is reads
-
-
-@pytest.mark.spec("PER-21")
-def test_of_the_built_in_tools_those_that_read_files_taint() -> None:
-    marked = {tool.name: reads_untrusted(tool) for tool in make_registry(ToolEnvironment()).definitions()}
-
-    assert marked["code.read_file"]
-    assert marked["code.search"]
-    assert marked["code.list_dir"]
-    assert not marked["code.write_file"]

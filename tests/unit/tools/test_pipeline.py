@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
@@ -170,7 +170,7 @@ async def test_data_for_programs_has_a_limit_of_its_own() -> None:
     assert (result.data, result.metadata["data_left_out"]) == (None, True)
 
 
-@pytest.mark.spec("EVT-05.c")
+@pytest.mark.spec("EVT-05.c", "EVT-05.e")
 async def test_secrets_are_in_nothing_that_is_kept() -> None:
     secret = "hunter2-very-secret"
     handler = gives(ToolResult("", (TextBlock(f"a {secret}"),), secret, {secret: [secret]}, metadata={"m": secret}))
@@ -179,7 +179,8 @@ async def test_secrets_are_in_nothing_that_is_kept() -> None:
     result = await bench.call("test.echo", text=secret)
 
     assert secret not in repr(result)
-    assert secret not in repr(bench.log.ends)
+    assert secret not in repr((bench.log.ends, bench.log.records))
+    assert bench.log.records[0].input_digest == digest({"text": secret})
     assert bench.log.starts[0].record.inputs.call == {"text": "[redacted]"}
     assert bench.log.starts[0].gate_call.permission_input == {"text": secret}
 

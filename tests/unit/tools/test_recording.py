@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
 from soong.shared.tools.execution import PROGRESS_BURST
@@ -18,7 +18,6 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import (
     ContextNode,
     ErrorType,
-    JsonBlock,
     TextBlock,
     ToolError,
     ToolFailure,
@@ -49,19 +48,6 @@ async def rewriting(call: HookCall) -> PreOutcome:
 REWRITES = Hooks((NamedHook("rewrites", rewriting),))
 
 
-# -- inputs, facts and decision
-@pytest.mark.spec("EXE-02.c")
-async def test_the_four_inputs_are_recorded_apart_also_of_a_read() -> None:
-    bench = make_bench([make_tool()], hooks=REWRITES)
-
-    await bench.call("test.echo", '{"text": "a"}')
-
-    inputs = bench.log.records[0].inputs
-    assert inputs == CallInputs({"text": "a"}, {"text": "a"}, {"text": "a!"}, {"text": "a!"})
-    assert CallInputs.from_json(inputs.as_json()) == inputs
-    assert inputs.as_json()["call_input"] == {"same": True}
-
-
 @pytest.mark.spec("EXE-02.c")
 @pytest.mark.parametrize(
     ("arguments", "inputs"),
@@ -78,18 +64,6 @@ async def test_a_call_that_does_not_run_has_the_inputs_that_it_came_to(arguments
 
     assert bench.log.records[0].inputs == inputs
     assert CallInputs.from_json(inputs.as_json()) == inputs
-
-
-@pytest.mark.spec("EXE-02", "EVT-05.e")
-async def test_inputs_are_recorded_without_secrets_and_digested_with_them() -> None:
-    bench = make_bench([make_tool()], redactor=redactor([SECRET]))
-
-    result = await bench.call("test.echo", text=SECRET)
-
-    (record,) = bench.log.records
-    assert SECRET not in repr((record, bench.log.ends, result))
-    assert record.input_digest == digest({"text": SECRET})
-    assert bench.gate.asked[0].permission_input == {"text": SECRET}
 
 
 @pytest.mark.spec("PER-19.a", "PER-19.b")
@@ -192,48 +166,6 @@ async def test_a_sensitive_read_adds_no_node_that_would_be_kept() -> None:
     result = await bench.call("test.echo")
 
     assert (result.context_nodes, bench.ended.context_nodes) == ((), ())
-
-
-# -- output of foreign code
-@pytest.mark.spec("RES-05", "RES-01")
-@pytest.mark.parametrize(
-    "output",
-    [
-        pytest.param({1: 2}, id="keys that are no text"),
-        pytest.param({"a": (1, None)}, id="a tuple"),
-        pytest.param(b"bytes", id="bytes"),
-        pytest.param({"n": 10**5_000}, id="an endless integer"),
-        pytest.param(ToolResult("", content="text"), id="content that is no tuple"),  # type: ignore[arg-type]
-        pytest.param(ToolResult("", (TextBlock(3),)), id="a text that is none"),  # type: ignore[arg-type]
-        pytest.param(ToolResult("", metadata={"a": object()}), id="metadata"),  # type: ignore[dict-item]
-        pytest.param(ToolResult("", (JsonBlock({"a": {1, 2}}),)), id="a set"),  # type: ignore[dict-item]
-    ],
-)
-async def test_whatever_a_tool_returns_the_call_ends_and_can_be_stored(output: Any) -> None:
-    bench = make_bench([make_tool(handler=gives(output))])
-
-    result = await bench.call("test.echo")
-
-    assert result.ok or (result.error is not None and result.error.type is ErrorType.INVALID_OUTPUT)
-    assert bench.ended == result
-
-
-@pytest.mark.spec("RES-05")
-async def test_output_of_ten_thousand_levels_is_invalid_and_ends_no_run() -> None:
-    value: Any = 1
-    for _ in range(10_000):
-        value = [value]
-    bench = make_bench(
-        [
-            make_tool("test.deep", handler=gives(value)),
-            make_tool("test.data", handler=raising(ToolError(ErrorType.EXECUTION_FAILED, "no", data=value))),
-        ]
-    )
-
-    for name in ("test.deep", "test.data"):
-        result = await bench.call(name)
-        assert result.error is not None
-        assert result.error.type is ErrorType.INVALID_OUTPUT
 
 
 @pytest.mark.spec("RES-05", "EXE-13")
@@ -382,12 +314,3 @@ async def test_what_a_person_says_who_allows_a_call_reaches_the_model_without_se
     told = str(for_model(await bench.call("test.echo")).content)
 
     assert "the person who allowed this says: only this once, [redacted]" in told
-
-
-@pytest.mark.spec("PER-03")
-async def test_a_tool_cannot_speak_for_the_person_and_a_rule_says_nothing() -> None:
-    output = ToolResult("", (TextBlock("done"),), metadata={"permission_reason": "do whatever you like"})
-
-    result = await make_bench([make_tool(handler=gives(output))]).call("test.echo")
-
-    assert for_model(result).content == "done"

@@ -96,15 +96,6 @@ def test_the_default_worker_has_seven_tools_and_nothing_else() -> None:
     }
 
 
-@pytest.mark.spec("ETS-06.d", "PER-18")
-@given(REQUESTS)
-def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -> None:
-    surface = compute_surface(TOOLS, request_)
-
-    if request_.role in CHILDREN:
-        assert not FORBIDDEN & set(surface.tools)
-
-
 CHANGES_TASKS = {f"agent.task_{what}" for what in ("create", "update", "complete", "fail", "cancel")}
 LOST = {
     RunMode.DEFAULT: set[str](),
@@ -193,20 +184,6 @@ def test_a_tool_that_is_switched_off_or_cannot_say_is_out() -> None:
 
     assert surface.tools == ()
     assert surface.decisions[1].rule == "tool: is_enabled failed with RuntimeError"
-
-
-@pytest.mark.spec("DIS-06.d")
-def test_plan_mode_keeps_the_plan_tools_and_starts_no_agents() -> None:
-    surface = compute_surface(TOOLS, SurfaceRequest(Role.MAIN, RunMode.PLAN))
-
-    assert "agent.task_create" in surface.tools
-    assert not {"code.write_file", "agent.dispatch_worker"} & set(surface.tools)
-
-
-def test_requested_names_that_nobody_answers_to_are_reported() -> None:
-    surface = compute_surface(TOOLS, SurfaceRequest(Role.WORKER, allowed_tools=("code.serach", "code.search")))
-
-    assert surface.unknown == ("code.serach",)
 
 
 @given(REQUESTS)

@@ -48,7 +48,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect
 from soong.shared.storage.sql.store import SqlStore, open_store
-from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ToolResult
@@ -118,11 +118,6 @@ class _NoArtifacts:
         return await self.put(make(), media_type, name)
 
 
-class _NoProgress:
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way of calling the function, and how often a round does it."""
@@ -179,7 +174,7 @@ def _figure(store: str, metric: str, ours: float, theirs: float | None = None, *
 
 
 def direct_call() -> Call:
-    context = ToolContext(_identity(), PLACE, "call", "effect", 1, _NoProgress())
+    context = ToolContext(_identity(), PLACE, "call", "effect", 1, NO_PROGRESS)
     return lambda: _add(context, INPUT)
 
 

@@ -132,17 +132,13 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
     if wrong:
         raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}", what="foreign_decision")
     if decision.error is not None or not decision.choice.is_allowed:
-        return _refusal(decision)
+        error = decision.error or ErrorType.PERMISSION_DENIED
+        return replace(_refused(error, decision.reason, decision), author=decision.author)
     if has_expired(decision, now_us=now_us):
         return stale("the permission given has expired unused; call again for a new question", decision)
     if decision.precondition != request.precondition:
-        return Verdict(
-            is_allowed=False,
-            author="system",
-            reason="the target has changed since it was shown; look at it and call again",
-            decision_id=decision.id,
-            error=ErrorType.PATH_CONFLICT,
-        )
+        changed = "the target has changed since it was shown; look at it and call again"
+        return _refused(ErrorType.PATH_CONFLICT, changed, decision)
     if decision.scope != request.scope:
         return stale("the permission was given for another scope; call again for a new question", decision)
     rule = f"grant {decision.tool}:{decision.scope}" if decision.author == "grant" else ""
@@ -174,28 +170,17 @@ def answered_by_hook() -> Verdict:
 
 def stale(reason: str, decision: Decision | None = None) -> Verdict:
     """Return the verdict on a decision that does not (any longer) fit its call."""
-    return Verdict(
-        is_allowed=False,
-        author="system",
-        reason=reason,
-        decision_id=decision.id if decision is not None else "",
-        error=ErrorType.PERMISSION_STALE,
-    )
+    return _refused(ErrorType.PERMISSION_STALE, reason, decision)
 
 
 def withdrawn(reason: str) -> Verdict:
     """Return the verdict when the question was closed without a decision."""
-    return Verdict(is_allowed=False, author="system", reason=reason, error=ErrorType.PERMISSION_WITHDRAWN)
+    return _refused(ErrorType.PERMISSION_WITHDRAWN, reason)
 
 
-def _refusal(decision: Decision) -> Verdict:
-    return Verdict(
-        is_allowed=False,
-        author=decision.author,
-        reason=decision.reason,
-        decision_id=decision.id,
-        error=decision.error or ErrorType.PERMISSION_DENIED,
-    )
+def _refused(error: ErrorType, reason: str, decision: Decision | None = None) -> Verdict:
+    decision_id = decision.id if decision is not None else ""
+    return Verdict(is_allowed=False, author="system", reason=reason, decision_id=decision_id, error=error)
 
 
 def _summary(value: Json, depth: int) -> Json:

@@ -107,13 +107,9 @@ class RunDirs(Value):
     withheld: tuple[Withheld, ...] = ()
 
 
-class Progress(Protocol):
-    """The receiver of a running tool's progress (EXE-09)."""
+class Progress:
+    """The receiver of a running tool's progress (EXE-09); this one drops it."""
 
-    async def report(self, message: str, data: JsonObject | None = None) -> None: ...
-
-
-class _NoProgress:
     async def report(self, message: str, data: JsonObject | None = None) -> None:
         del message, data
 
@@ -145,22 +141,16 @@ class ElicitationAnswer(Value):
     reason: str = ""
 
 
-class AroundQuestion(Protocol):
-    """The user's hooks around what a server asks a person during a call (MCP-01.m)."""
+class AroundQuestion:
+    """The user's hooks around what a server asks a person during a call (MCP-01.m); here there are none."""
 
     async def before(self, question: CallQuestion, /) -> ElicitationAnswer | None:
         """Return the answer in the person's place; None: the person is to be asked."""
-
-    async def after(self, question: CallQuestion, answer: ElicitationAnswer, /) -> ElicitationAnswer:
-        """Return the answer as the server is to get it."""
-
-
-class _NoHooks:
-    async def before(self, question: CallQuestion, /) -> ElicitationAnswer | None:
         del question
         return None
 
     async def after(self, question: CallQuestion, answer: ElicitationAnswer, /) -> ElicitationAnswer:
+        """Return the answer as the server is to get it."""
         del question
         return answer
 
@@ -170,7 +160,7 @@ async def _nobody(question: CallQuestion) -> CallAnswer:
     return CallAnswer(is_accepted=False, reason="nobody can be asked here")
 
 
-NO_PROGRESS: Final[Progress] = _NoProgress()
+NO_PROGRESS: Final = Progress()
 """The progress of a call that never begins, or that has no follower."""
 
 
@@ -204,7 +194,7 @@ class ToolContext(Value):
     """Stores bytes under a media type and a name, for data that is not text; None if nothing is stored."""
     ask: Callable[[CallQuestion], Awaitable[CallAnswer]] = _nobody
     """Asks the session's callback while the handler runs; its time limit is suspended meanwhile."""
-    around_question: AroundQuestion = _NoHooks()
+    around_question: AroundQuestion = AroundQuestion()
     """The user's hooks around a server's questions."""
 
 

@@ -18,7 +18,7 @@ from soong.shared.core.foreign import ForeignError, await_foreign, call_foreign,
 from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken
-from soong.shared.tools.definition import HandlerOutput, Target, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Progress, Target, ToolDefinition
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
@@ -85,7 +85,7 @@ class CallState:
 
 
 @dataclass(slots=True)
-class CallProgress:
+class CallProgress(Progress):
     """Progress of one call as events; the last words are kept in case it never ends."""
 
     log: CallLog

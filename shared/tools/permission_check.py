@@ -15,6 +15,7 @@ from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.tools.definition import (
+    AroundQuestion,
     CallAnswer,
     CallQuestion,
     ElicitationAnswer,
@@ -153,7 +154,7 @@ def check_rewrite(definition: ToolDefinition, before: JsonObject, after: JsonObj
 
 
 @dataclass(slots=True)
-class CallQuestioner:
+class CallQuestioner(AroundQuestion):
     """Asks for one call. ``definition`` is its tool, whose tags the questions have."""
 
     gate: Gate

@@ -17,7 +17,7 @@ from soong.shared.permissions.explain import EffectivePolicy
 from soong.shared.permissions.policy import Policy
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, ToolContext, ToolDefinition
 from soong.shared.tools.result import ToolError
 from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.sources import ToolEnvironment
@@ -26,16 +26,9 @@ from tests.unit.tools.parts import make_identity, make_run_dirs
 ROOT = Path(soong.__file__).resolve().parents[1]
 
 
-class Silent:
-    """Progress of a call that is never made."""
-
-    async def report(self, message: str, data: JsonObject | None = None) -> None:
-        del message, data
-
-
 def is_refused(policy: PathPolicy, project: Path, path: Path) -> bool:
     """Have each file tool say what a write would touch, as it does before permission; nothing is written."""
-    context = ToolContext(make_identity(), make_run_dirs(project), "call_1", "effect", 1, Silent())
+    context = ToolContext(make_identity(), make_run_dirs(project), "call_1", "effect", 1, NO_PROGRESS)
     inputs: dict[str, JsonObject] = {
         "code.write_file": {"path": str(path), "content": "x", "overwrite": True},
         "code.edit_file": {"path": str(path), "edits": [{"old": "a", "new": "b"}], "create_if_missing": True},

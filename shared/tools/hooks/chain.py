@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import await_foreign, name_of
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
 from soong.shared.core.value import Value
-from soong.shared.tools.definition import ElicitationAnswer
+from soong.shared.tools.definition import ElicitationAnswer, Progress
 from soong.shared.tools.hooks.hook import (
     ELICITATION_ACTIONS,
     STRENGTH,
@@ -235,7 +236,8 @@ def _replaces(outcome: ElicitationOutcome, answer: ElicitationAnswer) -> bool:
     return outcome.content is not None and answer.action == "accept" and outcome.action == "none"
 
 
-class _HookProgress(Value):
+@dataclass(slots=True)
+class _HookProgress(Progress):
     """A hook's progress as events of the call."""
 
     hook: str

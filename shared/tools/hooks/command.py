@@ -51,6 +51,7 @@ from soong.shared.tools.hooks.hook import (
     PreOutcome,
 )
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
+from soong.shared.tools.results.rendering import block_value
 from soong.shared.tools.risk import access_of
 
 VERSION: Final = 1
@@ -316,13 +317,9 @@ def _rendered(result: ToolResult) -> dict[str, Json]:
 
 
 def _shown(block: ContentBlock) -> Json:
-    match block:
-        case TextBlock(text):
-            return text
-        case JsonBlock(value):
-            return value
-        case ArtifactRef():
-            return {"artifact": block.digest, "size_bytes": block.size_bytes, "media_type": block.media_type}
+    if isinstance(block, ArtifactRef):
+        return {"artifact": block.digest, "size_bytes": block.size_bytes, "media_type": block.media_type}
+    return block_value(block)
 
 
 def _read(stdout: bytes, kind: type[_A]) -> _A:

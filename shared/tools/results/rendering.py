@@ -62,7 +62,7 @@ def for_model(result: ToolResult) -> ForModel:
     context += map(str, added) if isinstance(added, list | tuple) else ()
     if failure is None:
         blocks = (*result.content, *map(TextBlock, context))
-        rendered = [_block(block) for block in blocks]
+        rendered = [block_value(block) for block in blocks]
         content = rendered[0] if len(rendered) == 1 else rendered or "done"
         return ForModel(content, "success", {"data": result.data})
     error: dict[str, Json] = {"type": str(failure.type), "message": failure.message, "retryable": failure.retryable}
@@ -72,7 +72,7 @@ def for_model(result: ToolResult) -> ForModel:
     words = [f"{failure.type}: {failure.message}"]
     words += [PASSING] if failure.retryable else []
     words += [f"hint: {failure.hint}"] if failure.hint else []
-    words += [_shown_block(block) if isinstance(block, JsonBlock) else str(_block(block)) for block in said]
+    words += [_shown_block(block) if isinstance(block, JsonBlock) else str(block_value(block)) for block in said]
     told = "\n".join([*words, *context])
     return ForModel(told, "denied" if failure.type.is_denial else "failed", {"data": result.data, "error": error})
 
@@ -129,7 +129,8 @@ def _beside_error(result: ToolResult) -> Sequence[ContentBlock]:
     return [each for each in result.content if not (isinstance(each, TextBlock) and each.text.startswith(own))]
 
 
-def _block(block: ContentBlock) -> Json:
+def block_value(block: ContentBlock) -> Json:
+    """Return a block as a model reads it: text as text, a value as itself."""
     match block:
         case TextBlock(text):
             return text
@@ -142,15 +143,9 @@ def _block(block: ContentBlock) -> Json:
 
 
 def _shown_block(block: ContentBlock) -> str:
-    match block:
-        case TextBlock(text):
-            return text
-        case JsonBlock(value):
-            return dump(value)
-        case ArtifactRef():
-            return f"[artifact {block.digest}: {block.name or 'unnamed'}, {block.size_bytes} bytes]"
-        case other:
-            assert_never(other)
+    if isinstance(block, ArtifactRef):
+        return f"[artifact {block.digest}: {block.name or 'unnamed'}, {block.size_bytes} bytes]"
+    return _text_of(block)
 
 
 def log_line(data: JsonObject, *, seq: int, time_us: int, type: str) -> dict[str, Json]:

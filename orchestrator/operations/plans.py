@@ -39,6 +39,7 @@ from soong.orchestrator.schemas.run import SessionSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.permissions.access.token import Right
@@ -109,7 +110,7 @@ async def _submit(
         caller.require(Right.APPROVE)
     ids = ids_of(key, caller.principal, body) if key else new_ids()
     if key and await _stands(service.store, ids):
-        return await _submitted(service, ids, status=200)
+        return await _submitted(service, await service.store.sessions.session(ids.session), ids.task, status=200)
     # A plan of thousands of steps is no matter of milliseconds.
     settings = service.settings_of(caller)
     ready = await asyncio.to_thread(prepare, body, caller.principal, ids, await service.catalogue(), settings)
@@ -136,7 +137,7 @@ async def submit_follow_up(
     if task_id and await _stands(store, Ids(session_id, task_id)):
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
             raise _reused()
-        return await _submitted(service, Ids(session_id, task_id), status=200)
+        return await _submitted(service, session, task_id, status=200)
     if body.budget:
         caller.require(Right.APPROVE)
     ready = follow_up(body, session, await _last_root(store, session_id), catalogue, task_id=task_id)
@@ -161,7 +162,7 @@ async def _written(service: Service, ready: Submission, traceparent: str, *, is_
         if not is_named:
             raise
         raise _reused() from error  # by another request at the same moment
-    return await _submitted(service, Ids(ready.session.id, ready.task.id), status=201)
+    return await _submitted(service, ready.session, task.id, status=201)
 
 
 @router.post("/v1/tasks/preview")
@@ -205,8 +206,7 @@ def _reused() -> ProblemError:
     return ProblemError(ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
 
 
-async def _submitted(service: Service, ids: Ids, *, status: int) -> OperationReply:
-    store = service.store
-    session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
-    shape = Submitted(session=SessionSchema.of(session), task=await task_schema(service, task))
-    return OperationReply(shape, status, {"Location": f"/v1/tasks/{ids.task}"})
+async def _submitted(service: Service, session: Session, task_id: str, *, status: int) -> OperationReply:
+    task = await task_schema(service, await service.store.tasks.task(task_id))
+    shape = Submitted(session=SessionSchema.of(session), task=task)
+    return OperationReply(shape, status, {"Location": f"/v1/tasks/{task_id}"})

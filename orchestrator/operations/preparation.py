@@ -150,8 +150,9 @@ def follow_up(
         definition = _definition(catalogue, body.agent or former.identity.definition)
     definition = definition.with_settings(read_settings(body.settings))
     task = _ask(body.goal, session, definition, name, catalogue, _now_us(), task_id=task_id, follows=follows)
+    opened = replace(session, is_closed=False)  # as the new task leaves it
     return Submission(
-        session, replace(task, trace_parent=trace_parent()), parse_budget(body.budget), body.max_concurrent
+        opened, replace(task, trace_parent=trace_parent()), parse_budget(body.budget), body.max_concurrent
     )
 
 

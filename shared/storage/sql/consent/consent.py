@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
-from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -39,11 +38,12 @@ from soong.shared.storage.sql.engine.ownership import check_owned
 from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request_body
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables.service import answers, decisions
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
 
+ANSWER: Final = Statement("answer: of a question", "SELECT * FROM answers WHERE request_id = :request_id")
+DECISION: Final = Statement("decision: of a question", "SELECT body FROM decisions WHERE request_id = :request_id")
 HELD_OF_CALL: Final = Statement(
     "held of call: its pending question, held before its run is, as by the one who decides it",
     """
@@ -191,8 +191,7 @@ class SqlConsent:
             raise
 
     async def answer_of(self, request_id: str) -> Answer | None:
-        wanted = select(answers).where(answers.c.request_id == request_id)
-        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        row = await self._database.read(lambda tx: tx.first(ANSWER, request_id=request_id))
         return None if row is None else answer_of(row)
 
     async def decide(
@@ -214,8 +213,7 @@ class SqlConsent:
             raise
 
     async def decision_of(self, request_id: str) -> Decision | None:
-        wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)
-        body = await self._database.read(lambda tx: tx.execute(wanted).scalar())
+        body = await self._database.read(lambda tx: tx.value(DECISION, request_id=request_id))
         return None if body is None else decision_of(body)
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:

@@ -49,6 +49,7 @@ RETIRE: Final = Statement(
     ON CONFLICT DO NOTHING RETURNING key_id
     """,
 )
+TOKEN: Final = Statement("token: one by its id", "SELECT * FROM api_tokens WHERE id = :id")
 UNUSED: Final = Statement(
     "unused: decided questions whose decision was not consumed; held, so that none is used while its key is revoked",
     """
@@ -211,8 +212,7 @@ class SqlAccess:
         await self._database.write(write)
 
     async def token(self, token_id: str) -> ApiToken | None:
-        wanted = select(api_tokens).where(api_tokens.c.id == token_id)
-        row = await self._database.read(lambda tx: tx.execute(wanted).first())
+        row = await self._database.read(lambda tx: tx.first(TOKEN, id=token_id))
         return None if row is None else _TOKENS.read(row)
 
     async def tokens(self) -> Sequence[ApiToken]:

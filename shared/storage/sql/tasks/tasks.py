@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.budgets import task_scope
@@ -87,6 +87,10 @@ ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = table_read("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
+STEP_COUNTS: Final = Statement(
+    "step counts: of a task by status",
+    "SELECT status, count(*) AS steps FROM steps WHERE task_id = :task_id GROUP BY status",
+)
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -183,8 +187,7 @@ class SqlTasks:
         return TaskStatus(found)
 
     async def counts(self, task_id: str) -> Mapping[StepStatus, int]:
-        counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
-        found: Sequence[Any] = await self._database.read(lambda tx: tx.execute(counted).all())
+        found = await self._database.read(lambda tx: tx.rows(STEP_COUNTS, task_id=task_id))
         return {StepStatus(status): number for status, number in found}
 
 

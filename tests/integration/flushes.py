@@ -10,7 +10,7 @@ from pathlib import Path
 
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, UnflushedLog, WriteAheadLog, database_file
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, database_file
 from soong.shared.storage.sql.store import SqlStore
 from tests.contract.scene import completed
 from tests.model.builders import take_turn
@@ -28,7 +28,7 @@ def scopes(path: Path) -> list[str]:
         connection.close()
 
 
-def log_of(database: Database) -> UnflushedLog:
+def log_of(database: Database) -> WriteAheadLog:
     log = database._writer._log
     assert log is not None
     return log
@@ -42,7 +42,7 @@ def held_flush(database: Database) -> Iterator[threading.Event]:
     def flush(log: WriteAheadLog) -> None:
         has_begun.set()
         assert may_end.wait(LIMIT_S)
-        log.flush()
+        log.sync()
 
     log_of(database).flusher = flush
     try:
@@ -58,7 +58,7 @@ def counted_flushes(database: Database) -> Iterator[list[int]]:
 
     def flush(log: WriteAheadLog) -> None:
         found.append(Path(f"{database_file(database.url)}-wal").stat().st_size)
-        log.flush()
+        log.sync()
 
     log_of(database).flusher = flush
     yield found

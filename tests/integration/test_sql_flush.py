@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import sqlite3
-import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from itertools import count
@@ -20,7 +19,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
 from soong.shared.storage.sql.store import SqlStore
 from tests.integration.flushes import (
     LIMIT_S,
@@ -90,28 +89,6 @@ async def test_what_nobody_waits_for_is_flushed_in_a_moment_also_where_others_ke
             assert asyncio.get_running_loop().time() < deadline
 
 
-async def test_a_log_that_is_being_flushed_is_not_closed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number could be another file's by then, whose flush would be taken for the log's."""
-    has_begun, may_end = threading.Event(), threading.Event()
-    usual = os.fdatasync
-
-    def held(fd: int) -> None:
-        has_begun.set()
-        assert may_end.wait(LIMIT_S)
-        usual(fd)  # raises where the file is closed
-
-    monkeypatch.setattr(os, "fdatasync", held)
-    await database.write(add("a"), flush=Flush.WITH_NEXT)
-    log = write_ahead_log(database.url)
-    assert log is not None
-    flushing = asyncio.create_task(asyncio.to_thread(log.flush))
-    assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
-    closing = asyncio.create_task(asyncio.to_thread(log.forget))
-    await asyncio.sleep(0.05)
-    may_end.set()
-    await asyncio.gather(flushing, closing)
-
-
 async def test_what_is_flushed_before_its_caller_returns_others_see_and_write_after_meanwhile(
     database: Database, path: Path
 ) -> None:
@@ -133,7 +110,7 @@ async def test_nobody_hears_of_a_commit_whose_flush_failed(database: Database, p
         await database.write(add("a"), flush=Flush.BEFORE_RETURN)
     assert await database.write(add("b"), flush=Flush.WITH_NEXT) == "b"
 
-    log_of(database).flusher = WriteAheadLog.flush
+    log_of(database).flusher = WriteAheadLog.sync
     assert await database.write(add("c"), flush=Flush.BEFORE_RETURN) == "c"
     assert scopes(path) == ["a", "b", "c"]
 
@@ -145,7 +122,7 @@ async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
     image = tmp_path / "image.db"
 
     def flush(log: WriteAheadLog) -> None:
-        log.flush()
+        log.sync()
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{path}{suffix}", f"{image}{suffix}")
 
@@ -314,7 +291,7 @@ async def test_what_could_not_be_flushed_is_soon_flushed_although_nothing_is_wri
     await SOON(database, add("hop"))
     await until(partial(_is_torn, database))
     before, written_ns = written(log)
-    log_of(database).flusher = WriteAheadLog.flush
+    log_of(database).flusher = WriteAheadLog.sync
 
     await until(lambda: not _is_torn(database))
 
@@ -330,7 +307,7 @@ async def test_nothing_is_written_after_what_could_not_be_flushed_until_that_is_
     log_of(database).flusher = fail
     await SOON(database, add("hop"))
     await until(partial(_is_torn, database))
-    log_of(database).flusher = WriteAheadLog.flush
+    log_of(database).flusher = WriteAheadLog.sync
     with monkeypatch.context() as broken:
 
         def refuse(fd: int, data: bytes, offset: int) -> int:

@@ -32,7 +32,7 @@ from soong.shared.storage.sql.claims.claim_context import (
 )
 from soong.shared.storage.sql.claims.claiming import (
     LIVE_WORKER,
-    TURNS,
+    TAKE_TURNS,
     ReadyGroup,
     concurrency_limits_of,
     lock_room,
@@ -177,7 +177,7 @@ def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, step: Row) -> Claim
     """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
     run_log = RunLogBuffer(ask.now_us)
     note_claimed(run_log, step, ask.worker_id, claimed_by=ask.holder.run_id)
-    tx.change(TURNS, "turns", [(step.session_id, next_turn(int(tx.value(LAST_TURN) or 0)))])
+    tx.change(TAKE_TURNS, [(step.session_id, next_turn(int(tx.value(LAST_TURN) or 0)))])
     context = contexts.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=[step.run_id]))
     results = results_of(tx, tx.rows(DEPENDENCIES, keys=[step.key]))
     claim = context.claim(step, results.get(step.key, {}))

@@ -16,7 +16,7 @@ from soong.shared.storage.sql.claims.claim_context import (
 )
 from soong.shared.storage.sql.claims.claiming import (
     CLAIM_LANE,
-    TURNS,
+    TAKE_TURNS,
     ClaimScan,
     Turns,
     know_heads,
@@ -107,7 +107,7 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
     if not claimed:
         return {}
     served = {step.session_id for step in claimed}
-    tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
+    tx.change(TAKE_TURNS, sorted(item for item in turns.turn.items() if item[0] in served))
     context = contexts.of_runs(tx, tx.rows(CLAIM_CONTEXT, run_ids=[step.run_id for step in claimed]))
     for step in claimed:
         note_claimed(run_log, step, request.worker_id)

@@ -14,7 +14,7 @@ from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.storage.sql.claims.completions import ClaimRequest
-from soong.shared.storage.sql.engine.statements import Change, Statement
+from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -120,12 +120,10 @@ CLAIM_LANE: Final = Statement(
 TAKE_TURNS: Final = Statement(
     "take turns: remember when each session was last served; one that another worker serves just now is left to it",
     """
-    UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint) WHERE sessions.id = t.id
+    UPDATE sessions SET last_claimed = t.turn FROM @changes t(id text, turn bigint) WHERE sessions.id = t.id
     /*pg AND sessions.ordinal IN (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED) */
     """,
 )
-TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE id = ?1")
-
 
 QueuePosition: TypeAlias = tuple[int, int, int]
 """The place of a ready step in its session; the lowest is next."""

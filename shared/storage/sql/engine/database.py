@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection
 
@@ -49,12 +49,7 @@ class Database:
         self._reading: dict[int, Connection] = {}
         """By thread: each keeps its connection. Taking one out of the pool would cost as much as the read."""
 
-    async def write(
-        self,
-        function: Callable[[Transaction], T],
-        *,
-        flush: Flush = Flush.BEFORE_RETURN,
-    ) -> T:
+    async def write(self, function: Callable[[Transaction], T], *, flush: Flush = Flush.BEFORE_RETURN) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
@@ -63,36 +58,24 @@ class Database:
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
-        loop = asyncio.get_running_loop()
-        work = Work(function, loop, loop.create_future(), flush=flush)
-        await self._until_written(work)
-        result: T = work.future.result()
+        result: T = await self._written(Work(function, flush=flush))
         return result
 
-    async def write_together(
-        self,
-        write: WriteTogether[Item, T],
-        item: Item,
-        *,
-        flush: Flush = Flush.BEFORE_RETURN,
-    ) -> T:
+    async def write_together(self, write: WriteTogether[Item, T], item: Item) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 
         They are written after all else in their transaction.
         """
-        loop = asyncio.get_running_loop()
-        work = Work(None, loop, loop.create_future(), write, item, flush)
-        await self._until_written(work)
-        result: T = work.future.result()
+        result: T = await self._written(Work(None, write, item))
         return result
 
-    async def _until_written(self, work: Work) -> None:
+    async def _written(self, work: Work) -> Any:
         """Wait for work; a stopped process might keep SQLite's writer for ever. Raises: whatever became of the work."""
         self._writer.put(work)
         lock = self._writer.lock
         try:
             async with asyncio.timeout(None if lock is None else self._patience_left_s()):
-                await work.future
+                return await work.future
         except TimeoutError:
             if lock is None:
                 raise

@@ -238,11 +238,23 @@ def our_errors() -> Iterator[None]:
     except SoongError:
         raise
     except Exception as error:
-        if is_unavailable(error):
-            raise UnavailableError(f"the database did not answer: {first_line(error)}") from error
-        if is_unstorable(error):
-            raise unstorable(error) from error
-        raise
+        if (ours := as_ours(error)) is None:
+            raise
+        raise ours from error
+
+
+def as_ours(error: BaseException) -> SoongError | None:
+    """Return our error for what a driver raises about the database's reach, or a text that it takes none of."""
+    ours: SoongError | None = None
+    if is_unavailable(error):
+        ours = UnavailableError(f"the database did not answer: {first_line(error)}")
+    elif is_unstorable(error):
+        found = driver_error(error)
+        shown = fault(str(found.object)) if isinstance(found, UnicodeEncodeError) else first_line(error)
+        ours = UsageError(f"the database cannot store a text that it was given: {shown}; expected {EXPECTED}")
+    if ours is not None:
+        ours.__cause__ = error
+    return ours
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -275,13 +287,6 @@ def is_unstorable(error: BaseException) -> bool:
     return getattr(found, "sqlstate", None) in _UNSTORABLE or (
         type(found).__name__ == "DataError" and "NUL (0x00)" in str(found)
     )
-
-
-def unstorable(error: BaseException) -> UsageError:
-    """Return the message of :func:`is_unstorable`."""
-    found = driver_error(error)
-    shown = fault(str(found.object)) if isinstance(found, UnicodeEncodeError) else first_line(error)
-    return UsageError(f"the database cannot store a text that it was given: {shown}; expected {EXPECTED}")
 
 
 def is_conflict(error: BaseException) -> bool:

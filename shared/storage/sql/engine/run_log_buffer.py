@@ -5,7 +5,7 @@ touched once whatever happened to it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, NewRun, RunStatus, Usage
 from soong.shared.storage.sql.engine.rows import IDENTITIES, NEW_RUNS, RUN_COLUMNS
-from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of
 from soong.shared.storage.sql.engine.tables.work import events as events_table
 from soong.shared.storage.sql.engine.tables.work import nodes as nodes_table
 from soong.shared.storage.sql.engine.tables.work import runs as runs_table
@@ -44,23 +44,21 @@ INSERT_SURFACES: Final = Insert(surfaces_table, ("digest", "body"), then="ON CON
 _MADE: Final = ("status", "surface", "last_seq", "last_node", "created_us", "started_us")
 INSERT_RUNS: Final = Insert(runs_table, (*RUN_COLUMNS, *NEW_RUNS.written, *_MADE))
 
-CHANGE_RUNS: Final = Statement(
-    "change runs: move, end and count their logs on, each row once",
-    """
-    UPDATE runs SET
+_STATE: Final = """
         status = coalesce(c.status, runs.status),
         end_reason = coalesce(c.end_reason, runs.end_reason),
         ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
         started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us) ELSE runs.started_us END,
         usage = coalesce(c.usage, runs.usage),
         fence = coalesce(c.fence, runs.fence),
-        worker_id = coalesce(c.worker_id, runs.worker_id),
-        last_seq = last_seq + c.events,
-        last_node = last_node + c.nodes
-    FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                    events bigint, nodes bigint)
-    WHERE runs.id = c.run_id
-    """,
+        worker_id = coalesce(c.worker_id, runs.worker_id)"""
+_CHANGED: Final = "run_id text, status text, end_reason text, usage text, fence bigint, worker_id text"
+CHANGE_RUNS: Final = Statement(
+    "change runs: move, end and count their logs on, each row once",
+    f"""
+    UPDATE runs SET {_STATE}, last_seq = last_seq + c.events, last_node = last_node + c.nodes
+    FROM @changes c({_CHANGED}, events bigint, nodes bigint) WHERE runs.id = c.run_id
+    """,  # noqa: S608  # our own words
 )
 LAST_SEQ: Final = (
     "greatest(runs.last_seq, coalesce((SELECT written.seq FROM events AS written"
@@ -97,39 +95,14 @@ CHANGE_AND_LOG: Final = Statement(
     "run's logs is decided on what the run was before",
     f"""
     WITH counted AS (
-        UPDATE runs SET
-            status = coalesce(c.status, runs.status),
-            end_reason = coalesce(c.end_reason, runs.end_reason),
-            ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
-            started_us = CASE WHEN c.status = 'running' THEN coalesce(runs.started_us, :now_us)
-                              ELSE runs.started_us END,
-            usage = coalesce(c.usage, runs.usage),
-            fence = coalesce(c.fence, runs.fence),
-            worker_id = coalesce(c.worker_id, runs.worker_id),
-            last_seq = {LAST_SEQ} + c.added,
-            last_node = {LAST_NODE} + c.nodes_added
-        FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                        added bigint, events jsonb, nodes_added bigint, nodes jsonb)
+        UPDATE runs SET {_STATE}, last_seq = {LAST_SEQ} + c.added, last_node = {LAST_NODE} + c.nodes_added
+        FROM @changes c({_CHANGED}, added bigint, events jsonb, nodes_added bigint, nodes jsonb)
         WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), {logged(":now_us")}
     SELECT count(*) FROM counted
     """,  # noqa: S608  # our own words
 )
-_LOGGED: Final = Change(CHANGE_AND_LOG, "")
-_CHANGES: Final = Change(
-    CHANGE_RUNS,
-    """
-    UPDATE runs SET
-        status = coalesce(?2, status), end_reason = coalesce(?3, end_reason),
-        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?9 END,
-        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?9) ELSE started_us END,
-        usage = coalesce(?4, usage), fence = coalesce(?5, fence), worker_id = coalesce(?6, worker_id),
-        last_seq = last_seq + ?7, last_node = last_node + ?8
-    WHERE id = ?1
-    """,
-)
-
 ROW_ENTRIES: Final = 64
 ROW_CHARS: Final = 64 * 1024
 """Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
@@ -157,14 +130,13 @@ class _RunEntries:
     new: NewRun | None = None
 
     @property
+    def state(self) -> tuple[str | None, str | None, str | None, int | None, str | None]:
+        return self.status, self.end_reason, self.usage, self.fence, self.worker_id
+
+    @property
     def logs(self) -> tuple[int, list[Row], int, list[Row]]:
         """Return how many events there are and their rows, and the same of nodes."""
         return len(self.events), packed(self.events), len(self.nodes), packed(self.nodes)
-
-    @property
-    def is_let_go(self) -> bool:
-        """Say whether nobody holds the run from now on."""
-        return self.worker_id == ""
 
 
 class RunLogBuffer:
@@ -221,46 +193,36 @@ class RunLogBuffer:
         surfaces, runs = self._new_runs()
         tx.insert(INSERT_SURFACES, surfaces)
         tx.insert(INSERT_RUNS, runs)
+        standing = sorted((run_id, entry) for run_id, entry in self._entries.items() if entry.new is None)
         if tx.is_postgres:
-            self._change_and_log(tx)
+            self._change_and_log(tx, standing)
         else:
-            tx.change(_CHANGES, "changes", self.change_rows(), now_us=self._now_us)
+            counted = [(run_id, *entry.state, len(entry.events), len(entry.nodes)) for run_id, entry in standing]
+            tx.change(CHANGE_RUNS, counted, now_us=self._now_us)
         self.flush_logs(tx)
 
     def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
-        """Return what was gathered for new runs, in the order in which it is to be inserted; nothing is left.
-
-        Raises: ValueError when something was gathered for a run that is not new: that needs a transaction.
-        """
-        if self.change_rows():
-            raise ValueError("an existing run cannot be changed without a transaction")
+        """Return what was gathered for runs that are all new, in the order in which it is to be inserted."""
         surfaces, runs = self._new_runs()
-        tables = (
+        tables: tuple[tuple[Insert, Iterable[Row]], ...] = (
             (INSERT_SURFACES, surfaces),
             (INSERT_RUNS, runs),
             (INSERT_EVENTS, self.event_rows()),
             (INSERT_NODES, self.node_rows()),
         )
-        made = tuple(ReadyRows.of(insert, rows, is_postgres=is_postgres) for insert, rows in tables)
-        self._entries.clear()
-        return made
+        return tuple((insert, list(batches_of(rows, is_postgres=is_postgres))) for insert, rows in tables)
 
-    def _change_and_log(self, tx: Transaction) -> None:
-        """Change and log the existing runs; a run is let go last, once its log is written."""
-        standing = {run_id: entry for run_id, entry in sorted(self._entries.items()) if entry.new is None}
-        if not standing:
-            return
-        for run_id in standing:
+    def _change_and_log(self, tx: Transaction, standing: Sequence[tuple[str, _RunEntries]]) -> None:
+        """Change and log the existing runs; one that is let go stays as it is until its log is written."""
+        rows, freed = [], []
+        for run_id, entry in standing:
             del self._entries[run_id]
-        rows = [self._logged_row(run_id, entry) for run_id, entry in standing.items()]
-        tx.change(_LOGGED, "changes", rows, now_us=self._now_us)
-        freed = [_freed_row(run_id, entry) for run_id, entry in standing.items() if entry.is_let_go]
-        tx.change(_CHANGES, "changes", freed, now_us=self._now_us)
-
-    def _logged_row(self, run_id: str, entry: _RunEntries) -> tuple[object, ...]:
-        """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
-        status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
-        return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *entry.logs
+            _, *of_end, worker_id = state = entry.state
+            is_let_go = worker_id == ""
+            rows.append((run_id, *((None, *of_end, None) if is_let_go else state), *entry.logs))
+            freed += [(run_id, *state, 0, 0)] if is_let_go else []
+        tx.change(CHANGE_AND_LOG, rows, now_us=self._now_us)
+        tx.change(CHANGE_RUNS, freed, now_us=self._now_us)
 
     def _new_runs(self) -> tuple[list[tuple[str, str]], list[tuple[object, ...]]]:
         """Return the rows of surfaces and of runs."""
@@ -295,25 +257,15 @@ class RunLogBuffer:
         tx.insert(INSERT_NODES, self.node_rows())
         self._entries.clear()
 
-    def change_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
-        return [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
-            for run_id, e in sorted(self._entries.items())
-            if e.new is None
-        ]
-
     def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], int, list[Row]]:
         """Return (status, end reason, usage, number of events, their rows, number of nodes, their rows) of one run."""
         e = self._entries[run_id]
         return e.status, e.end_reason, e.usage, *e.logs
 
-    def event_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of events as they are inserted."""
+    def event_rows(self) -> Iterator[Row]:
         return ((run_id, *row) for run_id, e in self._entries.items() for row in packed(e.events))
 
-    def node_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of nodes as they are inserted."""
+    def node_rows(self) -> Iterator[Row]:
         return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
 
 
@@ -337,7 +289,3 @@ def packed(entries: Sequence[Row]) -> list[Row]:
         rows.append((first, second, document, f"[{','.join(texts)}]" if texts else "", left))
         texts, size = [], 0
     return rows
-
-
-def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
-    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0

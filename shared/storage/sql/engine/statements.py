@@ -8,13 +8,12 @@ of any size is one statement with one plan. ``EACH OF column AS alias`` takes a 
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Table
 
-from soong.shared.core.value import Value
 from soong.shared.storage.sql.engine.columns import MAX_WORD_CHARS, type_of
 from soong.shared.storage.sql.engine.texts import encode_ascii
 
@@ -29,8 +28,6 @@ _POSTGRES_ONLY: Final = re.compile(r"/\*pg (.*?)\*/", re.DOTALL)
 _POSTGRES_EACH: Final = r"json_array_elements_text(\1::json) WITH ORDINALITY AS \2(value, key)"
 _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)))"
 
-_READ_LATER: Final = frozenset({"sqlite", "postgres", "writes", "returns", "packed"})
-
 SIZE: Final = "/*pg octet_*/length({0})"
 """How long a text is, in bytes on PostgreSQL: to know it, a text that is stored apart is not loaded."""
 PAGE_SIZE: Final = 8 * 1024 * 1024
@@ -40,47 +37,49 @@ BATCH_CHARS: Final = 256 * 1024
 """Limits of one statement that writes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Statement:
-    """One named statement in both dialects. ``writes``: it changes rows; ``returns``: it has rows to read.
+    """One named statement in both dialects.
 
     The text is read at the first use: there are some 250 statements, and a client uses a tenth of them.
     """
 
-    name: str
-    _text: str = field(repr=False, compare=False)
-    sqlite: str
-    postgres: str
-    writes: bool
-    returns: bool
-    packed: tuple[str, ...]
-    """Parameters that are lists or tables: both databases take them as JSON text, one value whatever their size."""
-
     def __init__(self, name: str, text: str) -> None:
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "_text", text)
+        self.name = name
+        self._written = text
 
-    def __getattr__(self, name: str) -> Any:
-        """Read the text: an attribute is asked for that is not there yet."""
-        if name not in _READ_LATER:
-            raise AttributeError(name)
-        self._read()
-        return getattr(self, name)
+    @cached_property
+    def _text(self) -> str:
+        return " ".join(self._written.split())
 
-    def _read(self) -> None:
-        text = " ".join(self._text.split())
-        postgres = _EACH.sub(_POSTGRES_EACH, _POSTGRES_ONLY.sub(r"\1", text))
-        postgres = _FIELD.sub(r"(\2::json ->> '\1')", postgres)
-        text = _FIELD.sub(r"json_extract(\2, '$.\1')", _EACH.sub(r"json_each(\1) AS \2", text))
-        set_ = object.__setattr__
-        packed = [*(match[1] for match in _ROWS.finditer(postgres)), *_LIST.findall(postgres)]
-        set_(self, "packed", tuple(dict.fromkeys(packed)))
-        set_(self, "sqlite", _LIST.sub(r"IN (SELECT value FROM json_each(:\1))", _ROWS.sub(_sqlite_table, text)))
-        postgres = _LIST.sub(_POSTGRES_LIST, _ROWS.sub(_postgres_table, postgres))
-        set_(self, "postgres", _NAME.sub(r"%(\1)s", postgres))
-        writes = _WRITES.search(text) is not None
-        set_(self, "writes", writes)
-        set_(self, "returns", not writes or "RETURNING" in text)
+    @cached_property
+    def sqlite(self) -> str:
+        text = _FIELD.sub(r"json_extract(\2, '$.\1')", _EACH.sub(r"json_each(\1) AS \2", self._text))
+        return _LIST.sub(r"IN (SELECT value FROM json_each(:\1))", _ROWS.sub(_sqlite_table, text))
+
+    @cached_property
+    def postgres(self) -> str:
+        text = _FIELD.sub(r"(\2::json ->> '\1')", _EACH.sub(_POSTGRES_EACH, self._with_postgres))
+        return _NAME.sub(r"%(\1)s", _LIST.sub(_POSTGRES_LIST, _ROWS.sub(_postgres_table, text)))
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """Parameters that are lists or tables: both databases take them as JSON text, one value whatever their size."""
+        text = self._with_postgres
+        return tuple(dict.fromkeys([*(match[1] for match in _ROWS.finditer(text)), *_LIST.findall(text)]))
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether it changes rows."""
+        return _WRITES.search(self._text) is not None
+
+    @cached_property
+    def returns(self) -> bool:
+        """Whether it has rows to read."""
+        return not self.writes or "RETURNING" in self._text
+
+    @property
+    def _with_postgres(self) -> str:
+        return _POSTGRES_ONLY.sub(r"\1", self._text)
 
     def parameters(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters as the drivers take them."""
@@ -116,17 +115,12 @@ def table_read(
     return Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Insert:
     """Rows into one table in one round trip: ``executemany`` on SQLite, one JSON value on PostgreSQL.
 
     ``columns`` names the given values in their order; those that are not columns of the table are in ``more``, with
     their PostgreSQL types. They serve the expressions in ``computed``, which name the given values as ``:name``.
     """
-
-    names: tuple[str, ...]
-    sqlite: str
-    postgres: str
 
     def __init__(
         self,
@@ -139,47 +133,34 @@ class Insert:
     ) -> None:
         extra = more or {}
         types = {name: extra.get(name) or type_of(table, name) for name in (*columns, *extra)}
-        given = tuple(types)
+        self.names = given = tuple(types)
         values = {name: f":{name}" for name in given if name not in extra} | dict(computed or {})
         into = f"INSERT INTO {table.name} ({', '.join(values)})"
         positional = ", ".join(_positional(value, given) for value in values.values())
         selected = ", ".join(_NAME.sub(r"given.\1", value) for value in values.values())
         rows = _json_rows("%s", list(types.items()))
-        set_ = object.__setattr__
-        set_(self, "names", given)
         # The texts are ours, written out in this package; no value of anybody's stands in them.
-        set_(self, "sqlite", f"{into} VALUES ({positional}) {then}")
-        set_(self, "postgres", f"{into} SELECT {selected} FROM {rows} AS given {then}")  # noqa: S608
+        self.sqlite = f"{into} VALUES ({positional}) {then}"
+        self.postgres = f"{into} SELECT {selected} FROM {rows} AS given {then}"  # noqa: S608
 
     def row(self, values: Mapping[str, object]) -> tuple[object, ...]:
         """Return a row as it is given to the statement, from values by their names."""
         return tuple(values[name] for name in self.names)
 
 
-class ReadyRows(Value):
-    """Rows of one insert, built before a transaction begins, so that it holds its locks for the statements alone.
+ReadyRows: TypeAlias = tuple[Insert, Sequence[Any]]
+"""Batches of one insert, built before a transaction begins, so that it holds its locks for the statements alone."""
 
-    ``batches`` are JSON texts on PostgreSQL, and lists of rows on SQLite.
+
+def batches_of(rows: Iterable[Sequence[Any]], *, is_postgres: bool) -> Iterator[Any]:
+    """Yield rows, given in the order of an insert's columns, as one statement each takes them: none if there are none.
+
+    JSON texts on PostgreSQL, one list on SQLite.
     """
-
-    insert: Insert
-    batches: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, insert: Insert, rows: Iterable[Sequence[Any]], *, is_postgres: bool) -> "ReadyRows":
-        """Encode rows given in the order of the insert's columns."""
-        return cls(insert, tuple(packed_batches(rows)) if is_postgres else (list(rows),))
-
-
-class Change(Value):
-    """One change of many rows that returns none: ``many`` takes them as a table, ``one`` a row at a time.
-
-    SQLite repeats ``one`` in a third of the time it takes for a table of a few rows; PostgreSQL gets one statement.
-    ``one`` names its parameters ``?1``, ``?2`` … in the order of the table's columns, with ``constants`` after them.
-    """
-
-    many: Statement
-    one: str
+    if is_postgres:
+        yield from packed_batches(rows)
+    elif given := list(rows):
+        yield given
 
 
 def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:

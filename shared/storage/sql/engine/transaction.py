@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select, Table, Text
@@ -12,15 +11,12 @@ from soong.shared.core import timing
 from soong.shared.engine.tasks.retention import Footprint
 from soong.shared.storage.sql.engine.statements import (
     BATCH_ROWS,
-    Change,
     Insert,
-    ReadyRows,
     Statement,
-    packed_batches,
+    batches_of,
     row_class,
 )
 from soong.shared.storage.sql.engine.tables import metadata
-from soong.shared.storage.sql.engine.texts import encode_ascii
 
 if TYPE_CHECKING:
     from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
@@ -30,9 +26,6 @@ Row: TypeAlias = Any
 """A tuple whose items also have the names of the statement's columns."""
 
 T = TypeVar("T")
-
-FEW_ROWS: Final = 16
-"""Encoded in one call, which is faster than one by one."""
 
 SAMPLE_PAGES: Final = 2000
 """Maximum pages of each table that PostgreSQL reads to weigh its rows."""
@@ -129,39 +122,26 @@ class Transaction:
 
     def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
         """Insert rows given in the order of the insert's columns; their iterator runs between the statements."""
-        rest = iter(rows)
-        first = list(islice(rest, FEW_ROWS + 1))
-        if not first:
-            return
-        self.has_written = True
-        if not self.is_postgres:
-            self._raw.executemany(insert.sqlite, chain(first, rest))
-            return
-        are_few = len(first) <= FEW_ROWS
-        for batch in (encode_ascii(first),) if are_few else packed_batches(chain(first, rest)):
-            self._wire.post(insert.postgres, (batch,))
+        self.put(insert, batches_of(rows, is_postgres=self.is_postgres))
 
-    def put(self, tables: Iterable[ReadyRows]) -> None:
-        """Insert rows that were built before the transaction."""
-        self.has_written = True
-        for ready in tables:
-            for batch in ready.batches:
-                if self.is_postgres:
-                    self._wire.post(ready.insert.postgres, (batch,))
-                else:
-                    self._raw.executemany(ready.insert.sqlite, batch)
+    def put(self, insert: Insert, batches: Iterable[Any]) -> None:
+        """Insert rows as :func:`batches_of` yields them."""
+        for batch in batches:
+            self.has_written = True
+            if self.is_postgres:
+                self._wire.post(insert.postgres, (batch,))
+            else:
+                self._raw.executemany(insert.sqlite, batch)
 
-    def change(self, change: Change, table: str, rows: Sequence[Sequence[Any]], **constants: Any) -> None:
-        """Apply a change to rows given in the order of the columns of its ``table``."""
-        if not rows:
-            return
-        self.has_written = True
-        if self.is_postgres:
-            for start in range(0, len(rows), BATCH_ROWS):
-                given = change.many.parameters({table: rows[start : start + BATCH_ROWS], **constants})
-                self._wire.post(change.many.postgres, given)
-        else:
-            self._raw.executemany(change.one, [(*row, *constants.values()) for row in rows])
+    def change(self, statement: Statement, rows: Sequence[Sequence[Any]], **values: Any) -> None:
+        """Apply a statement to rows, its table ``changes``, without waiting for its answer."""
+        for start in range(0, len(rows), BATCH_ROWS):
+            self.has_written = True
+            given = statement.parameters({"changes": rows[start : start + BATCH_ROWS], **values})
+            if self.is_postgres:
+                self._wire.post(statement.postgres, given)
+            else:
+                self._raw.execute(statement.sqlite, given)
 
     def execute(
         self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None = None

@@ -9,7 +9,6 @@ while every other writer waits.
 
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,68 +41,12 @@ class Flush(IntEnum):
 
 
 class WriteAheadLog:
-    """The log of one database. Safe to use from any thread: a file that is being flushed is not closed."""
+    """The log of one database, as its writer sees it. For the writer's thread alone."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
         self._path = Path(f"{database}-wal")
         self._fd = -1
-        self._using = threading.Lock()
-
-    def flush(self) -> None:
-        """Wait until all that has been committed is on the disk. The database has to be open in this process.
-
-        Raises: OSError.
-        """
-        with self._using:
-            if self._fd < 0:
-                self._fd = self._open(os.O_RDONLY)
-            if self._fd >= 0:
-                _sync(self._fd)
-
-    def rewrite(self) -> None:
-        """Write the bytes of the log to it again, and flush them.
-
-        The caller keeps all others from writing: over a newer log these bytes would destroy it.
-
-        Raises: OSError.
-        """
-        with self._using:
-            if (fd := self._open(os.O_RDWR)) < 0:
-                return
-            try:
-                offset = 0
-                while data := os.pread(fd, _CHUNK_BYTES, offset):
-                    offset += os.pwrite(fd, data, offset)
-                _sync(fd)
-            finally:
-                os.close(fd)
-
-    def _open(self, how: int) -> int:
-        """Return a descriptor; -1 where there is no log: SQLite has moved it into the database, and flushed that."""
-        try:
-            return os.open(self._path, how | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if self._database.exists():
-                return -1
-            raise
-
-    def forget(self) -> None:
-        """Let go of the file, which SQLite deletes when nobody has the database open; the next flush opens it again."""
-        with self._using:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-
-
-class UnflushedLog:
-    """The log from the writer's view. For the writer's thread alone."""
-
-    flusher: Callable[[WriteAheadLog], None] = staticmethod(WriteAheadLog.flush)
-    """Flushes: a seam for fault tests. No setting reaches it."""
-
-    def __init__(self, log: WriteAheadLog) -> None:
-        self._log = log
         self.failure: OSError | None = None
         """Why a flush has failed. The system takes what it did not write for written, so the next one would succeed
         without it, and everything after that place would be lost with it in a power cut."""
@@ -124,11 +67,21 @@ class UnflushedLog:
             return timing.RETRY_EVERY_S
         return max(0.0, self.behind_since_s + timing.WRITE_AFTER_S - time.monotonic())
 
+    def sync(self) -> None:
+        """Wait until all that has been committed is on the disk. Raises: OSError."""
+        if self._fd < 0:
+            self._fd = self._open(os.O_RDONLY)
+        if self._fd >= 0:
+            _sync(self._fd)
+
+    flusher: Callable[["WriteAheadLog"], None] = staticmethod(sync)
+    """Flushes: a seam for fault tests. No setting reaches it."""
+
     def flush(self) -> OSError | None:
         """Flush what has been committed; return what went wrong."""
         if self.failure is None and self.behind_since_s is not None:
             try:
-                self.flusher(self._log)
+                self.flusher(self)
                 self.behind_since_s = None
             except OSError as error:
                 self.failure = error
@@ -143,20 +96,38 @@ class UnflushedLog:
         if self.failure is None:
             return
         try:
-            self._log.rewrite()
+            self._rewrite()
         except OSError as error:
             raise UnavailableError(f"the log of the database cannot be written: {error}") from error
         self.behind_since_s, self.failure = None, None
         log.warning("log_rewritten")
 
     def forget(self) -> None:
-        """Let go of the file."""
-        self._log.forget()
+        """Let go of the file, which SQLite deletes when nobody has the database open; the next flush opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
+    def _rewrite(self) -> None:
+        """Write the bytes of the log to it again, and flush them: over a newer log they would destroy it."""
+        if (fd := self._open(os.O_RDWR)) < 0:
+            return
+        try:
+            offset = 0
+            while data := os.pread(fd, _CHUNK_BYTES, offset):
+                offset += os.pwrite(fd, data, offset)
+            _sync(fd)
+        finally:
+            os.close(fd)
 
-def write_ahead_log(url: URL) -> WriteAheadLog | None:
-    """Return the log of an SQLite database; PostgreSQL flushes its own."""
-    return WriteAheadLog(database_file(url)) if url.get_backend_name() == "sqlite" else None
+    def _open(self, how: int) -> int:
+        """Return a descriptor; -1 where there is no log: SQLite has moved it into the database, and flushed that."""
+        try:
+            return os.open(self._path, how | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._database.exists():
+                return -1
+            raise
 
 
 def _sync(fd: int) -> None:

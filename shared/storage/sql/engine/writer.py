@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -17,22 +17,21 @@ from sqlalchemy import URL, Connection, RootTransaction
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
+    as_ours,
     discard,
     first_line,
     is_conflict,
     is_refused,
     is_too_silent,
     is_unavailable,
-    is_unstorable,
     make_engine,
-    unstorable,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import (
     Flush,
-    UnflushedLog,
+    WriteAheadLog,
     WriteLock,
-    write_ahead_log,
+    database_file,
     write_lock,
 )
 
@@ -55,12 +54,11 @@ class Work:
     """One caller's function and where its outcome goes."""
 
     function: Callable[[Transaction], Any] | None
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Any]"
     together: Together | None = None
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
     flush: Flush = Flush.BEFORE_RETURN
+    future: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     result: Any = None
     error: BaseException | None = None
 
@@ -69,7 +67,7 @@ def answer(group: Sequence[Work]) -> None:
     """Give the callers their outcomes, one wake-up per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Work]] = {}
     for work in group:
-        by_loop.setdefault(work.loop, []).append(work)
+        by_loop.setdefault(work.future.get_loop(), []).append(work)
     for loop, works in by_loop.items():
         with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
             loop.call_soon_threadsafe(resolve, works)
@@ -93,7 +91,7 @@ class _UndoneError(Exception):
 class _WriterConnection:
     """The one connection: opened when needed, dropped when its state is unknown. ``log`` is None on PostgreSQL."""
 
-    def __init__(self, url: URL, credential: str, log: UnflushedLog | None) -> None:
+    def __init__(self, url: URL, credential: str, log: WriteAheadLog | None) -> None:
         self._engine = make_engine(url, size=1, is_writer=True, credential=credential)
         self._log = log
         self._connection: Connection | None = None
@@ -141,13 +139,11 @@ class Writer:
     """Commits: a seam for fault tests (applied but reported as an error). No setting reaches it."""
 
     def __init__(self, url: URL, credential: str) -> None:
-        self.is_postgres = url.get_backend_name() == "postgresql"
         self.lock: WriteLock | None = write_lock(url)
         self.locking_since_s: float | None = None
         """Since when the thread has been waiting for the lock, on the monotonic clock."""
         self.is_closed = False
-        write_ahead = write_ahead_log(url)
-        self._log = None if write_ahead is None else UnflushedLog(write_ahead)
+        self._log = None if self.lock is None else WriteAheadLog(database_file(url))
         self._connection = _WriterConnection(url, credential, self._log)
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         """None ends the thread."""
@@ -200,7 +196,8 @@ class Writer:
         is_open = True
         self.locking_since_s = time.monotonic()
         try:
-            with self.lock.held(self._flush_alone) if self.lock else nullcontext():
+            # What nobody waits for is flushed meanwhile: that needs no lock, which others may have for long.
+            with self.lock.held(self._log.flush) if self.lock and self._log else nullcontext():
                 self.locking_since_s = None
                 # Gathered under the lock: work that arrived during the wait for it is written with the rest.
                 while is_open and len(group) < GROUP and not self._queue.empty():
@@ -213,11 +210,6 @@ class Writer:
             for work in group:
                 work.error = error
         return is_open
-
-    def _flush_alone(self) -> None:
-        """Flush what nobody waits for. That needs no lock, which others may have for long."""
-        if self._log is not None:
-            self._log.flush()
 
     def _flush_and_answer(self, group: Sequence[Work]) -> None:
         """Give the callers their outcomes, before or after the commit is flushed. Other processes write meanwhile."""
@@ -256,14 +248,8 @@ class Writer:
                     return
             else:
                 return
-        if work.error is not None and is_unavailable(work.error):
-            cause = work.error
-            work.error = UnavailableError(f"the database did not answer: {first_line(cause)}")
-            work.error.__cause__ = cause
-        elif work.error is not None and is_unstorable(work.error):
-            cause = work.error
-            work.error = unstorable(cause)
-            work.error.__cause__ = cause
+        if work.error is not None:
+            work.error = as_ours(work.error) or work.error
 
     def _attempt(self, group: Sequence[Work]) -> None:
         """Run the group's functions and commit.

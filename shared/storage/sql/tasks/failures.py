@@ -247,7 +247,8 @@ def _expand(
     if children:
         move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
         note_steps(run_log, [child for child in children if child.run is None], root_run_id)
-        tx.put(rows)
+        for ready in rows:
+            tx.put(*ready)
         if _is_paused(tx, task_id):
             tx.rows(PAUSE_CHILDREN, key=step_key)
     else:

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.engine.rows import STEPS
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of
 from soong.shared.storage.sql.engine.tables.work import steps as steps_table
 from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -94,13 +94,10 @@ def insert_steps(
 
 
 def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> ReadyRows:
-    """Build the rows of steps that depend on one another alone before a transaction.
-
-    :func:`note_steps` is the rest of them.
-    """
+    """Build the rows of steps that depend on one another alone; :func:`note_steps` is the rest of them."""
     dependents = _dependents(steps)
     rows = (_step_row(step, dependents, is_paused=False, done=frozenset()) for step in steps)
-    return ReadyRows.of(INSERT_STEPS, rows, is_postgres=is_postgres)
+    return INSERT_STEPS, list(batches_of(rows, is_postgres=is_postgres))
 
 
 def add_dependents(tx: Transaction, more: Mapping[str, Sequence[str]]) -> None:

@@ -27,7 +27,7 @@ from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, snapshot_of, step_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, table_read
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of, table_read
 from soong.shared.storage.sql.engine.tables.service import sessions
 from soong.shared.storage.sql.engine.tables.work import budgets, steps, tasks
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
@@ -123,15 +123,15 @@ class SqlTasks:
                 head = self._trail.head(tx)
                 found = _send_looks(tx, task)
                 tx.flush()
-                if is_ahead:
-                    tx.put(rows)
+                for ready in rows if is_ahead else ():
+                    tx.put(*ready)
                 is_new = _is_new(tx, task, *found)
                 if is_ahead and not is_new:
                     raise ConflictError(f"task {task.id} is there already")  # undone: rows were sent
                 if added():
                     self._trail.add(tx, head, [of_session(session)], session.created_us)
-                if is_new and not is_ahead:
-                    tx.put(rows)
+                for ready in rows if is_new and not is_ahead else ():
+                    tx.put(*ready)
 
         await self._database.write(write)
 
@@ -202,8 +202,8 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     most = task.limits
     limits = [] if most.is_unlimited else [(task_scope(task.id), most.tokens, most.microusd, most.turns, most.wall_us)]
     return (
-        ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
-        ReadyRows.of(INSERT_LIMITS, limits, is_postgres=is_postgres),
+        (INSERT_TASKS, list(batches_of([row], is_postgres=is_postgres))),
+        (INSERT_LIMITS, list(batches_of(limits, is_postgres=is_postgres))),
         ready_steps(task.steps, is_postgres=is_postgres),
         *run_log.ready(is_postgres=is_postgres),
     )
@@ -214,7 +214,8 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
         found = _send_looks(tx, task)
     if _is_new(tx, task, *found):
         with tx.pipeline():
-            tx.put(rows)
+            for ready in rows:
+                tx.put(*ready)
 
 
 def _send_looks(tx: Transaction, task: NewTask) -> tuple[Reply, Reply, Reply]:

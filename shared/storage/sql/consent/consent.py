@@ -39,7 +39,7 @@ from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, check_held, send_writes
 from soong.shared.tools.ports import ASK_MARK
 
 ANSWER: Final = Statement("answer: of a question", "SELECT * FROM answers WHERE request_id = :request_id")
@@ -219,7 +219,7 @@ class SqlConsent:
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
         def write(tx: Transaction) -> None:
             tx.rows(HELD_OF_CALL, run_id=run_id, tool_call_id=tool_call_id)
-            append_held(tx, run_id, fence, (), (), now_us)
+            append_held(tx, RunWrite(run_id, fence, now_us))
             rows = tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id)
             _note_closed(tx, rows, reason, now_us)
 
@@ -229,7 +229,7 @@ class SqlConsent:
         def write(tx: Transaction) -> list[str]:
             named = {"run_id": run_id, "asked": f"%{ASK_MARK}%"}
             tx.rows(HELD_CUT_OFF, **named)
-            append_held(tx, run_id, fence, (), (), now_us)
+            append_held(tx, RunWrite(run_id, fence, now_us))
             rows = sorted(tx.rows(WITHDRAW_CUT_OFF, **named))
             _note_closed(tx, rows, reason, now_us)
             return [request_id for request_id, *_ in rows]
@@ -238,7 +238,7 @@ class SqlConsent:
 
     async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         def write(tx: Transaction) -> bool:
-            append_held(tx, run_id, fence, (), (), now_us)
+            append_held(tx, RunWrite(run_id, fence, now_us))
             rows = tx.rows(EXPIRE_DECISION, run_id=run_id, tool_call_id=tool_call_id)
             run_log = RunLogBuffer(now_us)
             for (request_id,) in rows:
@@ -283,7 +283,8 @@ def raise_question(tx: Transaction, request: PermissionRequest, events: Sequence
         raise LeaseLostError(run_id, request.fence)
     if standing := standing_reply():
         return str(standing[0][0])
-    with appending(tx, [RunWrite(run_id, request.fence, now_us, (), events)]):
+    with tx.pipeline():
+        outcomes = send_writes(tx, [RunWrite(run_id, request.fence, now_us, (), events)])
         reply = tx.send(
             RAISE,
             id=request.id,
@@ -293,6 +294,7 @@ def raise_question(tx: Transaction, request: PermissionRequest, events: Sequence
             created_us=request.created_us,
             body=request_body(request),
         )
+    check_held(outcomes())
     if not reply():
         raise ConflictError(f"question {request.id} cannot be raised: its id is another question's")
     return request.id

@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.run_writes import append_held
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held
 from soong.shared.storage.sql.tasks.task_ends import SETTLE_ALL, cancel_all, move_task
 
 OPEN_ASKS: Final = Statement(
@@ -89,7 +89,7 @@ class SqlAsks:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             if TaskStatus(was).is_terminal:
                 return frozenset()
-            append_held(tx, end.run_id, end.fence, end.nodes, end.events, now_us)
+            append_held(tx, RunWrite(end.run_id, end.fence, now_us, end.nodes, end.events))
             event, note, run_status = _ENDS[end.status]
             status = advance_task(TaskStatus(was), event)
             reason = end.error.message if end.error else ""

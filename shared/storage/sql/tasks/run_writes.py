@@ -6,9 +6,8 @@ PostgreSQL a round trip of its own cost more than what it wrote. The writer hand
 fence.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.errors import LeaseLostError, NotFoundError, SoongError
@@ -22,6 +21,9 @@ from soong.shared.storage.sql.engine.rows import CALL_COLUMNS, call_values
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer, logged
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+Outcome: TypeAlias = Appended | SoongError
+"""Of a write: the ends of its logs, or a LeaseLostError."""
 
 _KEY: Final = ("run_id", "tool_call_id")
 APPEND: Final = Statement(
@@ -38,7 +40,7 @@ _REPLACED: Final = ", ".join(f"{name} = excluded.{name}" for name in CALL_COLUMN
 _REPLACE: Final = f"ON CONFLICT (run_id, tool_call_id) DO UPDATE SET {_REPLACED}"
 
 APPEND_ALL: Final = Statement(
-    "append all: the same of many runs, each once, with their nodes, events and last call, fused for PostgreSQL as the "
+    "append all: the same of many runs, each once, with their nodes, events and calls, fused for PostgreSQL as the "
     "worker's hot path is; a run without a row has lost its lease, and nothing of it is written",
     f"""
     WITH counted AS (
@@ -58,8 +60,9 @@ APPEND_ALL: Final = Statement(
                   given.now_us, given.events, given.nodes, given.calls
     ), {logged("counted.now_us")}, put AS (
         INSERT INTO calls (position, {_COLUMNS})
-        SELECT (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id), {_GIVEN}
-        FROM counted CROSS JOIN LATERAL jsonb_populate_recordset(NULL::calls, counted.calls) AS c
+        SELECT (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id) + v.place - 1, {_GIVEN}
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.calls) WITH ORDINALITY AS v(line, place)
+        CROSS JOIN LATERAL jsonb_populate_record(NULL::calls, v.line) AS c
         {_REPLACE}
     )
     SELECT id, last_seq, last_node FROM counted
@@ -145,50 +148,47 @@ class RunWrite(Value):
     reports: bool = False
 
 
-def write_runs(tx: Transaction, writes: Sequence[RunWrite]) -> list[Appended | SoongError]:
+def write_runs(tx: Transaction, writes: Sequence[RunWrite]) -> list[Outcome]:
     """Make the writes of many runs; return the outcomes, a LeaseLostError for one that wrote nothing."""
-    made: dict[int, Appended | SoongError] = {}
-    for wave in _waves(writes):
-        made |= {id(write): outcome for write, outcome in zip(wave, _written(tx, wave), strict=True)}
-    return [made[id(write)] for write in writes]
-
-
-def append_held(
-    tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
-) -> Appended:
-    """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
-    (outcome,) = _written(tx, [RunWrite(run_id, fence, now_us, nodes, events)])
-    if isinstance(outcome, SoongError):
-        raise outcome
-    return outcome
-
-
-@contextmanager
-def appending(tx: Transaction, writes: Sequence[RunWrite]) -> Iterator[None]:
-    """Append to the logs of held runs, in one round trip with the statements sent within.
-
-    A lost lease must undo these statements with the transaction. Not for writes that ``report``, nor for more than one
-    call of each.
-
-    Raises:
-        LeaseLostError: one of them has lost its lease; on PostgreSQL raised at the end.
-    """
-    if not tx.is_postgres:
-        for outcome in write_runs(tx, writes):
-            if isinstance(outcome, SoongError):
-                raise outcome
-        yield
-        return
     with tx.pipeline():
-        sent = [
-            (wave, [tx.send(APPEND_ALL, writes=given) for given in packed_batches(map(_given, wave))])
-            for wave in _waves(writes)
-        ]
-        yield
-    for wave, replies in sent:
-        counted = {row[0] for reply in replies for row in reply()}
-        for lost in (write for write in wave if write.run_id not in counted):
-            raise LeaseLostError(lost.run_id, lost.fence)
+        outcomes = send_writes(tx, writes)
+    made = outcomes()
+    for write, outcome in zip(writes, made, strict=True):
+        if write.reports and isinstance(outcome, Appended):
+            report(tx, write.run_id, write.events, write.now_us)
+    return made
+
+
+def send_writes(tx: Transaction, writes: Sequence[RunWrite]) -> Callable[[], list[Outcome]]:
+    """Make writes that report nothing; the outcomes are read after the statements that share their round trip."""
+    if not tx.is_postgres:
+        made = [_append(tx, write) for write in writes]
+        return lambda: made
+    sent = [
+        (wave, [tx.send(APPEND_ALL, writes=given) for given in packed_batches(map(_given, wave))])
+        for wave in _waves(writes)
+    ]
+
+    def outcomes() -> list[Outcome]:
+        found: dict[int, Outcome] = {}
+        for wave, replies in sent:
+            counted = {run_id: Appended(*counts) for reply in replies for run_id, *counts in reply()}
+            found |= {id(one): counted.get(one.run_id) or LeaseLostError(one.run_id, one.fence) for one in wave}
+        return [found[id(write)] for write in writes]
+
+    return outcomes
+
+
+def append_held(tx: Transaction, *writes: RunWrite) -> None:
+    """Write into the logs of runs that are running under their fences. Raises: LeaseLostError."""
+    check_held(write_runs(tx, writes))
+
+
+def check_held(outcomes: Sequence[Outcome]) -> None:
+    """Raises: LeaseLostError, of the first write that was not made."""
+    for outcome in outcomes:
+        if isinstance(outcome, SoongError):
+            raise outcome
 
 
 def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
@@ -204,47 +204,29 @@ def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
         rest = later
 
 
-def _written(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
-    outcomes = _append_all(tx, wave) if tx.is_postgres else [_append(tx, write) for write in wave]
-    for write, outcome in zip(wave, outcomes, strict=True):
-        if not isinstance(outcome, Appended):
-            continue
-        if write.reports:
-            report(tx, write.run_id, write.events, write.now_us)
-        for call in write.calls[1:] if tx.is_postgres else write.calls:
-            tx.rows(PUT_CALL, **call_values(call))
-    return outcomes
-
-
-def _append_all(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
-    counted: dict[str, Appended] = {}
-    for writes in packed_batches(map(_given, wave)):
-        for run_id, *counts in tx.rows(APPEND_ALL, writes=writes):
-            counted[run_id] = Appended(*counts)
-    return [counted.get(write.run_id) or LeaseLostError(write.run_id, write.fence) for write in wave]
-
-
 def _given(write: RunWrite) -> Row:
     log = RunLogBuffer(write.now_us)
     log.add(write.run_id, nodes=write.nodes, events=write.events)
     *_, added, events, nodes_added, nodes = log.end_of(write.run_id)
-    calls = [call_values(call) for call in write.calls[:1]]
+    calls = [call_values(call) for call in write.calls]
     # The status comes with each write: as a condition on runs alone it would have the planner begin with all of them.
     held = RunStatus.RUNNING.value
     return write.run_id, write.fence, write.now_us, added, events, nodes_added, nodes, calls, write.taints, held
 
 
-def _append(tx: Transaction, write: RunWrite) -> Appended | SoongError:
+def _append(tx: Transaction, write: RunWrite) -> Outcome:
     counts = {"events": len(write.events), "nodes": len(write.nodes)}
-    counted = tx.rows(APPEND, run_id=write.run_id, fence=write.fence, **counts)
-    if not counted:
+    counted = tx.first(APPEND, run_id=write.run_id, fence=write.fence, **counts)
+    if counted is None:
         return LeaseLostError(write.run_id, write.fence)
     log = RunLogBuffer(write.now_us)
     log.add(write.run_id, nodes=write.nodes, events=write.events)
     log.flush_logs(tx)
     if write.taints:
         tx.rows(TAINT, run_id=write.run_id, now_us=write.now_us)
-    return Appended(*counted[0])
+    for call in write.calls:
+        tx.rows(PUT_CALL, **call_values(call))
+    return Appended(*counted)
 
 
 def is_tainted(tx: Transaction, run_id: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
@@ -19,8 +19,15 @@ from soong.shared.storage.sql.engine.rows import call_of, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.texts import unpack
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, is_tainted, write_runs
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.run_writes import (
+    RunWrite,
+    append_held,
+    check_held,
+    is_tainted,
+    send_writes,
+    write_runs,
+)
 from soong.shared.tools.surface import Surface
 
 LAST_SURFACES: Final = Statement(
@@ -250,11 +257,9 @@ class SqlRuns:
             return replace(row, status=CallStatus.ENDED, result=result, open_input=None)
 
         def write_end(tx: Transaction) -> None:
-            row = _row_of(tx, run_id, tool_call_id)
-            write = RunWrite(run_id, fence, now_us, nodes, events, () if row is None else (ended(row),), taints)
-            (outcome,) = write_runs(tx, (write,))
-            if isinstance(outcome, SoongError):
-                raise outcome
+            rows = tuple(ended(call_of(row)) for row in tx.rows(CALL, run_id=run_id, tool_call_id=tool_call_id))
+            write = RunWrite(run_id, fence, now_us, nodes, events, rows, taints)
+            append_held(tx, write)
 
         if call is None:
             await self._database.write(write_end)
@@ -274,25 +279,20 @@ def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Ev
     return list(islice(events_of(rows, after), limit))
 
 
-def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
-    row = tx.first(CALL, run_id=run_id, tool_call_id=tool_call_id)
-    return None if row is None else call_of(row)
-
-
 def start_permitted(tx: Transaction, starts: Sequence[RunWrite]) -> list[None]:
     """Start calls, each the only one of its write and by its own decision.
 
     Raises:
         LeaseLostError, AlreadyConsumedError: one of them failed; all is to be undone.
     """
-    with appending(tx, starts):
-        consumed = [(start.calls[0].decision_id, _consume(tx, start.calls[0], start.now_us)) for start in starts]
+    with tx.pipeline():
+        outcomes, consumed = send_writes(tx, starts), []
+        for start in starts:
+            (call,) = start.calls
+            names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
+            consumed.append((call.decision_id, tx.send(CONSUME, now_us=start.now_us, **names)))
+    check_held(outcomes())
     for decision_id, reply in consumed:
         if not reply():
             raise AlreadyConsumedError(decision_id)
     return [None] * len(starts)
-
-
-def _consume(tx: Transaction, call: CallRow, now_us: int) -> Reply:
-    names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
-    return tx.send(CONSUME, now_us=now_us, **names)

@@ -186,8 +186,8 @@ class Scheduler:
         ended: list[FinishedTask] = []
         for task in work.open_tasks:
             if task.is_due and not task.has_planner:
-                status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
-                ended += [] if status is None else [FinishedTask(task.id, status)]
+                finished = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
+                ended += [] if finished is None else [finished]
         if work.has_overdue:
             ended += await self._fail_overdue(ownership, work)
         left = tuple(task for task in work.open_tasks if task.id not in {one.task_id for one in ended})

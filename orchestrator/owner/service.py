@@ -8,7 +8,7 @@ but grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +23,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.store import FinishedTask, SessionLook
+from soong.shared.engine.tasks.store import SessionLook
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import retry_until_confirmed
 
@@ -205,7 +205,7 @@ class Orchestrator:
             await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
         is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
         (self._owned.active.add if is_active else self._owned.active.discard)(session_id)
-        if not result.open_tasks and (is_closed or await self._has_closed(ended, session_id)):
+        if not result.open_tasks and (is_closed or any(end.is_closed for end in ended)):
             self._forget(ownership)
         elif work.has_questions:
             await self.parts.broker.review([session_id])
@@ -213,14 +213,6 @@ class Orchestrator:
         for end in ended:
             if not end.is_recorded:
                 await self.parts.recorder.write(end.task_id)
-
-    async def _has_closed(self, ended: Sequence[FinishedTask], session_id: str) -> bool:
-        """Say whether the end of a task, which this look brought, has closed its session."""
-        if any(end.is_closed for end in ended):
-            return True
-        if not ended or session_id not in self._owned.closing:
-            return False
-        return (await self.parts.store.sessions.session(session_id)).is_closed
 
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""

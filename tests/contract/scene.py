@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode
-from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.spec import FailurePolicy
@@ -145,8 +145,9 @@ class ContractHarness:
     async def fail(self, claim: Claim, *, worker: str = "") -> Advance:
         return await self.advance([failed(claim)], worker=worker)
 
-    async def complete_all(self, claims: Iterable[Claim]) -> Advance:
-        return await self.advance([completed(claim, claim.identity.step_title) for claim in claims])
+    async def complete_all(self, claims: Iterable[Claim], usage: Usage | None = None) -> Advance:
+        ends = (completed(claim, claim.identity.step_title) for claim in claims)
+        return await self.advance([replace(end, usage=usage or end.usage) for end in ends])
 
     async def end_session(self, session_id: str) -> None:
         """Have an owner that then ends itself end a session with its task: it is closed and nobody's."""
@@ -159,7 +160,8 @@ class ContractHarness:
         await self.store.sessions.release_owner(owner.id)
 
     async def finish(self, task_id: str) -> TaskStatus | None:
-        return await self.store.tasks.finish_task(self.own, task_id, now_us=self.now_us)
+        ended = await self.store.tasks.finish_task(self.own, task_id, now_us=self.now_us)
+        return None if ended is None else ended.status
 
     async def release(self, *claims: Claim) -> frozenset[str]:
         return await self.store.claims.release(

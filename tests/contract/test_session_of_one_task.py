@@ -44,9 +44,10 @@ async def test_a_session_that_would_end_with_its_task_stays_open_when_that_faile
     await scene.fail(claim)
     await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
 
-    status = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
+    ended = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
 
-    assert (status, (await scene.store.sessions.session(own.session_id)).is_closed) == (TaskStatus.FAILED, False)
+    assert ended == FinishedTask(task_id, TaskStatus.FAILED)
+    assert not (await scene.store.sessions.session(own.session_id)).is_closed
 
 
 async def test_a_look_ends_what_has_only_its_end_left_and_closes_the_session_with_it(scene: ContractHarness) -> None:
@@ -86,7 +87,7 @@ async def test_a_look_leaves_the_folders_of_runs_that_did_something_to_be_writte
     assert await scene.store.tasks.unrecorded(own.owner_id) == [task_id]
 
 
-async def test_a_look_ends_nothing_where_a_command_waits_or_a_step_failed(scene: ContractHarness) -> None:
+async def test_a_look_ends_nothing_where_a_step_failed_until_that_is_settled(scene: ContractHarness) -> None:
     own = await ending_session(scene)
     task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
     claim = await scene.claim_one()
@@ -97,8 +98,8 @@ async def test_a_look_ends_nothing_where_a_command_waits_or_a_step_failed(scene:
     settled = await scene.store.tasks.session_work(own)
 
     assert [task.is_due for task in settled.open_tasks] == [True]
-    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (settled, [])
-    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.RUNNING
+    _, ended = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+    assert list(ended) == [FinishedTask(task_id, TaskStatus.FAILED)]
 
 
 async def test_another_session_is_closed_by_nothing_but_a_command(scene: ContractHarness) -> None:

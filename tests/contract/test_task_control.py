@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
-from soong.shared.engine.runs.record import EndReason, RunStatus
+from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, mark_recorded
@@ -320,12 +320,15 @@ async def test_task_with_a_step_still_held_is_not_retried(scene: ContractHarness
 CHAIN = ("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",)), "other")
 
 
+CALLED = Usage(tool_calls=1)
+
+
 async def run_all(scene: ContractHarness) -> list[str]:
-    """Run what can be run; return the ids of the steps, in order."""
+    """Run what can be run, each with a call, so that its run has a folder; return the ids of the steps, in order."""
     ran: list[str] = []
     while claims := await scene.claim():
         ran += [claim.step_key.partition("/")[2] for claim in claims]
-        await scene.complete_all(claims)
+        await scene.complete_all(claims, CALLED)
     return ran
 
 
@@ -425,7 +428,7 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
     open_task = await scene.task("open")
     task_id = await scene.task("a")
     claims = await scene.claim()
-    await scene.complete_all([claim for claim in claims if claim.identity.task_id == task_id])
+    await scene.complete_all([claim for claim in claims if claim.identity.task_id == task_id], CALLED)
     await scene.finish(task_id)
 
     before = await scene.store.tasks.unrecorded(scene.own.owner_id)

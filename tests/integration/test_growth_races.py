@@ -70,7 +70,9 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
     assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is None
 
     await worker.complete(await worker.claim_one())
-    assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is TaskStatus.COMPLETED
+    ended = await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us)
+    assert ended is not None
+    assert ended.status is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")

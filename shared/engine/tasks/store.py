@@ -211,12 +211,12 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
+    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> FinishedTask | None:
         """End the task and its root run if every step has ended and every failure is settled; None when it continues.
 
         Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``. A task that had
-        ended before is left as it is: its status is returned again. One that completes closes its session, if that
-        is to end with it and has no task that did not complete.
+        ended before is left as it is. One that completes closes its session, if that is to end with it and has no task
+        that did not complete; one with few runs, none of which has a folder, is recorded with its end.
         """
         ...
 
@@ -234,8 +234,8 @@ class TaskStore(Protocol):
     async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
         """Return the work as :meth:`session_work` does, after ending the tasks whose end is all of it.
 
-        They end as by :meth:`finish_task`; one that completes with few runs, none of which has a folder, is recorded
-        with its end. If the session has other work (a command, a map, a failure, a retry, an ask), nothing is written.
+        They end as by :meth:`finish_task`. If the session has other work (a command, a map, a failure, a retry, an
+        ask), nothing is written.
         """
         ...
 

@@ -17,6 +17,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import Budget, session_scope, task_scope
 from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
@@ -244,7 +245,7 @@ async def _play(scene: ContractHarness, task_id: str, verbs: tuple[str, ...]) ->
                 await scene.raised(make_request(claim))
             case "complete":
                 assert claim is not None
-                await scene.complete(claim)
+                await scene.complete_all([claim], Usage(tool_calls=1))
             case "fail":
                 assert claim is not None
                 await scene.fail(claim)

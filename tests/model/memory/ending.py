@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, RunEvent, RunStatus, Usage
 from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.change import why_failed
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.spec import StepKind
@@ -258,11 +259,13 @@ def withdraw(rows: Rows, request: PermissionRequest, reason: str, now_us: int) -
     note_run(rows, request.identity.run_id, EventType.PERMISSION_WITHDRAWN, now_us, **data)
 
 
-def close_with_task(rows: Rows, session_id: str) -> None:
+def close_with_task(rows: Rows, session_id: str) -> bool:
     session = rows.session(session_id)
     mine = [task.status for task in rows.tasks.values() if task.session_id == session_id]
-    if session.closes_with_task and all(status is TaskStatus.COMPLETED for status in mine):
+    closes = session.closes_with_task and all(status is TaskStatus.COMPLETED for status in mine)
+    if closes:
         rows.sessions[session_id] = replace(session, is_closed=True)
+    return closes
 
 
 def tell_maps(rows: Rows, task: Task, now_us: int) -> None:
@@ -281,20 +284,24 @@ def end_task(rows: Rows, task: Task, event: TaskEvent, reason: str, now_us: int)
     return ended
 
 
-def finish_alone(rows: Rows, task_id: str, now_us: int) -> FinishedTask | None:
-    task, steps = rows.task(task_id), rows.steps_of(task_id)
-    own = [step for step in steps if not step.is_pull_worker]
-    if any(step.status not in STEP_ENDS for step in steps) or any(
-        step.status is not StepStatus.COMPLETED for step in own
-    ):
-        return None
+def finish(rows: Rows, task: Task, now_us: int) -> FinishedTask | None:
+    """End a task of which nothing is left."""
+    if task.status.is_terminal:
+        return FinishedTask(task.id, task.status)
     tell_maps(rows, task, now_us)
-    is_recorded = has_no_folders(rows, task)
-    status = end_task(rows, task, TaskEvent.COMPLETE, "", now_us).status
-    close_with_task(rows, task.session_id)
+    steps = rows.steps_of(task.id)
+    unsettled = [step for step in steps if step.status is StepStatus.FAILED and step.key not in rows.settled]
+    if unsettled or any(step.status not in STEP_ENDS for step in steps):
+        return None
+    own = [(step.status, step.step_id) for step in steps if not step.is_pull_worker]
+    lost = [(status, step_id) for status, step_id in own if status is not StepStatus.COMPLETED]
+    is_recorded = not lost and has_no_folders(rows, task)
+    reason = (rows.stopped.get(task.id) or why_failed(lost)) if lost else ""
+    status = end_task(rows, task, TaskEvent.FAIL if lost else TaskEvent.COMPLETE, reason, now_us).status
+    is_closed = not lost and close_with_task(rows, task.session_id)
     if is_recorded:
-        rows.recorded.add(task_id)
-    return FinishedTask(task_id, status, rows.session(task.session_id).is_closed, is_recorded)
+        rows.recorded.add(task.id)
+    return FinishedTask(task.id, status, is_closed, is_recorded)
 
 
 def has_no_folders(rows: Rows, task: Task) -> bool:

@@ -11,31 +11,28 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.change import check_over
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,
     StepStatus,
     TaskEvent,
-    TaskStatus,
     advance_step,
     advance_task,
 )
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
-from soong.shared.engine.tasks.store import SessionLook
+from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.changing import start_again
 from tests.model.memory.ending import (
     cancel_all,
     cancel_unheld,
-    close_with_task,
     complete_map,
     end_task,
     fail_map,
-    finish_alone,
+    finish,
     skip_below,
-    tell_maps,
     unlock_after,
 )
 from tests.model.memory.logs import note_run, note_step, tell_step
@@ -153,26 +150,8 @@ class MemoryOwning(Part):
 
     # -- tasks
     @transaction
-    def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
-        task = self.rows.owned_task(ownership, task_id)
-        if task.status.is_terminal:
-            return task.status
-        tell_maps(self.rows, task, now_us)
-        steps = self.rows.steps_of(task_id)
-        unsettled = any(step.task_id == task_id for step in self._unsettled())
-        if unsettled or any(step.status not in STEP_ENDS for step in steps):
-            return None
-        left = [
-            (step.status, step.step_id)
-            for step in steps
-            if step.status is not StepStatus.COMPLETED and not step.is_pull_worker
-        ]
-        if not left:
-            status = end_task(self.rows, task, TaskEvent.COMPLETE, "", now_us).status
-            close_with_task(self.rows, task.session_id)
-            return status
-        reason = self.rows.stopped.get(task_id) or why_failed(left)
-        return end_task(self.rows, task, TaskEvent.FAIL, reason, now_us).status
+    def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> FinishedTask | None:
+        return finish(self.rows, self.rows.owned_task(ownership, task_id), now_us)
 
     @transaction
     def end_task(
@@ -204,7 +183,8 @@ class MemoryOwning(Part):
         ended = [
             finished
             for task in work.open_tasks
-            if work.ends_only and task.is_due and (finished := finish_alone(self.rows, task.id, now_us)) is not None
+            if work.ends_only and task.is_due
+            if (finished := finish(self.rows, self.rows.task(task.id), now_us)) is not None
         ]
         over = {one.task_id for one in ended}
         return replace(work, open_tasks=tuple(task for task in work.open_tasks if task.id not in over)), ended

@@ -6,11 +6,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT, Contexts
 from soong.shared.storage.sql.engine.database import Database
@@ -20,7 +19,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held
-from soong.shared.storage.sql.tasks.task_ends import SETTLE_ALL, cancel_all, move_task
+from soong.shared.storage.sql.tasks.task_ends import cancel_all, end_task
 
 OPEN_ASKS: Final = Statement(
     "open asks: of a session, with the calls of their agents that were aborted",
@@ -48,9 +47,9 @@ PUT_DOWN: Final = Statement(
 ASKED: Final = Statement("asked: what the agent of an ask is to do", "SELECT plan FROM tasks WHERE id = :task_id")
 
 _ENDS: Final = {
-    StepStatus.COMPLETED: (TaskEvent.COMPLETE, EventType.TASK_COMPLETED, RunStatus.COMPLETED),
-    StepStatus.FAILED: (TaskEvent.FAIL, EventType.TASK_FAILED, RunStatus.FAILED),
-    StepStatus.CANCELLED: (TaskEvent.CANCEL, EventType.TASK_CANCELLED, RunStatus.CANCELLED),
+    StepStatus.COMPLETED: TaskEvent.COMPLETE,
+    StepStatus.FAILED: TaskEvent.FAIL,
+    StepStatus.CANCELLED: TaskEvent.CANCEL,
 }
 
 
@@ -90,15 +89,10 @@ class SqlAsks:
             if TaskStatus(was).is_terminal:
                 return frozenset()
             append_held(tx, RunWrite(end.run_id, end.fence, now_us, end.nodes, end.events))
-            event, note, run_status = _ENDS[end.status]
-            status = advance_task(TaskStatus(was), event)
             reason = end.error.message if end.error else ""
             run_log = RunLogBuffer(now_us)
             workers = cancel_all(tx, run_log, task_id, "the run that started it has ended", now_us)
-            tx.rows(SETTLE_ALL, task_id=task_id)
-            move_task(tx, task_id, status, reason, now_us)
-            run_log.note(root_run_id, note, task=task_id, reason=reason)
-            run_log.end(root_run_id, run_status, end.end_reason, end.usage)
+            end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), _ENDS[end.status], reason, now_us, end=end)
             run_log.flush(tx)
             return workers
 

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from soong.shared.core.errors import NotFoundError
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
@@ -20,6 +21,7 @@ from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import (
     OWNED,
     OWNED_TASK,
+    SEEN_OWNED,
     check_owned,
     check_owner,
     command_done,
@@ -39,7 +41,6 @@ from soong.shared.storage.sql.tasks.task_ends import (
     cancel_unheld,
     end_task,
     move_task,
-    write_completion,
 )
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
@@ -192,13 +193,7 @@ class SqlTaskCommands(SqlChanging):
         return await self._database.read(read)
 
     async def session_work(self, ownership: Ownership) -> SessionWork:
-        def read(tx: Transaction) -> SessionWork:
-            check_owned(tx, ownership, is_read=True)
-            row = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
-            tasks = tx.rows(OPEN_TASKS, session_id=ownership.session_id)
-            return _with_due(tx, ownership, _seen(row, tasks))
-
-        return await self._database.read(read)
+        return await self._database.read(lambda tx: _with_due(tx, ownership, _look(tx, ownership, SEEN_OWNED)))
 
     async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
         return await self._database.write(lambda tx: _look_and_finish(tx, ownership, now_us))
@@ -210,17 +205,23 @@ class SqlTaskCommands(SqlChanging):
     async def mark_recorded(self, task_id: str, ended_us: int) -> bool:
         return await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id, ended_us=ended_us) > 0)
 
-    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
-        status, left = await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
-        if left.is_stuck:
+    async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> FinishedTask | None:
+        def write(tx: Transaction) -> FinishedTask | _RemainingWork:
+            check_owned(tx, ownership)
+            return _finish(tx, ownership, task_id, now_us)
+
+        found = await self._database.write(write)
+        if isinstance(found, FinishedTask):
+            return found
+        if found.is_stuck:
             await self.recount(ownership, task_id, now_us=now_us)
-        return status
+        return None
 
     async def end_task(
         self,
         ownership: Ownership,
         task_id: str,
-        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
+        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL, TaskEvent.CANCEL],
         *,
         reason: str,
         now_us: int,
@@ -237,12 +238,19 @@ class SqlTaskCommands(SqlChanging):
                 tx.rows(SETTLE_ALL, task_id=task_id)
             else:
                 workers = cancel_all(tx, run_log, task_id, reason, now_us)
+            tell_maps(tx, run_log, task_id, root_run_id)
             end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
             run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
         return await self._database.write(write)
+
+    async def cancel_task(
+        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
+    ) -> frozenset[str]:
+        named = {"reason": reason, "command_id": command_id}
+        return await self.end_task(ownership, task_id, TaskEvent.CANCEL, now_us=now_us, **named)
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
         def write(tx: Transaction) -> frozenset[str]:
@@ -292,31 +300,21 @@ class SqlTaskCommands(SqlChanging):
 
         await self._database.write(write)
 
-    async def cancel_task(
-        self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
-    ) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
-            was, root_run_id, _ = owned_task(tx, ownership, task_id)
-            advance_task(TaskStatus(was), TaskEvent.CANCEL)
-            run_log = RunLogBuffer(now_us)
-            workers = cancel_all(tx, run_log, task_id, reason, now_us)
-            end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
-            run_log.flush(tx)
-            command_done(tx, command_id)
-            return workers
-
-        return await self._database.write(write)
-
 
 def _open_tasks(rows: Sequence[Row]) -> Iterator[OpenTask]:
     for task_id, status, kind, has_planner in rows:
         yield OpenTask(task_id, TaskStatus(status), TaskKind(kind), bool(has_planner))
 
 
-def _seen(row: Row, tasks: Sequence[Row]) -> SessionWork:
-    """Return what rows of ``SESSION_WORK`` and ``OPEN_TASKS`` say; which tasks are due they do not."""
-    commands, expanding, failures, retry_us, asked, overdue = row
-    found = tuple(_open_tasks(tasks))
+def _look(tx: Transaction, ownership: Ownership, read_owned: Statement) -> SessionWork:
+    """Return the work in a session, without which of its tasks are due."""
+    with tx.pipeline():
+        owned = tx.send(read_owned, session_id=ownership.session_id)
+        work = tx.send(SESSION_WORK, session_id=ownership.session_id)
+        tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
+    check_owner(owned(), ownership)
+    commands, expanding, failures, retry_us, asked, overdue = work()[0]
+    found = tuple(_open_tasks(tasks()))
     return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked), bool(overdue))
 
 
@@ -340,59 +338,24 @@ def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork
     return _RemainingWork(*map(bool, rows[0])) if rows else _RemainingWork()
 
 
-def _finish(
-    tx: Transaction, ownership: Ownership, task_id: str, now_us: int
-) -> tuple[TaskStatus | None, _RemainingWork]:
-    """End a task if nothing of it is left; return its status at an end, and what was left."""
-    was, root_run_id, _ = owned_task(tx, ownership, task_id)
-    status = TaskStatus(was)
-    if status.is_terminal:
-        return status, _RemainingWork()
-    left = _left(tx, ownership, task_id)
-    run_log = RunLogBuffer(now_us)
-    if left.is_open:
-        if left.has_untold_maps:
-            tell_maps(tx, run_log, task_id, root_run_id)
-            run_log.flush(tx)
-        return None, left
-    if not left.has_losses:
-        status = end_task(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
-        if tx.value(HELD_SESSION, session_id=ownership.session_id):
-            tx.rows(CLOSE_WITH_TASK, session_id=ownership.session_id)
-    else:
-        stopped = tx.column(STOPPED, scope=task_scope(task_id))
-        reason = stopped[0] if stopped else why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
-        status = end_task(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
-    run_log.flush(tx)
-    return status, left
-
-
 def _look_and_finish(tx: Transaction, ownership: Ownership, now_us: int) -> SessionLook:
     """End the tasks that have nothing left; return the others, each with whether it is due, and those that ended."""
-    with tx.pipeline():
-        owned = tx.send(OWNED, session_id=ownership.session_id)
-        work_row = tx.send(SESSION_WORK, session_id=ownership.session_id)
-        tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
-    check_owner(owned(), ownership)
-    work = _seen(work_row()[0], tasks())
+    work = _look(tx, ownership, OWNED)
     if not work.ends_only:
         return _with_due(tx, ownership, work), []
     left: list[OpenTask] = []
     ended: list[FinishedTask] = []
     for task in work.open_tasks:
-        if task.has_planner:
-            left.append(task)
-            continue
-        found = _finish_alone(tx, ownership, task.id, now_us)
+        found = None if task.has_planner else _finish(tx, ownership, task.id, now_us)
         if isinstance(found, FinishedTask):
             ended.append(found)
         else:
-            left.append(replace(task, is_due=found.is_due))
+            left.append(task if found is None else replace(task, is_due=found.is_due))
     return replace(work, open_tasks=tuple(left)), ended
 
 
-def _finish_alone(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> FinishedTask | _RemainingWork:
-    """End a task of which nothing is left and nothing was lost, in two round trips; else return what is left.
+def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> FinishedTask | _RemainingWork:
+    """End a task of which nothing is left, in two round trips; else return what is left.
 
     The task is held before what is left of it is read: each statement sees what has been committed before it.
     """
@@ -402,16 +365,28 @@ def _finish_alone(tx: Transaction, ownership: Ownership, task_id: str, now_us: i
         left_row = tx.send(LEFT, task_id=task_id, session_id=session_id)
         with_folders = tx.send(RUNS_WITH_FOLDERS, task_id=task_id, most=FEW_RUNS + 1)
         session_row = tx.send(HELD_SESSION, session_id=session_id)
+    if not held():
+        raise NotFoundError("task", task_id)
     was, root_run_id, _ = held()[0]
+    status = TaskStatus(was)
+    if status.is_terminal:
+        return FinishedTask(task_id, status)
     left = _RemainingWork(*map(bool, left_row()[0]))
-    if left.is_open or left.has_losses:
-        return left
-    number, folders = with_folders()[0]
-    is_recorded = number <= FEW_RUNS and not folders
     run_log = RunLogBuffer(now_us)
     if left.has_untold_maps:
         tell_maps(tx, run_log, task_id, root_run_id)
-    status = advance_task(TaskStatus(was), TaskEvent.COMPLETE)
-    closing_id = session_id if session_row()[0][0] else ""
-    closed = write_completion(tx, run_log, task_id, root_run_id, closing_id, now_us, is_recorded=is_recorded)
-    return FinishedTask(task_id, status, closed, is_recorded)
+    if left.is_open:
+        run_log.flush(tx)
+        return left
+    event, reason = TaskEvent.COMPLETE, ""
+    if left.has_losses:
+        stopped = tx.value(STOPPED, scope=task_scope(task_id))
+        event, reason = TaskEvent.FAIL, stopped or why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
+    number, folders = with_folders()[0]
+    is_recorded = not left.has_losses and number <= FEW_RUNS and not folders
+    with tx.pipeline():
+        status = end_task(tx, run_log, task_id, root_run_id, status, event, reason, now_us, is_recorded=is_recorded)
+        run_log.flush(tx)
+        closes = session_row()[0][0] and not left.has_losses
+        closing = tx.send(CLOSE_WITH_TASK, session_id=session_id) if closes else None
+    return FinishedTask(task_id, status, closing is not None and bool(closing()), is_recorded)

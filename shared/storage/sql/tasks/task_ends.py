@@ -7,9 +7,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
-from soong.shared.engine.tasks.step import Lease
+from soong.shared.engine.tasks.step import Lease, StepEnd
 from soong.shared.storage.sql.claims.parking import withdraw_of
-from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_maps, tell_opened
+from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import pack, plain
@@ -160,35 +160,17 @@ def end_task(
     event: TaskEvent,
     reason: str,
     now_us: int,
+    *,
+    end: StepEnd | None = None,
+    is_recorded: bool = False,
 ) -> TaskStatus:
+    """End a task with its root run, which the ``end`` of an ask's agent is of; return its status."""
     status = advance_task(was, event)
-    move_task(tx, task_id, status, reason, now_us)
-    tell_maps(tx, run_log, task_id, root_run_id)
+    move_task(tx, task_id, status, reason, now_us, is_recorded=is_recorded)
     note, run_status, end_reason = _ENDS[event]
     run_log.note(root_run_id, note, task=task_id, reason=reason)
-    run_log.end(root_run_id, run_status, end_reason)
+    run_log.end(root_run_id, run_status, end.end_reason if end else end_reason, end.usage if end else None)
     return status
-
-
-def write_completion(
-    tx: Transaction,
-    run_log: RunLogBuffer,
-    task_id: str,
-    root_run_id: str,
-    closing_id: str,
-    now_us: int,
-    *,
-    is_recorded: bool,
-) -> bool:
-    """Complete a task of which nothing is left, in one round trip; say whether the session of that id was closed."""
-    note, run_status, end_reason = _ENDS[TaskEvent.COMPLETE]
-    run_log.note(root_run_id, note, task=task_id, reason="")
-    run_log.end(root_run_id, run_status, end_reason)
-    with tx.pipeline():
-        move_task(tx, task_id, TaskStatus.COMPLETED, "", now_us, is_recorded=is_recorded)
-        run_log.flush(tx)
-        closing = tx.send(CLOSE_WITH_TASK, session_id=closing_id) if closing_id else None
-    return closing is not None and bool(closing())
 
 
 def free_steps(

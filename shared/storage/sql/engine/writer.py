@@ -196,7 +196,7 @@ class Writer:
         is_open = True
         self.locking_since_s = time.monotonic()
         try:
-            # What nobody waits for is flushed meanwhile: that needs no lock, which others may have for long.
+            # Writes that nobody waits for are flushed meanwhile: that needs no lock, which others may have for long.
             with self.lock.held(self._log.flush) if self.lock and self._log else nullcontext():
                 self.locking_since_s = None
                 # Gathered under the lock: work that arrived during the wait for it is written with the rest.

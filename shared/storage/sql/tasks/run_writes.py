@@ -23,7 +23,7 @@ from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 Outcome: TypeAlias = Appended | SoongError
-"""Of a write: the ends of its logs, or a LeaseLostError."""
+"""The ends of the logs after a write, or a LeaseLostError."""
 
 _KEY: Final = ("run_id", "tool_call_id")
 APPEND: Final = Statement(

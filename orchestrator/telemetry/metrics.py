@@ -105,73 +105,64 @@ class _SnapshotCollector(Collector):
     snapshot: Snapshot
 
     def collect(self) -> Iterator[Metric]:
-        yield from _pools(self.snapshot)
-        yield from _concurrency_limits(self.snapshot)
-        yield from _processes(self.snapshot)
-        yield from _rows(self.snapshot)
+        yield from _gauges(self.snapshot)
         yield from families(self.snapshot.totals)
 
 
-def _pools(snapshot: Snapshot) -> Iterator[Metric]:
-    ready = GaugeMetricFamily("soong_steps_ready", "Steps that wait for a slot.", labels=["pool"])
-    claimable = GaugeMetricFamily(
+def _gauges(snapshot: Snapshot) -> Iterator[Metric]:
+    of_pools, metrics = snapshot.metrics.pools, snapshot.metrics
+    pools = {pool: of_pools.get(pool, PoolMetrics()) for pool in snapshot.pools}
+    idle = {pool: idle_workers(snapshot.workers, pool) for pool in pools}
+    states = (ProcessState.LIVE, ProcessState.DRAINING)
+    bounds = snapshot.concurrency_limits
+
+    def by_pool(name: str, text: str, value: Callable[[str], float]) -> Metric:
+        return _gauge(name, text, "pool", {pool: value(pool) for pool in pools})
+
+    yield by_pool("soong_steps_ready", "Steps that wait for a slot.", lambda pool: pools[pool].ready)
+    yield by_pool(
         "soong_steps_claimable",
         "Ready steps that no concurrency limit holds back: what more slots would take.",
-        labels=["pool"],
+        lambda pool: snapshot.claimable.get(pool, 0),
     )
-    oldest = GaugeMetricFamily(
-        "soong_steps_oldest_wait_seconds", "For how long the next step in line has waited.", labels=["pool"]
+    yield by_pool(
+        "soong_steps_oldest_wait_seconds",
+        "For how long the next step in line has waited.",
+        lambda pool: snapshot.waited_s(pools[pool].oldest_us),
     )
-    pulled = GaugeMetricFamily(
-        "soong_steps_to_pull", "Ready steps that wait for a run which asks for them.", labels=["pool"]
+    yield by_pool(
+        "soong_steps_to_pull", "Ready steps that wait for a run which asks for them.", lambda pool: pools[pool].pulled
     )
-    running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold in their slots.", labels=["pool"])
-    slots = GaugeMetricFamily("soong_slots_free", "Slots of live workers that hold nothing.", labels=["pool"])
-    for pool in snapshot.pools:
-        of_pool = snapshot.metrics.pools.get(pool, PoolMetrics())
-        ready.add_metric([pool], of_pool.ready)
-        claimable.add_metric([pool], snapshot.claimable.get(pool, 0))
-        oldest.add_metric([pool], snapshot.waited_s(of_pool.oldest_us))
-        pulled.add_metric([pool], of_pool.pulled)
-        running.add_metric([pool], of_pool.running)
-        idle = idle_workers(snapshot.workers, pool)
-        slots.add_metric([pool], sum(one.slots - one.busy for one in idle))
-    yield from (ready, claimable, oldest, pulled, running, slots)
+    yield by_pool("soong_steps_running", "Steps that workers hold in their slots.", lambda pool: pools[pool].running)
+    yield by_pool(
+        "soong_slots_free",
+        "Slots of live workers that hold nothing.",
+        lambda pool: sum(one.slots - one.busy for one in idle[pool]),
+    )
+    most, used = {one.scope: one.limit for one in bounds}, {one.scope: one.used for one in bounds}
+    yield _gauge("soong_concurrency_limit_slots", "Most steps of a scope that may be held at once.", "scope", most)
+    yield _gauge("soong_concurrency_limit_used", "Steps of a limited scope that workers hold.", "scope", used)
+    in_state = {state.value: sum(worker.state is state for worker in snapshot.workers) for state in states}
+    yield _gauge("soong_workers", "Worker processes by state.", "state", in_state)
+    for name, text, value in (
+        ("soong_orchestrators", "Orchestrators that own sessions.", snapshot.owners),
+        ("soong_tasks_open", "Tasks that run or are paused.", metrics.open_tasks),
+        ("soong_approvals_waiting", "Questions that wait for consent.", metrics.questions),
+        (
+            "soong_approvals_oldest_wait_seconds",
+            "For how long the oldest question has waited.",
+            snapshot.waited_s(metrics.oldest_question_us),
+        ),
+        ("soong_leases_lost", "Leases that steps of open tasks lost with their workers.", metrics.lost_leases),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
 
 
-def _concurrency_limits(snapshot: Snapshot) -> Iterator[Metric]:
-    limit = GaugeMetricFamily(
-        "soong_concurrency_limit_slots", "Most steps of a scope that may be held at once.", labels=["scope"]
-    )
-    used = GaugeMetricFamily(
-        "soong_concurrency_limit_used", "Steps of a limited scope that workers hold.", labels=["scope"]
-    )
-    for bound in snapshot.concurrency_limits:
-        limit.add_metric([bound.scope], bound.limit)
-        used.add_metric([bound.scope], bound.used)
-    yield from (limit, used)
-
-
-def _processes(snapshot: Snapshot) -> Iterator[Metric]:
-    workers = GaugeMetricFamily("soong_workers", "Worker processes by state.", labels=["state"])
-    for state in (ProcessState.LIVE, ProcessState.DRAINING):
-        workers.add_metric([state.value], sum(worker.state is state for worker in snapshot.workers))
-    yield workers
-    yield GaugeMetricFamily("soong_orchestrators", "Orchestrators that own sessions.", value=snapshot.owners)
-
-
-def _rows(snapshot: Snapshot) -> Iterator[Metric]:
-    metrics = snapshot.metrics
-    yield GaugeMetricFamily("soong_tasks_open", "Tasks that run or are paused.", value=metrics.open_tasks)
-    yield GaugeMetricFamily("soong_approvals_waiting", "Questions that wait for consent.", value=metrics.questions)
-    yield GaugeMetricFamily(
-        "soong_approvals_oldest_wait_seconds",
-        "For how long the oldest question has waited.",
-        value=snapshot.waited_s(metrics.oldest_question_us),
-    )
-    yield GaugeMetricFamily(
-        "soong_leases_lost", "Leases that steps of open tasks lost with their workers.", value=metrics.lost_leases
-    )
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=[label])
+    for of, value in values.items():
+        gauge.add_metric([of], value)
+    return gauge
 
 
 def families(totals: Totals) -> Iterator[Metric]:

@@ -37,7 +37,11 @@ _ENDS: Final[Mapping[str, str]] = {
     EventType.RUN_FAILED: "failed",
     EventType.RUN_CANCELLED: "cancelled",
 }
-_SUMS: Final = ("input_tokens", "output_tokens", "cached_tokens")
+_SUMS: Final = {
+    "input_tokens": names.INPUT_TOKENS,
+    "output_tokens": names.OUTPUT_TOKENS,
+    "cached_tokens": names.CACHED_TOKENS,
+}
 
 
 @dataclass(slots=True)
@@ -102,19 +106,19 @@ class RunSpans:
             return
         identity = self.run.identity
         title = self.run.task_title if self._is_workflow else identity.definition or identity.step_title
-        operation = names.INVOKE_WORKFLOW if self._is_workflow else names.INVOKE_AGENT
         label = inert(title[:MAX_WORD])
-        told: dict[str, Attribute] = {
-            names.WORKFLOW_NAME if self._is_workflow else names.AGENT_NAME: label,
-            names.SEGMENT_END: how,
-            **self._agent_attributes(agent),
-        }
         yield self._span(
-            f"{operation} {label}",
-            operation,
+            names.INVOKE_WORKFLOW if self._is_workflow else names.INVOKE_AGENT,
+            label,
             agent.since_us,
-            event.time_us,
-            told,
+            event,
+            {
+                names.WORKFLOW_NAME if self._is_workflow else names.AGENT_NAME: label,
+                names.SEGMENT_END: how,
+                names.SEGMENT: self.work.segment,
+                names.ATTEMPT: self.run.attempt,
+            },
+            self._agent_attributes(agent),
             id=span_id(identity.run_id, "segment", self.work.segment),
             parent_id=self._above(),
             links=self._before(),
@@ -126,8 +130,7 @@ class RunSpans:
 
     def _agent_attributes(self, agent: OpenSpan) -> Attributes:
         identity = self.run.identity
-        told: dict[str, Attribute] = {names.SEGMENT: self.work.segment, names.ATTEMPT: self.run.attempt}
-        optional: Mapping[str, Attribute] = {
+        return {
             names.AGENT_ID: identity.agent_id,
             names.PARENT_RUN: identity.parent_run_id,
             names.STEP: identity.step_key.removeprefix(f"{identity.task_id}/"),
@@ -139,7 +142,6 @@ class RunSpans:
             names.OUTPUT_TOKENS: agent.counts.get("output_tokens", 0),
             names.CACHED_TOKENS: agent.counts.get("cached_tokens", 0),
         }
-        return told | _filled(optional)
 
     def _above(self) -> int:
         parent = self.run.identity.parent_run_id
@@ -183,8 +185,7 @@ class RunSpans:
         label = model or answered or self.run.identity.model
         told: dict[str, Attribute] = {names.REQUEST_MODEL: label}
         is_answer = event.type == EventType.MODEL_RESPONDED
-        cost = microusd(data) if is_answer else None
-        optional: Mapping[str, Attribute] = {
+        optional: Attributes = {
             names.PROVIDER: provider_of(answered or label),
             names.TURN: begun.counts.get("turn", 0) or count(data, "turn"),
             names.STATUS_CODE: count(data, "status"),
@@ -192,29 +193,15 @@ class RunSpans:
             names.RESPONSE_ID: word(data, "response_id") if is_answer else "",
             names.FINISH_REASONS: (reason,) if is_answer and (reason := word(data, "finish_reason")) else "",
         }
-        told |= _filled(optional)
         if is_answer:
-            used = {name: count(data, name) for name in _SUMS}
-            told |= {
-                names.INPUT_TOKENS: used["input_tokens"],
-                names.OUTPUT_TOKENS: used["output_tokens"],
-                names.CACHED_TOKENS: used["cached_tokens"],
-            }
-            if self.work.agent is not None:
-                for name, number in used.items():
+            for name, shown in _SUMS.items():
+                told[shown] = number = count(data, name)
+                if self.work.agent is not None:
                     self.work.agent.counts[name] = self.work.agent.counts.get(name, 0) + number
-        if cost is not None:
-            told[names.COST_USD] = cost / MICRO
+            if (cost := microusd(data)) is not None:
+                told[names.COST_USD] = cost / MICRO
         return self._span(
-            f"{names.CHAT} {label}",
-            names.CHAT,
-            begun.since_us,
-            event.time_us,
-            told,
-            id=span_id(self.run.identity.run_id, names.CHAT, event.seq),
-            kind="client",
-            error=error,
-            message=message,
+            names.CHAT, label, begun.since_us, event, told, optional, kind="client", error=error, message=message
         )
 
     # -- tool calls
@@ -230,21 +217,19 @@ class RunSpans:
         since_us = max(0, event.time_us - count(data, "duration_ms") * 1000)
         begun = self.work.calls.pop(call, None) or OpenSpan(since_us)
         error = "" if event.type == EventType.TOOL_COMPLETED else word(data, "error") or str(event.type)
-        told: dict[str, Attribute] = {names.TOOL_NAME: tool, names.TOOL_CALL: call, names.TOOL_TYPE: "function"}
-        optional: Mapping[str, Attribute] = {
+        optional: Attributes = {
             names.AUTHOR: begun.words.get("author", ""),
             names.RULE: begun.words.get("rule", ""),
             names.TOOL_ARGUMENTS: begun.words.get("input", ""),
             names.TOOL_RESULT: word(data, "summary", MAX_CONTENT) if self.captures_content else "",
         }
-        told |= _filled(optional)
         yield self._span(
-            f"{names.EXECUTE_TOOL} {tool}",
             names.EXECUTE_TOOL,
+            tool,
             begun.since_us,
-            event.time_us,
-            told,
-            id=span_id(self.run.identity.run_id, names.EXECUTE_TOOL, event.seq),
+            event,
+            {names.TOOL_NAME: tool, names.TOOL_CALL: call, names.TOOL_TYPE: "function"},
+            optional,
             error=error,
             message=word(data, "message", 1000) if error and self.captures_content else "",
         )
@@ -261,22 +246,20 @@ class RunSpans:
         if begun is None:  # the policy decided by itself
             return
         tool = begun.words.get("tool", "")
-        told: dict[str, Attribute] = {names.TOOL_NAME: tool, names.REQUEST: request}
-        optional: Mapping[str, Attribute] = {
+        optional: Attributes = {
             names.TOOL_CALL: begun.words.get("tool_call_id", ""),
             names.RISK: begun.words.get("risk", ""),
             names.CHOICE: word(event.data, "choice"),
             names.AUTHOR: word(event.data, "author"),
             names.RULE: word(event.data, "rule") or begun.words.get("rule", ""),
         }
-        told |= _filled(optional)
         yield self._span(
-            f"{names.PERMISSION} {tool}",
             names.PERMISSION,
+            tool,
             begun.since_us,
-            event.time_us,
-            told,
-            id=span_id(self.run.identity.run_id, names.PERMISSION, event.seq),
+            event,
+            {names.TOOL_NAME: tool, names.REQUEST: request},
+            optional,
             error=word(event.data, "error") or ("withdrawn" if event.type == EventType.PERMISSION_WITHDRAWN else ""),
         )
 
@@ -285,13 +268,14 @@ class RunSpans:
 
     def _span(
         self,
-        name: str,
         operation: str,
+        label: str,
         start_us: int,
-        end_us: int,
+        event: Event,
         attributes: Attributes,
+        optional: Attributes,
         *,
-        id: int,
+        id: int | None = None,
         parent_id: int | None = None,
         kind: Literal["internal", "client"] = "internal",
         links: tuple[int, ...] = (),
@@ -299,22 +283,24 @@ class RunSpans:
         error: str = "",
         message: str = "",
     ) -> Span:
-        identity = self.run.identity
+        """Return a span that ends with an event. Those of the ``optional`` attributes that are empty are left out."""
+        identity, end_us = self.run.identity, event.time_us
         told: dict[str, Attribute] = {
             names.OPERATION: operation,
             names.CONVERSATION: identity.session_id,
             names.TASK: identity.task_id,
             names.RUN: identity.run_id,
             **attributes,
+            **{name: value for name, value in optional.items() if value},
         }
         if error:
             told[names.ERROR_TYPE] = error
         segment = max(1, self.work.segment)
         return Span(
             trace_id=self.origin.trace_id,
-            id=id,
+            id=span_id(identity.run_id, operation, event.seq) if id is None else id,
             parent_id=span_id(identity.run_id, "segment", segment) if parent_id is None else parent_id,
-            name=name,
+            name=f"{operation} {label}",
             # A clock of another machine may be behind: no span ends before it begins.
             start_us=min(start_us, end_us) if start_us else end_us,
             end_us=end_us,
@@ -352,10 +338,6 @@ class RunSpans:
         EventType.CONTEXT_COMPACTED: _noted,
         EventType.SECURITY: _noted,
     }
-
-
-def _filled(optional: Attributes) -> dict[str, Attribute]:
-    return {name: value for name, value in optional.items() if value}
 
 
 def _content(data: JsonObject, name: str) -> str:

@@ -129,7 +129,3 @@ def keep(spans: dict[str, OpenSpan], key: str, span: OpenSpan) -> None:
     while len(spans) >= MAX_OPEN:
         del spans[next(iter(spans))]
     spans[key] = span
-
-
-def counts_of(span: OpenSpan | None) -> Mapping[str, int]:
-    return {} if span is None else span.counts

@@ -17,7 +17,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.permissions.configured import writable_by_rule
+from soong.shared.permissions.configured import run_dirs_of
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.request import (
@@ -30,9 +30,9 @@ from soong.shared.permissions.request import (
     offered_choices,
 )
 from soong.shared.permissions.rules import Effect
-from soong.shared.permissions.scope import Grant, is_too_wide, offered_scope
+from soong.shared.permissions.scope import Grant, offered_scope
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
 
@@ -241,13 +241,16 @@ class TargetChecker(Value):
         return ""
 
     def _context(self, request: PermissionRequest, session: Session) -> ToolContext:
-        run_dir = self.runs_folder / request.identity.run_id
-        project, cwd = Path(session.project), Path(request.cwd or session.cwd)
-        own = (project,) if is_too_wide(str(cwd), str(Path.home())) else (project, cwd)
-        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self.write_roots)
-        policy = _policy_of(session)
-        by_rule = writable_by_rule(policy, self.tools)
-        run_dirs = RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        run_dirs = run_dirs_of(
+            Path(session.project),
+            Path(request.cwd or session.cwd),
+            self.runs_folder / request.identity.run_id,
+            _policy_of(session),
+            self.tools,
+            write_roots=self.write_roots,
+            home=str(Path.home()),
+            step=request.identity.step_key,
+        )
         return ToolContext(request.identity, run_dirs, request.tool_call_id, "looked_at", 0, NO_PROGRESS)
 
 

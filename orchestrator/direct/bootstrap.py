@@ -27,18 +27,22 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request, writable_by_rule
+from soong.shared.permissions.configured import (
+    configured_write_roots,
+    policy_of,
+    run_dirs_of,
+    surface_request,
+)
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import allow_rules
-from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder, project_id
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.deferred import DeferredTools, with_search
-from soong.shared.tools.definition import RunDirs, ToolAdapter, ToolDefinition, shaped
+from soong.shared.tools.definition import ToolAdapter, ToolDefinition, shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.hooks.sdk import registered_hooks
@@ -211,15 +215,16 @@ def _session(settings: Settings, registry: ToolRegistry, config: Config, request
 
 def _scope(settings: Settings, config: Config, session: Session, role: Role, registry: ToolRegistry) -> RunScope:
     identity = RunIdentity(session.id, new_id("run"), new_id("agent"), role, DEFINITION)
-    project, cwd, run_dir = Path(session.project), Path(session.cwd), settings.runs / identity.run_id
-    roots = (project, cwd, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(config))
-    policy = Policy.from_json(session.policy)
-    by_rule = writable_by_rule(policy, registry.definitions())
-    withheld = withheld_by_rule(policy, registry.definitions(), identity.step_key)
-    place = RunDirs(
-        project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders, withheld=withheld
+    run_dirs = run_dirs_of(
+        Path(session.project),
+        Path(session.cwd),
+        settings.runs / identity.run_id,
+        Policy.from_json(session.policy),
+        registry.definitions(),
+        write_roots=configured_write_roots(config),
+        home=str(Path.home()),
     )
-    return RunScope(identity, 0, place)
+    return RunScope(identity, 0, run_dirs)
 
 
 def _gate(settings: Settings, config: Config, session: Session, request: DirectRequest, log: FolderLog) -> DirectGate:

@@ -20,7 +20,7 @@ from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.permissions.configured import configured_write_roots, surface_request, writable_by_rule
+from soong.shared.permissions.configured import configured_write_roots, run_dirs_of, surface_request
 from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.explain import (
     CallExplanation,
@@ -32,7 +32,6 @@ from soong.shared.permissions.explain import (
 )
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.preview import Previewer
-from soong.shared.permissions.scope import is_too_wide
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
@@ -71,11 +70,10 @@ class Explainer(Value):
         """Return the folders that a run of this project would have; its own are named as in its row."""
         project, cwd = existing_folder(self.project), self.cwd or Path.cwd()
         run_dir = (self.paths.data or self.paths.agent_home or project) / RUNS / "<run-id>"
-        own = (project,) if is_too_wide(str(cwd), self.home) else tuple(dict.fromkeys((project, cwd)))
-        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *configured_write_roots(self.catalogue.config))
-        policy = self.policy
-        by_rule = writable_by_rule(policy, self.catalogue.tools)
-        return RunDirs(project, cwd, run_dir, roots, writable_by_rule=by_rule, read_roots=policy.read_folders)
+        write_roots, tools = configured_write_roots(self.catalogue.config), self.catalogue.tools
+        return run_dirs_of(
+            project, cwd, run_dir, self.policy, tools, write_roots=write_roots, home=self.home, step=self.step
+        )
 
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""

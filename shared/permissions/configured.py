@@ -7,7 +7,7 @@ which may only tighten that (PER-10).
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,8 +18,9 @@ from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
-from soong.shared.permissions.scope import ScopeKind
-from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.permissions.scope import ScopeKind, is_too_wide
+from soong.shared.permissions.withheld import withheld_by_rule
+from soong.shared.tools.definition import Permission, RunDirs, ToolDefinition
 from soong.shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 
 WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
@@ -149,6 +150,27 @@ def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[P
     writing = [tool for tool in tools if tool.permission is Permission.WRITE]
     paths = (scope.value for rule, scope in allowed if scope.kind is ScopeKind.PATH and _speaks_of(rule, writing))
     return tuple(map(Path, dict.fromkeys(paths)))
+
+
+def run_dirs_of(
+    project: Path,
+    cwd: Path,
+    run_dir: Path,
+    policy: Policy,
+    tools: Collection[ToolDefinition],
+    *,
+    write_roots: Iterable[Path],
+    home: str,
+    step: str = "",
+) -> RunDirs:
+    """Return the folders of a run under its session's policy; ``write_roots`` are the configured ones.
+
+    A person who plans from their home has not thereby opened all of it.
+    """
+    own = (project,) if is_too_wide(str(cwd), home) else dict.fromkeys((project, cwd))
+    roots = (*own, run_dir / "workspace", run_dir / "deliverables", *write_roots)
+    by_rule, withheld = writable_by_rule(policy, tools), withheld_by_rule(policy, tools, step)
+    return RunDirs(project, cwd, run_dir, roots, by_rule, policy.read_folders, withheld)
 
 
 def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:

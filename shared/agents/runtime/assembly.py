@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,11 +43,14 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request, writable_by_rule
+from soong.shared.permissions.configured import (
+    configured_write_roots,
+    policy_of,
+    run_dirs_of,
+    surface_request,
+)
 from soong.shared.permissions.policy import Policy, foreign
-from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.taint import describes_untrusted
-from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken
@@ -327,28 +330,16 @@ class AgentRuntime:
         return Pacing(self.pacer, provider_key(model), limits, name=name, longest_s=longest_s)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
-        run_dir = self._runs / claim.identity.run_id
-        project, cwd, own = _own_folders(claim.project, claim.cwd, self._user_home)
-        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
-        by_rule = writable_by_rule(policy, self.registry.definitions())
-        withheld = withheld_by_rule(policy, self.registry.definitions(), claim.identity.step_key)
-        return RunDirs(
-            project,
-            cwd,
-            run_dir,
-            roots,
-            writable_by_rule=by_rule,
-            read_roots=policy.read_folders,
-            withheld=withheld,
+        return run_dirs_of(
+            Path(claim.project),
+            Path(claim.cwd),
+            self._runs / claim.identity.run_id,
+            policy,
+            self.registry.definitions(),
+            write_roots=self._write_roots,
+            home=self._user_home,
+            step=claim.identity.step_key,
         )
-
-
-@lru_cache(maxsize=256)
-def _own_folders(project: str, cwd: str, user_home: str) -> tuple[Path, Path, tuple[Path, ...]]:
-    """Return the project and where a run starts, and those of both that it may write."""
-    folders = Path(project), Path(cwd)
-    # A person who plans from their home has not thereby opened all of it.
-    return *folders, folders[:1] if is_too_wide(cwd, user_home) else folders
 
 
 def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:

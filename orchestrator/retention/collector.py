@@ -97,7 +97,7 @@ class Forecast:
         """Yield each task with what it frees."""
         for task in self.tasks:
             consists = await self.rows.footprint(task.id)
-            sizes = [size for run_id in consists.run_ids if (size := await self.folders.size(run_id)) is not None]
+            sizes = await asyncio.to_thread(self.folders.sizes, consists.run_ids)
             artifacts = self.artifacts_of.get(task.id, ())
             yield Removal(task, len(consists.run_ids), sizes, consists.row_bytes, artifacts)
 
@@ -159,7 +159,7 @@ class GarbageCollector:
         """
         seen = CollectionPreview(used_bytes=await self._used_bytes())
         old, kept = await self._folders_without_row(limits)
-        seen.add_folders([size for name in old if (size := await self.folders.size(name)) is not None])
+        seen.add_folders(await asyncio.to_thread(self.folders.sizes, old))
         before_us = FOREVER if limits.keep_bytes else limits.before_us
         found = await self._forecast(before_us, limits, kept)
         seen.add_artifacts(found.unnamed, found)
@@ -246,13 +246,9 @@ class GarbageCollector:
     async def _folders_without_row(self, limits: RetentionLimits) -> tuple[list[str], list[str]]:
         """Return folders of runs that have no row: those that go for their age, and those that stay."""
         known = await self.rows.run_ids()
-        old: list[str] = []
-        kept: list[str] = []
-        for name in await self.folders.names():
-            changed_s = None if name in known else await self.folders.changed_s(name)
-            if changed_s is not None:
-                (old if changed_s * 1_000_000 < limits.before_us else kept).append(name)
-        return old, kept
+        changed_s = await asyncio.to_thread(self.folders.changed_s, known)
+        is_old = {name: at_s * 1_000_000 < limits.before_us for name, at_s in changed_s.items()}
+        return [name for name in is_old if is_old[name]], [name for name in is_old if not is_old[name]]
 
     async def _forecast(self, before_us: int, limits: RetentionLimits, kept: Sequence[str]) -> Forecast:
         until_s = self._until_s(limits)
@@ -262,13 +258,15 @@ class GarbageCollector:
         return self.clock.now_us() / 1_000_000 - limits.grace_s
 
     async def _remove_folder(self, name: str, done: CollectionReport) -> None:
-        freed = await self.folders.remove(name)
+        freed = await asyncio.to_thread(self.folders.remove, name)
         done.folders += freed is not None
         done.file_bytes += freed or 0
 
     async def _used_bytes(self) -> int:
-        files = await asyncio.to_thread(lambda: sum(one.size_bytes for one in self.artifacts.stored()))
-        return await self.rows.used_bytes() + files + await self.folders.used_bytes()
+        def used_by_files() -> int:
+            return sum(one.size_bytes for one in self.artifacts.stored()) + self.folders.used_bytes()
+
+        return await self.rows.used_bytes() + await asyncio.to_thread(used_by_files)
 
 
 async def forecast(
@@ -282,13 +280,8 @@ async def forecast(
 ) -> Forecast:
     """Look at all that is stored; reads every row that names an artifact once.
 
-    Args:
-        rows: the rows.
-        artifacts: the artifact store.
-        folders: the run folders.
-        before_us: tasks that ended since then stay.
-        until_s: artifacts written since then stay, in seconds since the epoch.
-        kept: folders of runs without a row that stay.
+    Tasks that ended since ``before_us`` stay, artifacts written since ``until_s`` (seconds since the epoch), and the
+    ``kept`` folders of runs without a row.
     """
     found = Forecast(rows, folders, [task async for task in ended_tasks(rows, before_us)])
     place = {task.id: number for number, task in enumerate(found.tasks)}
@@ -301,7 +294,7 @@ async def forecast(
             last[named.digest] = max(last.get(named.digest, 0), place.get(named.task_id, never))
             found.kinds[named.digest] = found.kinds.get(named.digest) or named.kind
     for name in kept:
-        last |= dict.fromkeys(await folders.digests_in(name), never)
+        last |= dict.fromkeys(await asyncio.to_thread(folders.digests_in, name), never)
     for artifact in stored.values():
         if artifact.changed_s < until_s:
             _assign(found, artifact, last.get(artifact.digest))

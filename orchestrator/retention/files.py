@@ -1,10 +1,9 @@
 """The files that garbage collection removes: run folders and artifacts. Links are never followed."""
 
-import asyncio
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
@@ -37,43 +36,30 @@ class StoredFiles(Protocol):
 
 
 class StoredFolders(Value):
-    """The folders of runs. A folder that the system does not let us read or remove is reported and stays."""
+    """The folders of runs. Blocking. A folder that the system does not let us read or remove is reported and stays."""
 
     root: RootedFolder
 
-    async def names(self) -> list[str]:
-        return [name for name in await asyncio.to_thread(self.root.names) if name.startswith("run_")]
+    def changed_s(self, but: Collection[str]) -> dict[str, float]:
+        """Return when each folder ``but`` those changed, in seconds since the epoch."""
+        found: dict[str, float] = {}
+        with suppress(FileNotFoundError), self.root.opened() as root:
+            for name in self.root.names():
+                if name.startswith("run_") and name not in but:
+                    with suppress(FileNotFoundError):
+                        found[name] = os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
+        return found
 
-    async def changed_s(self, name: str) -> float | None:
-        """Return when a folder changed, in seconds since the epoch; None when it is gone."""
-        return await asyncio.to_thread(self._changed_s, name)
+    def sizes(self, names: Iterable[str]) -> list[int]:
+        """Return the bytes of the files of each of these folders that there is."""
+        found: list[int] = []
+        for name in names:
+            with suppress(OSError, ForeignEntryError), self.root.opened(name) as folder:
+                found.append(_size_of(folder))
+        return found
 
-    async def size(self, name: str) -> int | None:
-        """Return the bytes of a folder's files; None when there is no such folder."""
-        return await asyncio.to_thread(self._size, name)
-
-    async def remove(self, name: str) -> int | None:
+    def remove(self, name: str) -> int | None:
         """Remove a folder and return the bytes of its files; None when there is none or it cannot be removed."""
-        return await asyncio.to_thread(self._remove, name)
-
-    async def digests_in(self, name: str) -> set[str]:
-        """Return the digests that the log of a run without a row names: it was a call without a service."""
-        return await asyncio.to_thread(self._digests_in, name)
-
-    async def used_bytes(self) -> int:
-        return await asyncio.to_thread(self._used_bytes)
-
-    def _changed_s(self, name: str) -> float | None:
-        with suppress(FileNotFoundError), self.root.opened() as folder:
-            return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-        return None
-
-    def _size(self, name: str) -> int | None:
-        with suppress(OSError, ForeignEntryError), self.root.opened(name) as folder:
-            return _size_of(folder)
-        return None
-
-    def _remove(self, name: str) -> int | None:
         try:
             with self.root.opened(name) as folder:
                 freed = _emptied(folder)
@@ -86,12 +72,13 @@ class StoredFolders(Value):
             return None
         return freed
 
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
         with suppress(FileNotFoundError), self.root.opened() as folder:
             return _size_of(folder)
         return 0
 
-    def _digests_in(self, name: str) -> set[str]:
+    def digests_in(self, name: str) -> set[str]:
+        """Return the digests that the log of a run without a row names: it was a call without a service."""
         try:
             with (self.root / name).reading("events.jsonl") as file:
                 return {digest for line in file for digest in DIGEST.findall(line.decode("utf-8", "replace"))}

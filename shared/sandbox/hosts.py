@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_network
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -50,38 +50,26 @@ class AddressClass(StrEnum):
 
 _NEAR: Final = tuple(
     map(
-        IPv4Network,
-        ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+        ip_network,
+        (
+            *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+            *("::1/128", "fc00::/7"),
+        ),
     )
 )
 _SPECIAL: Final = tuple(
     map(
-        IPv4Network,
+        ip_network,
         (
             "0.0.0.0/8",  # "this network": reaches the machine itself
             "100.100.100.200/32",  # metadata of a cloud, inside the shared range
             "168.63.129.16/32",  # metadata of a cloud, inside a public range
             "169.254.0.0/16",  # link-local, with the metadata of most clouds
-            "192.0.0.0/24",
-            "192.0.2.0/24",
-            "192.88.99.0/24",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/4",
-            "240.0.0.0/4",
-        ),
-    )
-)
-_NEAR_6: Final = tuple(map(IPv6Network, ("::1/128", "fc00::/7")))
-_SPECIAL_6: Final = tuple(
-    map(
-        IPv6Network,
-        (
+            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+            *("224.0.0.0/4", "240.0.0.0/4"),
             "64:ff9b:1::/48",  # NAT64 to whatever the local network maps
             "2001::/23",  # protocol assignments, among them Teredo, which carries another address
-            "2001:db8::/32",
-            "3fff::/20",
+            *("2001:db8::/32", "3fff::/20"),
             "fd00:ec2::254/128",  # metadata of a cloud
         ),
     )
@@ -149,15 +137,11 @@ def reach_of(address: str) -> AddressClass:
         inner = _unwrapped(IPv6Address(address.partition("%")[0]) if ":" in address else IPv4Address(address))
     except AddressValueError as error:
         raise HostRefusedError(f"{address!r} is not an address") from error
-    if isinstance(inner, IPv4Address):
-        if any(inner in network for network in _SPECIAL):
-            return AddressClass.SPECIAL
-        return AddressClass.NEAR if any(inner in network for network in _NEAR) else AddressClass.PUBLIC
-    if any(inner in network for network in _SPECIAL_6):
+    if any(inner in network for network in _SPECIAL):
         return AddressClass.SPECIAL
-    if any(inner in network for network in _NEAR_6):
+    if any(inner in network for network in _NEAR):
         return AddressClass.NEAR
-    return AddressClass.PUBLIC if inner in _PUBLIC_6 else AddressClass.SPECIAL
+    return AddressClass.PUBLIC if isinstance(inner, IPv4Address) or inner in _PUBLIC_6 else AddressClass.SPECIAL
 
 
 def _unwrapped(address: Address) -> Address:

@@ -204,15 +204,10 @@ def _names(path: str) -> tuple[str, ...]:
 def project_id(folder: Path) -> str:
     """Return the id in a folder's mark; nothing when it has none, or one that is not ours."""
     try:
-        descriptor = os.open(folder / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        with RootedFolder(folder).reading(str(MARK)) as file:
+            text = file.read(MAX_BYTES).decode("ascii", "replace").strip()
+    except (OSError, ForeignEntryError):
         return ""
-    try:
-        text = os.read(descriptor, MAX_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
     return text if _ID.fullmatch(text) else ""
 
 

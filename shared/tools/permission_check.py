@@ -29,7 +29,7 @@ from soong.shared.tools.definition import (
 )
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks, PreResult
 from soong.shared.tools.hooks.hook import HookCall, HookServices, derived_fields
-from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, Verdict, effect_id_of
+from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, Verdict
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolResult
 from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, risk_of
@@ -233,11 +233,10 @@ class CallQuestioner(AroundQuestion):
         return None
 
     def _hook_call(self, gate_call: GateCall) -> HookCall:
-        context, call_id = self.context, gate_call.tool_call_id
-        effect_id = effect_id_of(context.identity.run_id, call_id)
-        derived = derived_fields(gate_call.target, context.run_dirs)
-        made = HookCall(context.identity, call_id, gate_call.definition, gate_call.permission_input, context.run_dirs)
-        return replace(made, derived=derived, effect_id=effect_id)
+        run_dirs, call_input = self.context.run_dirs, gate_call.permission_input
+        derived = derived_fields(gate_call.target, run_dirs)
+        definition = gate_call.definition
+        return HookCall(self.context.identity, gate_call.tool_call_id, definition, call_input, run_dirs, derived)
 
     def _gate_call(self, question: CallQuestion, number: str = "") -> GateCall:
         context, input_digest = self.context, digest(question.input)

@@ -199,8 +199,7 @@ class ToolPipeline:
         if not self.hooks.pre:
             return PreResult("none", "", model_input)
         run, call = self.run, call_state.call
-        effect_id = effect_id_of(run.identity.run_id, call.id)
-        hook_call = HookCall(run.identity, call.id, definition, model_input, run.run_dirs, effect_id=effect_id)
+        hook_call = HookCall(run.identity, call.id, definition, model_input, run.run_dirs)
         pre = await self.hooks.before(hook_call, self._wires(call_state, definition))
         if pre.action in ("deny", "stop"):
             details: dict[str, Json] = {"hook": pre.decided_by}
@@ -323,12 +322,9 @@ class ToolPipeline:
         self, call_state: CallState, definition: ToolDefinition, pre: PreResult, result: ToolResult
     ) -> ToolResult:
         """Tell the Post hooks what will be kept: no secret, and nothing of what only the model may read (RES-03)."""
-        run_dirs = self.run.run_dirs
+        identity, run_dirs = self.run.identity, self.run.run_dirs
         derived = derived_fields(call_state.target, run_dirs)
-        identity, effect_id = self.run.identity, effect_id_of(self.run.identity.run_id, call_state.call.id)
-        call = HookCall(
-            identity, call_state.call.id, definition, pre.call_input, run_dirs, derived, effect_id=effect_id
-        )
+        call = HookCall(identity, call_state.call.id, definition, pre.call_input, run_dirs, derived)
         told = self._fitter.redact(withheld(call_state, result) if call_state.is_withheld else result)
         post = await self.hooks.after(call, told, self._wires(call_state, definition))
         return applied(post, result)

@@ -47,7 +47,7 @@ def of_answer(answer: Answer, session_id: str, run_id: str) -> AuditNote:
 def of_late_answer(answer: Answer, session_id: str, run_id: str, state: str) -> AuditNote:
     """Tell of an answer to a question that was closed, or answered, before."""
     what = "second_answer" if state == ANSWERED else "late_answer"
-    return AuditNote(AuditKind.SECURITY, {"what": what, "state": state, "run": run_id, **_said(answer)}, session_id)
+    return _security(what, session_id, state=state, run=run_id, **_said(answer))
 
 
 def of_decision(decision: Decision, events: Sequence[NewEvent]) -> list[AuditNote]:
@@ -89,14 +89,8 @@ def of_decision(decision: Decision, events: Sequence[NewEvent]) -> list[AuditNot
 
 def of_stale_owner(decision: Decision, owner_id: str, epoch: int) -> AuditNote:
     """Tell of a decision by one who does not own the session (any more)."""
-    data: dict[str, Json] = {
-        "what": "stale_owner",
-        "owner": owner_id,
-        "epoch": epoch,
-        "request": decision.request_id,
-        "choice": str(decision.choice),
-    }
-    return AuditNote(AuditKind.SECURITY, data, decision.session_id)
+    facts: dict[str, Json] = {"request": decision.request_id, "choice": str(decision.choice)}
+    return _security("stale_owner", decision.session_id, owner=owner_id, epoch=epoch, **facts)
 
 
 def of_withdrawn(session_id: str, run_id: str, request_id: str, tool_call_id: str, reason: str) -> AuditNote:
@@ -107,26 +101,22 @@ def of_withdrawn(session_id: str, run_id: str, request_id: str, tool_call_id: st
 
 def of_dropped_questions(session_id: str, run_id: str, closed: int) -> AuditNote:
     """Tell that a run asked too much at once, or that others did in its name; nobody was shown what was closed."""
-    data: dict[str, Json] = {"what": "questions_dropped", "run": run_id, "closed": closed}
-    return AuditNote(AuditKind.SECURITY, data, session_id)
+    return _security("questions_dropped", session_id, run=run_id, closed=closed)
 
 
 def of_tampering(identity: RunIdentity, what: str, problem: str) -> AuditNote:
     """Tell what was found among a run's files that no part of ours puts there."""
-    data: dict[str, Json] = {"what": what, "run": identity.run_id, "problem": problem}
-    return AuditNote(AuditKind.SECURITY, data, identity.session_id)
+    return _security(what, identity.session_id, run=identity.run_id, problem=problem)
 
 
 def of_malformed_report(identity: RunIdentity, problem: str) -> AuditNote:
     """Tell of a report that cannot be read; some worker that held the run left it."""
-    data: dict[str, Json] = {"what": MALFORMED, "row": "report", "run": identity.run_id, "reason": problem}
-    return AuditNote(AuditKind.SECURITY, data, identity.session_id)
+    return _security(MALFORMED, identity.session_id, row="report", run=identity.run_id, reason=problem)
 
 
 def of_malformed_worker(worker_id: str, problem: str, freed: int) -> AuditNote:
     """Tell of a worker whose row no process of ours leaves behind, and how many leases that freed."""
-    data: dict[str, Json] = {"what": MALFORMED, "row": "worker", "worker": worker_id[:MAX_SHOWN_CHARS]}
-    return AuditNote(AuditKind.SECURITY, {**data, "reason": problem, "freed": freed})
+    return _security(MALFORMED, row="worker", worker=worker_id[:MAX_SHOWN_CHARS], reason=problem, freed=freed)
 
 
 def of_report(identity: RunIdentity, type_: str, data: Mapping[str, Json]) -> AuditNote:
@@ -159,7 +149,7 @@ def of_key_published(key_id: str, public_key: bytes, principal: str, reason: str
 
 def of_refused_key(key_id: str, problem: str) -> AuditNote:
     """Tell that an owner found a key that it does not sign with."""
-    return AuditNote(AuditKind.SECURITY, {"what": "unpublished_key", "key": key_id, "problem": problem})
+    return _security("unpublished_key", key=key_id, problem=problem)
 
 
 def of_key_retired(
@@ -179,6 +169,10 @@ def of_key_retired(
 def redacted(note: AuditNote, redactor: Redactor) -> AuditNote:
     """Return the note without secrets."""
     return AuditNote(note.kind, redactor.mapping(note.data), note.session_id)
+
+
+def _security(what: str, session_id: str = "", **data: Json) -> AuditNote:
+    return AuditNote(AuditKind.SECURITY, {"what": what, **data}, session_id)
 
 
 def _as_audited(data: Mapping[str, Json]) -> dict[str, Json]:

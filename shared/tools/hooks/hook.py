@@ -19,6 +19,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import NO_PROGRESS, ElicitationAnswer, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
+from soong.shared.tools.ports import effect_id_of
 from soong.shared.tools.result import ContentBlock, ToolResult
 
 DEFAULT_HOOK_TIMEOUT: Final = timedelta(seconds=60)
@@ -36,8 +37,7 @@ class HookCall(Value):
 
     ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
     holds facts that follow from it (:func:`derived_fields`): computed again from the current input, they are not part
-    of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names the effect
-    of the call, the same when the run makes it again after a crash (DAG-09).
+    of the input and are never fed back. ``progress`` shows people what a slow hook does.
     """
 
     identity: RunIdentity
@@ -47,7 +47,11 @@ class HookCall(Value):
     run_dirs: RunDirs
     derived: JsonObject = msgspec.field(default_factory=dict)
     progress: Progress = NO_PROGRESS
-    effect_id: str = ""
+
+    @property
+    def effect_id(self) -> str:
+        """The name of the call's effect, the same when the run makes it again after a crash (DAG-09)."""
+        return effect_id_of(self.identity.run_id, self.tool_call_id)
 
 
 class PreOutcome(Value):

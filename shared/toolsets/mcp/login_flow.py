@@ -7,10 +7,11 @@ configuration names, and exchanges the code. Owned here: how the person gets the
 import asyncio
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -46,27 +47,30 @@ MAX_HEAD_BYTES: Final = 16 * 1024
 _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Soong</title><p>{}</p>"
 
 
-class RedirectReceiver(Protocol):
+@dataclass(slots=True)
+class RedirectReceiver(ABC):
     """The way back of a person: the address for the authorization server, and the answer it carries."""
 
+    port: int
+    _state: str = field(default="", init=False)
+
     @property
-    def redirect_uri(self) -> str: ...
+    def redirect_uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}{PATH}"
 
     def expect(self, state: str) -> None:
         """Take the redirect that carries ``state``, and no other. Called before the person is sent away."""
-        ...
+        self._state = state
 
+    @abstractmethod
     async def result(self) -> AuthorizationCodeResult:
         """Wait for that redirect. Raises: LoginRefusedError."""
-        ...
 
 
 @dataclass(slots=True)
-class LoopbackReceiver:
+class LoopbackReceiver(RedirectReceiver):
     """Receives the redirect of the person's browser on this machine (RFC 8252, 7.3). Made by :meth:`listening`."""
 
-    port: int
-    _state: str = ""
     _came: "asyncio.Future[AuthorizationCodeResult]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -83,13 +87,9 @@ class LoopbackReceiver:
         finally:
             server.close()
 
-    @property
-    def redirect_uri(self) -> str:
-        return f"http://127.0.0.1:{self.port}{PATH}"
-
     def expect(self, state: str) -> None:
         """See :class:`RedirectReceiver`. A request without the state is somebody else's, and changes nothing."""
-        self._state = state
+        RedirectReceiver.expect(self, state)
         if self._came.done():  # the server has changed its authorization server meanwhile: another login begins
             self._came = asyncio.get_running_loop().create_future()
 
@@ -133,26 +133,19 @@ class LoopbackReceiver:
         return "200 OK", "You are logged in. You can close this page."
 
 
-@dataclass(slots=True)
-class PastedReceiver:
-    """Gets the address of the page at which the person's browser, perhaps on another machine, has ended."""
+class PastedReceiver(RedirectReceiver):
+    """Gets the address of the page at which the person's browser, perhaps on another machine, has ended.
 
-    read: Callable[[], Awaitable[str]]
-    port: int = 0
-    _state: str = ""
+    Nobody listens there: the browser shows an error, and the address that is pasted.
+    """
 
-    @property
-    def redirect_uri(self) -> str:
-        # Nobody listens there: the browser shows an error, and the address that is pasted.
-        return f"http://127.0.0.1:{self.port or 53682}{PATH}"
-
-    def expect(self, state: str) -> None:
-        """See :class:`RedirectReceiver`."""
-        self._state = state
+    def __init__(self, read: Callable[[], Awaitable[str]], port: int = 0) -> None:
+        super().__init__(port or 53682)
+        self._read = read
 
     async def result(self) -> AuthorizationCodeResult:
         """See :class:`RedirectReceiver`."""
-        return redirect_of((await self.read()).strip(), self._state)
+        return redirect_of((await self._read()).strip(), self._state)
 
 
 class WrongStateError(LoginRefusedError):

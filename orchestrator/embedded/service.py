@@ -209,7 +209,7 @@ class EmbeddedService:
     """As they were when the first worker imported them."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until stopped (a signal, the control socket) or, if ephemeral, until nobody needs it.
+        """Serve until stopped (a signal, the control socket, a deleted home) or, if ephemeral, until nobody needs it.
 
         A staying service takes the home over from an ephemeral one.
 
@@ -227,7 +227,7 @@ class EmbeddedService:
             self._listen_to_signals()
             await self._start(lock)
             ready()
-            await self._until_stopped()
+            await self._until_stopped(lock)
         finally:
             await self._shut_down()
             with suppress(OSError):  # not empty: a socket of a part that was killed lies in it
@@ -282,14 +282,20 @@ class EmbeddedService:
             self._stop.set()
         return self.is_ephemeral
 
-    async def _until_stopped(self) -> None:
-        idle = asyncio.get_running_loop().create_task(self._until_idle()) if self.is_ephemeral else None
-        stop = asyncio.get_running_loop().create_task(self._stop.wait())
-        tasks = [task for task in (idle, stop) if task is not None]
+    async def _until_stopped(self, lock: ServiceLock) -> None:
+        reasons = [self._stop.wait(), self._until_home_is_gone(lock)]
+        if self.is_ephemeral:
+            reasons.append(self._until_idle())
+        tasks = [asyncio.ensure_future(reason) for reason in reasons]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_home_is_gone(self, lock: ServiceLock) -> None:
+        while lock.holds():
+            await asyncio.sleep(timing.POLL_ROWS_S)
+        log.warning("home_is_gone", home=str(self.settings.agent_home))
 
     async def _until_idle(self) -> None:
         assert self._control is not None

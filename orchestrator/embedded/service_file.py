@@ -174,10 +174,18 @@ class ServiceLock:
             json.dump({"v": RECORD_VERSION, **asdict(record)}, file, indent=1)
         fresh.replace(self._home / RECORD_FILE)
 
+    def holds(self) -> bool:
+        """Say whether the locked file is still the home's: a home can be deleted, and made again by another service."""
+        try:
+            return os.path.samestat((self._home / LOCK_FILE).stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Remove the record and let go of the lock."""
         if self._descriptor >= 0:
-            (self._home / RECORD_FILE).unlink(missing_ok=True)
+            if self.holds():
+                (self._home / RECORD_FILE).unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
 

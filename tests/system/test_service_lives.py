@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -88,6 +89,25 @@ def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_
     assert second.poll() is None
     until(lambda: is_answering(port), "the API answers again", cli.logs)
     interrupted(second)
+    cli.assert_nothing_left()
+
+
+@pytest.mark.parametrize("is_made_again", [False, True], ids=["deleted", "made again"])
+def test_a_service_ends_whose_home_was_deleted_though_work_waits(cli: CliHarness, is_made_again: bool) -> None:
+    up = cli.up()
+    waits = "title: W\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {obj: 1}, needs: [gpu]}]\n"
+    assert cli.run("run", cli.plan(waits), "--detach").returncode == 0
+
+    cli.home.rename(cli.home.with_name("away"))
+    shutil.rmtree(cli.home.with_name("away"))
+    if is_made_again:
+        second = cli.up()
+
+    until(lambda: up.poll() is not None, "it ends", cli.logs)
+    assert up.returncode == 0
+    if is_made_again:
+        assert cli.record()["pid"] == second.pid
+        interrupted(second)
     cli.assert_nothing_left()
 
 

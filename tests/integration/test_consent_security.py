@@ -23,8 +23,9 @@ from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Answer, Choice, Decision, Provenance, RequestState
 from soong.shared.permissions.signing import Signer
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore, DecisionReceipt
+from soong.shared.storage.sql.consent.consent import SqlConsentStore
 from soong.shared.storage.sql.engine.rows import decision_body
-from soong.shared.storage.sql.store import SqlConsentStore, open_store
+from soong.shared.storage.sql.store import open_store
 from soong.shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent

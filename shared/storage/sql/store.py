@@ -10,23 +10,24 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.claims.additional_claims import SqlAdditionalClaims
 from soong.shared.storage.sql.claims.claim_context import Contexts
-from soong.shared.storage.sql.consent.consent import SqlConsent
-from soong.shared.storage.sql.engine.audit_log import AuditTrail, SqlAudit
+from soong.shared.storage.sql.consent.consent import SqlConsentStore
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors, parse_url
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import write_lock
-from soong.shared.storage.sql.people.keys import SqlAccess, SqlKeys
-from soong.shared.storage.sql.tasks.asks import SqlAsks
-from soong.shared.storage.sql.tasks.budgets import SqlBudgets, SqlUsageSums
-from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
+from soong.shared.storage.sql.people.audit import SqlAuditStore
+from soong.shared.storage.sql.people.keys import SqlAccessStore, SqlKeyStore
+from soong.shared.storage.sql.tasks.asks import SqlAskStore
+from soong.shared.storage.sql.tasks.budgets import SqlBudgetStore, SqlUsageSums
+from soong.shared.storage.sql.tasks.event_feed import SqlFeed
 from soong.shared.storage.sql.tasks.failures import SqlFailures
-from soong.shared.storage.sql.tasks.notification_outbox import SqlNotificationOutbox
+from soong.shared.storage.sql.tasks.notification_outbox import SqlOutbox
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
-from soong.shared.storage.sql.tasks.sessions import SqlSessions
+from soong.shared.storage.sql.tasks.sessions import SqlSessionStore
 from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
 from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
@@ -37,61 +38,16 @@ BEAT: Final = Statement(
 )
 
 
-class _Part:
-    """The resources of every part: one database, one audit trail, one cache of claims' contexts."""
-
-    def __init__(self, database: Database, trail: AuditTrail, contexts: Contexts) -> None:
-        self._database = database
-        self._trail = trail
-        self._contexts = contexts
-
-
-class SqlSessionStore(_Part, SqlSessions):
-    """Implements :class:`soong.shared.engine.sessions.store.SessionStore`."""
-
-
-class SqlTaskStore(_Part, SqlTasks, SqlFailures, SqlTaskCommands, SqlRetrying):
+class SqlTaskStore(SqlTasks, SqlFailures, SqlTaskCommands, SqlRetrying):
     """Implements :class:`soong.shared.engine.tasks.store.TaskStore`."""
 
 
-class SqlAskStore(_Part, SqlAsks):
-    """Implements :class:`soong.shared.engine.tasks.asks.AskStore`."""
-
-
-class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims):
+class SqlClaimStore(SqlWorkerClaims, SqlAdditionalClaims):
     """Implements :class:`soong.shared.engine.tasks.claims.ClaimStore`."""
 
 
-class SqlRunStore(_Part, SqlRuns, SqlUsageSums):
+class SqlRunStore(SqlRuns, SqlUsageSums):
     """Implements :class:`soong.shared.engine.runs.store.RunStore`."""
-
-
-class SqlBudgetStore(_Part, SqlBudgets):
-    """Implements :class:`soong.shared.engine.runs.budgets.BudgetStore`."""
-
-
-class SqlConsentStore(_Part, SqlConsent):
-    """Implements :class:`soong.shared.permissions.store.ConsentStore`."""
-
-
-class SqlKeyStore(_Part, SqlKeys):
-    """Implements :class:`soong.shared.permissions.signing.KeyStore`."""
-
-
-class SqlAccessStore(_Part, SqlAccess):
-    """Implements :class:`soong.shared.permissions.access.token.AccessStore`."""
-
-
-class SqlAuditStore(_Part, SqlAudit):
-    """Implements :class:`soong.shared.permissions.audit_log.entry.AuditStore`."""
-
-
-class SqlFeed(_Part, SqlEventFeed):
-    """Implements :class:`soong.shared.engine.tasks.event_feed.EventFeed`."""
-
-
-class SqlOutbox(_Part, SqlNotificationOutbox):
-    """Implements :class:`soong.shared.engine.tasks.event_feed.NotificationOutbox`."""
 
 
 class SqlStore:

@@ -12,9 +12,9 @@ from sqlalchemy import RootTransaction
 
 from soong.shared.permissions.store import OpenQuestions
 from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.sql.consent.consent import SqlConsentStore
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.writer import Writer
-from soong.shared.storage.sql.store import SqlConsentStore
 from tests.system.faults.parts import part_with
 
 END: Final = "end"
@@ -84,7 +84,7 @@ def _watch_answers() -> None:
             reach(f"{ANSWERS}:return")
         return found
 
-    SqlConsentStore.open_questions = watched  # type: ignore[method-assign, assignment]  # it does not come back
+    SqlConsentStore.open_questions = watched  # type: ignore[method-assign]  # it does not come back
 
 
 def _watch_commits() -> None:

@@ -2,15 +2,11 @@
 
 from typing import Final
 
-from soong.shared.storage.sql.store import (
-    SqlAskStore,
-    SqlClaimStore,
-    SqlConsentStore,
-    SqlOutbox,
-    SqlRunStore,
-    SqlSessionStore,
-    SqlTaskStore,
-)
+from soong.shared.storage.sql.consent.consent import SqlConsentStore
+from soong.shared.storage.sql.store import SqlClaimStore, SqlRunStore, SqlTaskStore
+from soong.shared.storage.sql.tasks.asks import SqlAskStore
+from soong.shared.storage.sql.tasks.notification_outbox import SqlOutbox
+from soong.shared.storage.sql.tasks.sessions import SqlSessionStore
 
 PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlAskStore, SqlClaimStore, SqlRunStore, SqlConsentStore, SqlOutbox)
 

@@ -40,7 +40,7 @@ from soong.shared.storage.sql.claims.claiming import (
     scopes_of,
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.rows import spec_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -96,11 +96,8 @@ class _Ask(Value):
     now_us: int
 
 
-class SqlAdditionalClaims:
+class SqlAdditionalClaims(StorePart):
     """The part of the task store in which a run takes steps in addition to its own."""
-
-    _database: Database
-    _contexts: Contexts
 
     async def claim_additional(
         self,

@@ -16,6 +16,7 @@ from soong.shared.permissions.audit_log.notes import (
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.consent.answering import (
     GivenAnswer,
     WantedDecision,
@@ -32,8 +33,7 @@ from soong.shared.storage.sql.consent.questions import (
     questions_of,
     settled_of,
 )
-from soong.shared.storage.sql.engine.audit_log import AuditTrail, report
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.ownership import check_owned
 from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request_body
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -123,11 +123,11 @@ STANDING: Final = Statement(
 )
 
 
-class SqlConsent:
-    """The consent part of the store. Decisions, answers and closes are written with audit entries, or not at all."""
+class SqlConsentStore(StorePart):
+    """Implements :class:`soong.shared.permissions.store.ConsentStore`.
 
-    _database: Database
-    _trail: AuditTrail
+    Decisions, answers and closes are written with audit entries, or not at all.
+    """
 
     async def raise_request(
         self,

@@ -16,8 +16,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_token_revoked,
 )
 from soong.shared.permissions.signing import ExpiredDecision, SigningKey
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -117,11 +116,8 @@ REVOKE_TOKEN: Final = Statement(
 )
 
 
-class SqlKeys:
-    """The part of the store that keeps public keys."""
-
-    _database: Database
-    _trail: AuditTrail
+class SqlKeyStore(StorePart):
+    """Implements :class:`soong.shared.permissions.signing.KeyStore`."""
 
     async def publish_key(
         self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
@@ -197,11 +193,8 @@ def _expire(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
     return [ExpiredDecision(row.session_id, row.run_id, row.request_id) for row in rows]
 
 
-class SqlAccess:
-    """The access part of the store."""
-
-    _database: Database
-    _trail: AuditTrail
+class SqlAccessStore(StorePart):
+    """Implements :class:`soong.shared.permissions.access.token.AccessStore`."""
 
     async def add_token(self, token: ApiToken) -> None:
         def write(tx: Transaction) -> None:

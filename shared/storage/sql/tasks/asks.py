@@ -11,8 +11,8 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT, Contexts
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -53,11 +53,8 @@ _ENDS: Final = {
 }
 
 
-class SqlAsks:
-    """The ask part of the store."""
-
-    _database: Database
-    _contexts: Contexts
+class SqlAskStore(StorePart):
+    """Implements :class:`soong.shared.engine.tasks.asks.AskStore`."""
 
     async def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
         def read(tx: Transaction) -> list[OpenAsk]:

@@ -22,7 +22,7 @@ from soong.shared.engine.runs.budgets import (
     time_words,
 )
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -179,10 +179,8 @@ UNSUMMED: Final = Statement(
 )
 
 
-class SqlBudgets:
-    """The budget part of the store."""
-
-    _database: Database
+class SqlBudgetStore(StorePart):
+    """Implements :class:`soong.shared.engine.runs.budgets.BudgetStore`."""
 
     async def set_budget(self, scope: str, budget: Budget) -> None:
         await self._database.write(lambda tx: _set_budget(tx, scope, budget))
@@ -282,10 +280,8 @@ def _reached(errors: Sequence[str | None]) -> str:
     return ""
 
 
-class SqlUsageSums:
+class SqlUsageSums(StorePart):
     """The part of the run store that adds up."""
-
-    _database: Database
 
     async def usage_totals(self, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
         wanted = {"by": by.value, "since_us": since_us, "session_id": session_id}

@@ -6,7 +6,7 @@ from typing import Any, Final
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Totals
 from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.log_rows import events_of, sized_before
 from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import PAGE_SIZE, Insert, Statement
@@ -80,10 +80,8 @@ ADD_TOTALS: Final = Insert(
 TOTALS: Final = Statement("totals", "SELECT name, labels, total FROM metric_totals ORDER BY name, labels")
 
 
-class SqlEventFeed:
-    """The event feed of the store."""
-
-    _database: Database
+class SqlFeed(StorePart):
+    """Implements :class:`soong.shared.engine.tasks.event_feed.EventFeed`."""
 
     async def take_over(self, consumer: str, owner_id: str, *, now_us: int) -> int | None:
         since: int | None = await self._database.write(

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step, StepError
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
@@ -101,10 +101,8 @@ def _steps_that_are(status: StepStatus) -> Statement:
     return steps_where(f"{status} steps of a session", f"steps.session_id = :session_id AND steps.status = '{status}'")
 
 
-class SqlFailures:
+class SqlFailures(StorePart):
     """The part of the task store in which the owner grows, retries and settles steps."""
-
-    _database: Database
 
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
         def read(tx: Transaction) -> list[Step]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.statements import Insert, Statement
 from soong.shared.storage.sql.engine.tables.service import notices as notices_table
@@ -91,10 +91,8 @@ PRUNE: Final = Statement(
 )
 
 
-class SqlNotificationOutbox:
-    """The outbox of the store."""
-
-    _database: Database
+class SqlOutbox(StorePart):
+    """Implements :class:`soong.shared.engine.tasks.event_feed.NotificationOutbox`."""
 
     async def add(self, notices: Sequence[Notice]) -> None:
         rows = [ADD.row(_NOTICES.values(notice)) for notice in notices]

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -84,10 +84,8 @@ DROP_CHILDREN: Final = Statement(
 )
 
 
-class SqlRetrying:
+class SqlRetrying(StorePart):
     """The part of the task store in which the owner tries ended tasks again."""
-
-    _database: Database
 
     async def retry_task(
         self,

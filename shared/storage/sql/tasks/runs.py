@@ -12,8 +12,8 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
 from soong.shared.storage.sql.engine.rows import call_of, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
@@ -146,10 +146,8 @@ def _with_decisions(tx: Transaction, told: Sequence[Event]) -> Sequence[Event]:
     return [event for log in logs.values() for event in log]
 
 
-class SqlRuns:
+class SqlRuns(StorePart):
     """The run part of the store."""
-
-    _database: Database
 
     async def run(self, run_id: str) -> Run:
         row = await self._database.read(lambda tx: tx.execute(WHOLE_RUNS.where(runs.c.id == run_id)).first())

@@ -22,9 +22,9 @@ from soong.shared.engine.sessions.session import (
 from soong.shared.engine.tasks.change import outcome_in_closed_session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.audit_log.notes import of_session
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned
 from soong.shared.storage.sql.engine.row_mapper import MalformedError
 from soong.shared.storage.sql.engine.rows import COMMANDS, OWNERS, RESPONDERS, SESSIONS, worker_of
@@ -141,11 +141,8 @@ COUNT_HELD: Final = Statement(
 SET_WORKER_STATE: Final = Statement("set worker state", "UPDATE workers SET state = :state WHERE id = :id")
 
 
-class SqlSessions:
-    """The session part of the store."""
-
-    _database: Database
-    _trail: AuditTrail
+class SqlSessionStore(StorePart):
+    """Implements :class:`soong.shared.engine.sessions.store.SessionStore`."""
 
     # -- owners
     async def register_owner(self, owner: Owner) -> None:

@@ -17,7 +17,6 @@ from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, T
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.storage.sql.claims.readiness import tell_maps
-from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import (
     OWNED,
     OWNED_TASK,
@@ -182,8 +181,6 @@ class _RemainingWork(Value):
 
 class SqlTaskCommands(SqlChanging):
     """The part of the task store in which the owner controls tasks."""
-
-    _database: Database
 
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         def read(tx: Transaction) -> list[OpenTask]:

@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, 
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import tell_opened
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -153,10 +153,8 @@ class _StepState(Value):
     """When a worker's end opened it, as long as no log has it."""
 
 
-class SqlChanging:
+class SqlChanging(StorePart):
     """The part of the task store in which the owner changes running tasks."""
-
-    _database: Database
 
     async def update_task(
         self, ownership: Ownership, task_id: str, change: TaskChange, *, now_us: int, command_id: str = ""

@@ -22,9 +22,8 @@ from soong.shared.engine.tasks.step import (
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.claim_context import result_of
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, snapshot_of, step_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of, table_read
@@ -97,11 +96,8 @@ LEFT_OF_TASK: Final = Statement(
 )
 
 
-class SqlTasks:
+class SqlTasks(StorePart):
     """The part of the task store that needs no ownership."""
-
-    _database: Database
-    _trail: AuditTrail
 
     # -- making
     async def create_task(self, task: NewTask) -> None:

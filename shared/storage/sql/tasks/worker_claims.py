@@ -20,7 +20,6 @@ from soong.shared.engine.tasks.step import (
 )
 from soong.shared.permissions.audit_log.notes import of_malformed_worker
 from soong.shared.storage.sql.claims.advance import advance
-from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.claiming import (
     LANES,
     LIVE_LEASES,
@@ -31,8 +30,7 @@ from soong.shared.storage.sql.claims.claiming import (
 )
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
-from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.row_mapper import MAX_SHOWN_CHARS, MalformedError
 from soong.shared.storage.sql.engine.rows import worker_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -100,12 +98,8 @@ END_BAD_WORKER: Final = Statement(
 )
 
 
-class SqlWorkerClaims:
+class SqlWorkerClaims(StorePart):
     """The part of the claim store that needs no ownership."""
-
-    _database: Database
-    _contexts: Contexts
-    _trail: AuditTrail
 
     async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
         await self._database.write(lambda tx: _set_concurrency_limits(tx, concurrency_limits))

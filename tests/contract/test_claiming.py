@@ -16,13 +16,6 @@ from tests.contract.scene import ContractHarness, completed, held, step_ids
 from tests.model.builders import make_request, make_retry, make_session, make_step, make_task, open_session, take_turn
 
 
-@pytest.mark.spec("DAG-03.a")
-async def test_claimed_step_is_given_to_nobody_else(scene: ContractHarness) -> None:
-    await scene.start("a")
-
-    assert await scene.claim(worker=await scene.another_worker()) == ()
-
-
 @pytest.mark.spec("DAG-03.a", "CARD-2")
 async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: ContractHarness, open_another: OpenStore) -> None:
     await scene.task(*(f"s{number}" for number in range(20)))
@@ -198,13 +191,6 @@ async def test_a_worker_that_holds_less_than_others_takes_more(
 
     assert len(advance.claims) == share
     assert advance.ready_left == (held + own + share < 10)
-
-
-async def test_advance_says_whether_work_is_left(scene: ContractHarness) -> None:
-    await scene.task("a", "b")
-
-    assert (await scene.advance(claim=1)).ready_left
-    assert not (await scene.advance(claim=1)).ready_left
 
 
 async def test_claiming_nothing_claims_nothing(scene: ContractHarness) -> None:

@@ -36,10 +36,10 @@ async def decide(
 
 
 # -- asking
-@pytest.mark.spec("PER-06", "CARD-3")
+@pytest.mark.spec("PER-06", "CARD-3", "DAG-09.c")
 async def test_request_comes_back_whole_and_pending(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    request = make_request(claim)
+    request = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))
 
     raised = await scene.raised(request, [ASKED])
 
@@ -68,20 +68,6 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
     assert raised.identity == stored.identity == claim.identity
     assert [request.identity for request in await scene.store.consent.pending(scene.own.session_id)] == [claim.identity]
     assert await scene.store.consent.pending("sess_other") == []
-
-
-@pytest.mark.spec("DAG-09.c")
-async def test_question_keeps_what_it_says_of_unknown_effects(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    told = replace(make_request(claim), unknown_effects=({"tool": "code.run_command", "shown": "make deploy"},))
-
-    raised = await scene.raised(told, [ASKED])
-
-    assert raised.unknown_effects == told.unknown_effects
-    assert (await scene.store.consent.request(raised.id))[0].unknown_effects == told.unknown_effects
-    assert [one.unknown_effects for one in await scene.store.consent.pending(scene.own.session_id)] == [
-        told.unknown_effects
-    ]
 
 
 @pytest.mark.spec("PER-13")
@@ -230,7 +216,6 @@ async def test_answer_to_a_closed_question_learns_how_it_was_closed(
     assert await scene.store.consent.answer_of(request.id) is None
 
 
-@pytest.mark.spec("PER-15")
 @pytest.mark.spec("MCP-01.d", "PER-15")
 async def test_what_calls_of_a_former_life_asked_while_they_ran_is_withdrawn_and_nothing_else(
     scene: ContractHarness,
@@ -251,17 +236,6 @@ async def test_what_calls_of_a_former_life_asked_while_they_ran_is_withdrawn_and
     assert not await scene.store.consent.withdraw_cut_off(run_id, claim.fence, reason="x", now_us=scene.now_us)
 
 
-async def test_answer_to_a_withdrawn_question_is_refused(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    request = await ask(scene, claim)
-    await scene.withdraw(claim, "call_1", "abort")
-
-    with pytest.raises(AlreadyDecidedError) as refusal:
-        await scene.store.consent.answer(make_answer(request))
-
-    assert refusal.value.state == "withdrawn"
-
-
 async def test_answer_may_say_that_the_responder_failed(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     answer = replace(make_answer(request, None), reason="the callback raised ValueError")
@@ -280,28 +254,7 @@ async def test_answer_and_question_that_do_not_exist_are_named(scene: ContractHa
         await scene.store.consent.request("req_none")
 
 
-# -- deciding
 @pytest.mark.spec("PER-15", "PER-19")
-async def test_decision_closes_the_question_and_is_reported_in_the_log(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    request = await ask(scene, claim)
-    decision = make_decision(request, Choice.ALLOW_FOR_SESSION)
-
-    await scene.store.consent.decide(
-        scene.own,
-        decision,
-        state=RequestState.DECIDED,
-        events=[NewEvent("permission_decided", {"author": "person"})],
-        now_us=scene.now_us,
-    )
-
-    assert await scene.store.consent.decision_of(request.id) == decision
-    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
-    assert await scene.store.consent.pending(scene.own.session_id) == []
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_decided"
-
-
-@pytest.mark.spec("PER-15")
 async def test_question_is_decided_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
@@ -313,13 +266,9 @@ async def test_question_is_decided_once(scene: ContractHarness) -> None:
 
     assert refusal.value.state == "decided"
     assert await scene.store.consent.decision_of(request.id) == first
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
+    assert await scene.store.consent.pending(scene.own.session_id) == []
     assert (await scene.event_types(claim.identity.run_id)).count("permission_decided") == 1
-
-
-async def test_undecided_question_has_no_decision(scene: ContractHarness) -> None:
-    request = await ask(scene, await scene.start("a"))
-
-    assert await scene.store.consent.decision_of(request.id) is None
 
 
 # -- at one look
@@ -436,38 +385,23 @@ async def test_question_whose_run_has_ended_is_withdrawn(scene: ContractHarness)
 
 
 @pytest.mark.spec("PER-14", "PER-15")
-async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_its_row_says_so(
-    scene: ContractHarness,
-) -> None:
+async def test_what_an_ended_run_asked_is_withdrawn_before_its_row_says_so(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
+    consent, session_id = scene.store.consent, scene.own.session_id
     await scene.complete(claim)
 
     with pytest.raises(AlreadyDecidedError) as answered:
-        await scene.store.consent.answer(make_answer(request))
+        await consent.answer(make_answer(request))
     with pytest.raises(AlreadyDecidedError) as decided:
         await decide(scene, request)
 
     assert (answered.value.state, decided.value.state) == ("withdrawn", "withdrawn")
-    assert await scene.store.consent.answer_of(request.id) is None
-    assert await scene.store.consent.decision_of(request.id) is None
-
-
-@pytest.mark.spec("PER-15")
-async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    request = await ask(scene, claim)
-    await scene.complete(claim)
-
-    (question,) = await scene.store.consent.questions(session_id=scene.own.session_id, include_closed=True)
-    assert question.state is RequestState.WITHDRAWN
-    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.consent.pending(scene.own.session_id) == []
-    assert (
-        await scene.store.consent.questions()
-        == await scene.store.consent.questions(session_id=scene.own.session_id)
-        == []
-    )
+    assert (await consent.answer_of(request.id), await consent.decision_of(request.id)) == (None, None)
+    (question,) = await consent.questions(session_id=session_id, include_closed=True)
+    assert question.state is (await consent.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await consent.pending(session_id) == []
+    assert await consent.questions() == await consent.questions(session_id=session_id) == []
 
 
 @pytest.mark.spec("PER-13")

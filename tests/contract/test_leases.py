@@ -49,15 +49,6 @@ async def test_claim_after_release_resumes_the_run_with_its_context(scene: Contr
     assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
 
 
-async def test_many_steps_are_released_at_once(scene: ContractHarness) -> None:
-    task_id = await scene.task("a", "b", "c")
-    claims = await scene.claim()
-
-    await scene.release(*claims)
-
-    assert set((await scene.statuses(task_id)).values()) == {StepStatus.READY}
-
-
 @pytest.mark.spec("OPS-06")
 async def test_worker_that_holds_steps_cannot_go(scene: ContractHarness) -> None:
     claim = await scene.start("a")
@@ -83,16 +74,6 @@ async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(sce
     assert (step.status, step.lost_leases) == (StepStatus.READY, 1)
     assert claim.fence > first.fence
     assert (claim.identity, claim.is_resumed) == (first.identity, True)
-
-
-@PRESENT
-async def test_expiry_is_reported_in_the_log_of_the_run(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    await scene.expire()
-
-    assert "step_lease_expired" in await scene.event_types(claim.identity.run_id)
-    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.QUEUED
 
 
 @pytest.mark.spec("DAG-05")

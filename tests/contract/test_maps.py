@@ -29,14 +29,6 @@ async def test_map_step_is_never_claimed(scene: ContractHarness) -> None:
     assert await scene.claim() == ()
 
 
-async def test_expander_finds_what_it_has_to_do(scene: ContractHarness) -> None:
-    _, map_key = await mapped(scene)
-
-    steps = await scene.store.tasks.steps_in(scene.own, StepStatus.EXPANDING)
-
-    assert [step.key for step in steps] == [map_key]
-
-
 @pytest.mark.spec("OPS-12")
 async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)

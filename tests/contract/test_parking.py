@@ -83,13 +83,6 @@ async def test_slot_of_a_parked_run_is_free_for_others(scene: ContractHarness) -
     assert step_ids(await scene.claim()) == ["other"]
 
 
-async def test_parked_run_is_not_claimable(scene: ContractHarness) -> None:
-    await parked(scene)
-
-    assert await scene.claim() == ()
-    assert (await scene.store.claims.backlog()).ready.get("default", 0) == 0
-
-
 @pytest.mark.spec("DAG-03", "PER-13")
 async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: ContractHarness) -> None:
     claim, request = await parked(scene)

@@ -13,7 +13,6 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.sandbox.redact import MARK
-from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.time_limit import EarlyCall
 from tests.integration.conftest import OpenBench
@@ -71,19 +70,6 @@ async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_all
         assert [grant.scope for grant in bench.broker.grants(bench.session_id)] == ["/work/out"]
 
 
-@pytest.mark.spec("PER-03", "PER-04.c", "PER-07.c")
-async def test_a_no_answers_only_what_was_shown_and_is_not_remembered(open_bench: OpenBench) -> None:
-    callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
-    async with open_bench(callback) as bench:
-        claims = await bench.claim(2)
-
-        answers = await verdicts(*(bench.gate(claim, worker).decide(make_call(claim)) for claim, worker in claims))
-
-        (denied,) = [answer for answer in answers if not answer.is_allowed]
-        assert (denied.author, denied.error, denied.reason) == ("person", ErrorType.PERMISSION_DENIED, "because deny")
-        assert len(callback.shown) == 2
-
-
 @pytest.mark.spec("PER-07.b", "PER-07.c")
 async def test_after_a_no_exactly_the_next_of_equal_questions_is_asked(open_bench: OpenBench) -> None:
     """The time for an answer begins when a question is asked, and not while it waits for its turn."""
@@ -137,28 +123,6 @@ async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_
         assert first.shown == [shown]
 
 
-@pytest.mark.spec("PER-02.a")
-async def test_what_only_reads_is_allowed_without_a_question_or_a_row(open_bench: OpenBench) -> None:
-    callback = Callback([Choice.DENY])
-    async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim()
-        call = make_call(claim)
-        reading = replace(
-            call,
-            definition=replace(
-                call.definition, name="code.read_file", permission=Permission.READONLY, tags=frozenset()
-            ),
-            traits=Traits(is_read_only=True, is_concurrency_safe=True),
-            risk=Risk.READ,
-        )
-
-        (answer,) = await verdicts(bench.gate(claim, worker).decide(reading))
-
-        assert (answer.is_allowed, answer.author, answer.decision_id) == (True, "rule", "")
-        assert not callback.shown
-        assert EventType.PERMISSION_REQUESTED not in {event.type for event in await bench.events(claim)}
-
-
 @pytest.mark.spec("PER-20.b")
 async def test_strict_mode_offers_no_session_grant_and_refuses_one_that_is_answered_anyway(
     open_bench: OpenBench,
@@ -184,24 +148,6 @@ async def test_no_session_grant_is_offered_for_the_whole_disk_or_a_home(open_ben
         await verdicts(bench.gate(claim, worker).decide(make_call(claim, folder=folder)))
 
         assert not callback.shown[0].offers_session
-
-
-@pytest.mark.spec("PER-15.a")
-async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking(open_bench: OpenBench) -> None:
-    callback = Callback(gate=asyncio.Event())
-    async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
-        (request,) = await bench.pending()
-        await until(lambda: callback.at_once == 1)
-
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-
-        assert await bench.pending(0) == []
-        _, state = await bench.store.consent.request(request.id)
-        assert state is RequestState.WITHDRAWN
-        await until(lambda: callback.at_once == 0)
 
 
 async def test_a_lost_hint_costs_a_second_and_no_answer(open_bench: OpenBench) -> None:

@@ -9,7 +9,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest, RequestState
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.store import OpenQuestions
 from soong.shared.tools.ports import Verdict
@@ -181,14 +181,19 @@ async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_b
 
 @pytest.mark.spec("PER-14.b/asker-gone", "PER-15.a")
 async def test_a_question_whose_asker_is_gone_is_withdrawn_with_that_reason(open_bench: OpenBench) -> None:
-    async with open_bench(Callback(gate=asyncio.Event())) as bench:
+    callback = Callback(gate=asyncio.Event())
+    async with open_bench(callback) as bench:
         asking, request = await ask(bench)
+        await until(lambda: callback.at_once == 1)
 
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
         withdrawn = await bench.event(bench.claims[0], EventType.PERMISSION_WITHDRAWN)
         assert (withdrawn.data["request_id"], withdrawn.data["reason"]) == (request.id, "its call was cancelled")
+        assert (await bench.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
+        assert await bench.pending(0) == []
+        await until(lambda: callback.at_once == 0)
         found = {event.type for event in await bench.events(bench.claims[0])}
         assert not found & {EventType.PERMISSION_DECIDED, EventType.PERMISSION_FAILED}
 

@@ -199,16 +199,6 @@ async def test_output_that_is_not_utf8_is_invalid_output(declared: Declared, tmp
     assert (await declared.error())[0] is ErrorType.INVALID_OUTPUT
 
 
-@pytest.mark.spec("CMD-03.c", "RES-02")
-@pytest.mark.parametrize("id", [pytest.param("call_of_another", id="row-47-another-calls-id")])
-async def test_a_result_belongs_to_the_call_that_was_made(declared: Declared, id: str) -> None:
-    declared.python(f'print(\'{{"tool_call_id": "{id}", "summary": "mine"}}\')')
-
-    result = await declared.call()
-
-    assert (result.tool_call_id, result.summary, result.ok) == ("call_1", "mine", True)
-
-
 @pytest.mark.spec("CMD-03")
 @pytest.mark.parametrize(
     ("type_", "expected"),

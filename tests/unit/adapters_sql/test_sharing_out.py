@@ -11,13 +11,6 @@ def make_lane(
     return ReadyGroup(key, session, (scope,) if scope else (), ready, turn, [head])
 
 
-@pytest.mark.spec("PER-13")
-def test_what_was_parked_goes_before_what_has_priority() -> None:
-    urgent, parked = make_lane("urgent", head=(0, -5, 1)), make_lane("parked", head=(-1, 0, 2), ready=1)
-
-    assert share_out([urgent, parked], 2, {}, last_turn=0).order == ["parked", "urgent"]
-
-
 @pytest.mark.spec("DIS-03")
 def test_a_limit_ends_the_claims_of_its_lanes_only() -> None:
     lanes = [make_lane("limited", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
@@ -33,10 +26,6 @@ def test_what_a_limit_holds_back_is_not_claimable_work_left_over() -> None:
     assert not share_out([lane], 5, {"model:m": 2}, last_turn=0).is_left
     assert share_out([make_lane("free", ready=3)], 2, {}, last_turn=0).is_left
     assert not share_out([make_lane("free", ready=2)], 2, {}, last_turn=0).is_left
-
-
-def test_no_lanes_give_nothing() -> None:
-    assert share_out([], 5, {}, last_turn=0).order == []
 
 
 @pytest.mark.spec("DIS-10")

@@ -1,7 +1,6 @@
 """What a service starts: where it is told to live, that it does not outlive its starter, what Redis is told."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -22,7 +21,6 @@ from soong.orchestrator.embedded.folders import (
 )
 from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
 from soong.orchestrator.embedded.service_file import expire_dead, has_ended, start_of
-from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import load_settings
@@ -98,17 +96,6 @@ def test_children_find_libraries_before_modules_of_a_project(tmp_path: Path, mon
     )
 
     assert done.returncode == 0, done.stderr
-
-
-def test_children_get_the_settings_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOONG_WORKERS", "3")
-
-    environment = child_environment(load_settings(agent_home=tmp_path / "h", functions=("a", "b")), MORE="1")
-
-    assert environment["SOONG_WORKERS"] == "3"
-    assert environment["SOONG_FUNCTIONS"] == "a,b"
-    assert environment["SOONG_AGENT_HOME"] == str(tmp_path / "h")
-    assert environment["MORE"] == "1"
 
 
 def test_redis_listens_on_a_socket_only_and_keeps_nothing() -> None:
@@ -188,12 +175,6 @@ def test_the_runtime_folder_is_made_for_us_alone(tmp_path: Path, monkeypatch: py
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_runtime_folder_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-
-    assert "chmod 700" in runtime_folder_problem(tmp_path)
-
-
 def test_a_runtime_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
 
@@ -205,13 +186,6 @@ def test_a_runtime_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "getuid", lambda: 4242)
 
     assert "belongs to user" in runtime_folder_problem(tmp_path)
-
-
-def test_a_runtime_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / ("d" * 90) / ("e" * 30)
-    folder.mkdir(parents=True, mode=0o700)
-
-    assert "too long for a socket" in runtime_folder_problem(folder)
 
 
 def test_a_home_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
@@ -293,17 +267,3 @@ def _short(tmp_path: Path) -> Path:
     folder = tmp_path if len(str(tmp_path)) < 60 else Path("/tmp")
     folder.chmod(0o700) if folder is tmp_path else None
     return folder
-
-
-def test_an_empty_log_is_shown_with_the_room_on_its_disk(tmp_path: Path) -> None:
-    log = tmp_path / "service.log"
-    log.touch()
-
-    assert re.fullmatch(rf"\n  its log is empty, and its disk has \d+ MiB left: {log}", last_words(log))
-
-
-def test_the_last_words_of_a_log_are_shown_with_its_place(tmp_path: Path) -> None:
-    log = tmp_path / "service.log"
-    log.write_text("one\ntwo\n")
-
-    assert last_words(log) == f"\n    one\n    two\n  its log: {log}"

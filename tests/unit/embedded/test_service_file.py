@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.embedded.service_file import (
-    ServiceHeldError,
     ServiceLock,
     ServiceRecord,
     own_record,
@@ -38,37 +37,6 @@ def test_a_written_record_is_read_back(tmp_path: Path) -> None:
 
     assert read_record(tmp_path) == make_record()
     assert (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_second_holder_is_refused_by_name(tmp_path: Path) -> None:
-    first = ServiceLock(tmp_path)
-    first.acquire()
-
-    with pytest.raises(ServiceHeldError, match="holds"):
-        ServiceLock(tmp_path).acquire()
-
-
-def test_releasing_removes_the_record_and_lets_the_next_one_hold(tmp_path: Path) -> None:
-    lock = ServiceLock(tmp_path)
-    lock.acquire()
-    lock.write(make_record())
-
-    lock.release()
-
-    assert read_record(tmp_path) is None
-    ServiceLock(tmp_path).acquire()
-
-
-def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from soong.orchestrator.embedded.service_file import ServiceLock;"
-    code += "ServiceLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        holder.kill()
-
-    ServiceLock(tmp_path).acquire()
 
 
 def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:

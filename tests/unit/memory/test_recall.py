@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.config import Config, MemoryConfig, parse_config
+from soong.shared.core.config import MemoryConfig, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
@@ -19,7 +19,7 @@ from soong.shared.tools.definition import Permission
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.memory.provider import (
     NAME,
     Memory,
@@ -139,18 +139,6 @@ async def test_what_is_recalled_is_bounded_and_without_secrets() -> None:
     assert "plumage" not in node.text
 
 
-@pytest.mark.spec("MEM-01.a", "ETS-06.c", "ETS-06.d")
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("mode", RunMode)
-def test_only_main_and_orchestrator_agents_have_it_whatever_asks_for_it(role: Role, mode: RunMode) -> None:
-    tools = registry_of(ToolEnvironment()).definitions()
-    request = SurfaceRequest(role, mode, allowed_tools=(NAME, "*"), for_workers=("*",), is_dangerous_enabled=True)
-
-    surface = compute_surface(tools, request)
-
-    assert (NAME in surface.tools) == (role in {Role.MAIN, Role.ORCHESTRATOR})
-
-
 @pytest.mark.spec("MEM-01.a", "MEM-02.a")
 def test_it_only_reads_and_no_tool_writes_memory() -> None:
     registered = registry_of(ToolEnvironment()).definitions()
@@ -169,13 +157,6 @@ def test_without_memory_no_agent_has_it() -> None:
     decision = surface.explain(NAME)
     assert decision is not None
     assert (decision.is_in, decision.rule) == (False, "tool: is_enabled says no")
-
-
-@pytest.mark.spec("MEM-02.c")
-def test_candidates_are_the_default() -> None:
-    memory = Config().memory
-
-    assert (memory.enabled, memory.provider, memory.write_mode) == (True, "files", "candidate")
 
 
 @pytest.mark.spec("MEM-01.c", "MEM-02.d")

@@ -77,21 +77,6 @@ async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None
     assert waits == [2.0, 4.0, 8.0, timing.STEP_BACKOFF_LIMIT_S]
 
 
-@pytest.mark.spec("DAG-05.d")
-async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(scene: ContractHarness) -> None:
-    claim = await scene.start(make_step("a", max_attempts=5))
-    for _ in range(2):
-        claim = await scene.lost_fence(claim)
-    await scene.expire()
-
-    await scheduler(scene).reconcile(scene.own)
-
-    step = await scene.store.tasks.step(claim.step_key)
-    assert (step.status, step.lost_leases, step.attempt) == (StepStatus.FAILED, 3, 1)
-    assert step.error is not None
-    assert step.error.type == "poisoned"
-
-
 # -- as plans say it
 def fails(**more: Json) -> dict[str, Json]:
     return {"id": "f", "kind": "python", "call": "builtin.fail", "backoff_s": 0.01, **more}

@@ -8,7 +8,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.status import TaskStatus
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 
@@ -40,31 +40,6 @@ async def test_results_of_dependencies_reach_the_dependents(service: OneLoop) ->
 
     assert task.status is TaskStatus.COMPLETED
     assert await service.outputs(task.id) == {"a": {"x": 1}, "b": {"y": 1}}
-
-
-async def test_a_wide_fan_out_and_its_join_run_once_each(service: OneLoop) -> None:
-    wide = [echo(f"s{index}", {"i": index}, "root") for index in range(100)]
-    join = echo("join", {"last": "${s99.output.i}"}, *(f"s{index}" for index in range(100)))
-
-    task = await service.run(plan(echo("root", {}), *wide, join))
-
-    steps = await service.store.tasks.steps(task.id)
-    assert task.status is TaskStatus.COMPLETED
-    assert {step.fence for step in steps} == {1}
-    assert {step.status for step in steps} == {StepStatus.COMPLETED}
-
-
-async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop) -> None:
-    over: dict[str, Json] = {"id": "each", "kind": "map", "over": "${list.output.names}", "depends_on": ["list"]}
-
-    task = await service.run(
-        plan(echo("list", {"names": 7}), {**over, "step": {"kind": "python", "call": "builtin.echo"}})
-    )
-
-    failed = next(step for step in await service.store.tasks.steps(task.id) if step.step_id == "each")
-    assert task.status is TaskStatus.FAILED
-    assert failed.error is not None
-    assert "not a list" in failed.error.message
 
 
 @pytest.mark.spec("DIS-07.d")

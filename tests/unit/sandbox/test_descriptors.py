@@ -3,22 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened, opened_directory, opened_file
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file
 
 
 def refusal(path: Path, *, folder: bool = False) -> PathRefusal:
     with pytest.raises(PathRefusedError) as caught, (opened_directory if folder else opened_file)(path):
         pass
     return caught.value.refusal
-
-
-def test_a_regular_file_is_opened_by_its_resolved_path(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/x").write_text("hi")
-
-    with opened_file(tmp_path / "a/x") as descriptor:
-        assert os.read(descriptor, 10) == b"hi"
-        assert not os.get_inheritable(descriptor)
 
 
 @pytest.mark.spec("FS-07.e")
@@ -45,22 +36,3 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
 def test_a_file_of_the_kernel_is_refused_although_it_claims_to_be_regular() -> None:
     assert refusal(Path(f"/proc/{os.getpid()}/environ")) is PathRefusal.NOT_REGULAR
     assert refusal(Path("/sys/kernel"), folder=True) is PathRefusal.NOT_REGULAR
-
-
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("hi")
-
-    assert refusal(tmp_path / "x", folder=True) is PathRefusal.INVALID
-
-
-def test_the_descriptor_is_closed_afterwards(tmp_path: Path) -> None:
-    with opened(tmp_path, os.O_RDONLY) as descriptor:
-        pass
-
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(descriptor)
-
-
-def test_root_itself_can_be_opened() -> None:
-    with opened_directory(Path("/")) as descriptor:
-        assert os.fstat(descriptor).st_ino == Path("/").stat().st_ino

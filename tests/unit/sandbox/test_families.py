@@ -120,32 +120,7 @@ async def test_a_program_that_stops_its_subreaper_gains_nothing(folder: int, tmp
     await all_gone(pids(tmp_path))
 
 
-STORM = """
-import os, time
-until = time.monotonic() + 20
-for _ in range(8):
-    if os.fork() == 0:
-        while time.monotonic() < until:
-            if os.fork() == 0:
-                os.setsid()
-                os.fork(); os.fork()
-                time.sleep(0.01)
-                os._exit(0)
-            os.wait()
-        os._exit(0)
-print('ready', flush=True)
-time.sleep(300)
-"""
 """Eight processes that each keep starting a handful in sessions of their own; by itself it ends after 20 s."""
-
-
-async def test_processes_that_keep_starting_others_are_ended(folder: int, tmp_path: Path) -> None:
-    marker = f"storm-{os.getpid()}"
-
-    ended = await run(python(folder, tmp_path, STORM, marker, timeout=timedelta(seconds=3)))
-
-    assert (ended.ended, ended.stdout, ended.left_running) == ("timeout", b"ready\n", 0)
-    assert not [each.pid for each in psutil.process_iter(["cmdline"]) if marker in (each.info["cmdline"] or ())]
 
 
 async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) -> None:

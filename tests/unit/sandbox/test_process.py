@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner, run
-from soong.shared.sandbox.threads import WorkStoppedError, check, run_blocking
+from soong.shared.sandbox.threads import check, run_blocking
 from tests.unit.sandbox.families import is_alive
 from tests.waiting import until
 
@@ -48,12 +48,6 @@ async def test_a_child_runs_in_the_directory_with_no_input_and_only_the_given_en
     assert ended.code == 0
     assert words.startswith(f"{tmp_path} True ['LC_ALL'] ")
     assert len(words.partition("] ")[2].split(",")) == 4  # three of its own and the listing itself
-
-
-async def test_a_child_that_says_too_much_is_killed_and_its_beginning_kept(folder: int, tmp_path: Path) -> None:
-    ended = await python(folder, tmp_path, "while True: print('y' * 1000)", max_stdout_bytes=5_000)
-
-    assert (ended.ended, len(ended.stdout)) == ("output_limit", 5_000)
 
 
 async def test_a_child_over_its_time_is_killed_with_its_whole_group(folder: int, tmp_path: Path) -> None:
@@ -206,11 +200,3 @@ async def test_an_effect_that_happened_is_reported_where_asked_for(keep: bool) -
     else:
         with pytest.raises(asyncio.CancelledError):
             await task
-
-
-async def test_an_error_of_thread_work_is_raised() -> None:
-    def work(_stop: Any) -> None:
-        raise WorkStoppedError
-
-    with pytest.raises(WorkStoppedError):
-        await run_blocking(work)

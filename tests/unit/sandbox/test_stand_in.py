@@ -58,12 +58,6 @@ def until_ready(process: "subprocess.Popen[str]", word: str) -> None:
     assert process.stdout.readline() == f"{word}\n"
 
 
-@pytest.mark.parametrize("code", [0, 7, 255])
-def test_it_ends_with_the_exit_code_of_the_program(code: int) -> None:
-    with stand_in(*python(f"raise SystemExit({code})")) as process:
-        assert process.wait(LIMIT_S) == code
-
-
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
 def test_it_ends_by_the_signal_that_ended_the_program(number: signal.Signals) -> None:
     with stand_in(*python(f"import os; os.kill(os.getpid(), {int(number)})")) as process:

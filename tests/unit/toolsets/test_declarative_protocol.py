@@ -67,13 +67,6 @@ def test_what_a_tool_leaves_out_is_made_of_what_it_says(
     assert (result.content, result.summary) == (content, summary)
 
 
-@pytest.mark.spec("CMD-03")
-def test_a_tool_cannot_set_what_the_core_says_of_a_result() -> None:
-    result = read({"summary": "x", "metadata": {"aborted": True, "truncated": True, "is_withheld": True}})
-
-    assert set(result.metadata) == {"tool"}
-
-
 # Written here once more: which errors are a tool's own to report is what these tests hold the product to.
 CLAIMABLE = frozenset(
     map(
@@ -181,12 +174,6 @@ def test_no_text_of_a_tool_reaches_a_terminal_as_a_command(hostile: dict[str, An
 def test_text_for_people_is_one_line_of_bounded_length() -> None:
     assert in_a_line(f"a\n\tb {ESC}[1mc", 100) == "a b c"
     assert in_a_line("x" * 50, 10) == "x" * 10 + "…"
-
-
-def test_a_carriage_return_hides_nothing() -> None:
-    (block,) = read({"content": [{"kind": "text", "text": "safe\rdangerous\r\nend"}]}).content
-
-    assert block == TextBlock("safe\ndangerous\nend")
 
 
 def test_a_log_is_cut_between_lines_and_keeps_its_end() -> None:

@@ -7,11 +7,9 @@ from textwrap import dedent
 
 import pytest
 
-from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.settings import load_settings
 from soong.shared.tools import risk
-from soong.shared.tools.definition import Permission, Risk
+from soong.shared.tools.definition import Risk
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.risk import classified
 from soong.shared.toolsets.modules import register_modules
@@ -19,17 +17,6 @@ from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_tool
 
 Module = Callable[..., str]
-
-TOOLSET = """
-    from soong import Permission, Toolset
-
-    tools = Toolset()
-
-    @tools.tool("team.count", permission=Permission.READONLY)
-    def count(text: str) -> int:
-        '''Count words.'''
-        return len(text.split())
-"""
 
 
 @pytest.fixture
@@ -43,27 +30,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
         return name
 
     return write
-
-
-@pytest.mark.spec("REG-06", "REG-07")
-def test_a_toolset_of_a_module_is_registered_after_the_built_in_tools(module: Module) -> None:
-    registry = make_registry(ToolEnvironment(modules=(module(TOOLSET),)))
-
-    tool = registry.definitions()[-1]
-    assert (tool.name, tool.description, tool.permission) == ("team.count", "Count words.", Permission.READONLY)
-    assert registry.source_of("team.count") == "module own_tools"
-    assert registry.source_of("code.read_file") == "built-in"
-
-
-@pytest.mark.spec("REG-06")
-def test_the_setting_reaches_clients_by_their_settings(
-    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SOONG_TOOLS", f" {module(TOOLSET)} ,")
-
-    catalogue = Catalogue.of(load_settings(agent_home=tmp_path))
-
-    assert "team.count" in (catalogue.known().tools or ())
 
 
 CLASSIFIER = """
@@ -143,10 +109,3 @@ def test_a_module_that_cannot_be_used_is_named_with_its_fault(module: Module, te
 
     assert told in str(refused.value)
     assert f"SOONG_TOOLS names {name!r}" in str(refused.value)
-
-
-def test_two_modules_with_one_name_are_refused(module: Module) -> None:
-    first, second = module(TOOLSET), module(TOOLSET, "more_tools")
-
-    with pytest.raises(InvalidConfigError, match=r"more_tools.*taken by tool 'team.count'"):
-        register_modules(ToolRegistry(), (first, second))

@@ -41,18 +41,6 @@ async def test_a_long_line_is_cut_at_a_character_and_listed(project: Project) ->
     assert "cut at 4096 bytes: lines 2, 3" in text_of(result)
 
 
-@pytest.mark.spec("FS-01.c", "RES-03")
-async def test_a_page_over_the_size_limit_ends_early_and_is_never_an_artifact(project: Project) -> None:
-    project.file("x", ("y" * 200 + "\n") * 300)
-
-    result = await project.call("read_file", path="x", max_lines=300)
-
-    assert len(text_of(result)) <= 12_200
-    assert (result.artifacts, result.metadata["truncated"]) == ((), True)
-    following = result.data["next_start_line"]  # type: ignore[index,call-overload]
-    assert 50 < int(str(following)) < 61
-
-
 @pytest.mark.spec("FS-01.d")
 @pytest.mark.parametrize(
     ("content", "start"),
@@ -92,15 +80,6 @@ async def test_bad_bytes_do_not_make_a_line_longer_than_the_limit(project: Proje
     assert data["truncated_lines"] == [1]
 
 
-async def test_bytes_that_are_not_utf8_are_shown_as_such(project: Project) -> None:
-    project.file("x", b"caf\xe9\n")
-
-    result = await project.call("read_file", path="x")
-
-    assert result.data["text"] == "caf\ufffd\n"  # type: ignore[index,call-overload]
-    assert "decoding" in result.metadata
-
-
 async def test_an_empty_file_and_a_start_beyond_the_end_are_no_errors(project: Project) -> None:
     project.file("empty", "")
     project.file("x", "1\n2\n")
@@ -132,17 +111,6 @@ async def test_a_hole_ends_the_reading_at_once(project: Project, size: int, head
         assert await project.error("read_file", path="sparse", start_line=start) is ErrorType.BINARY_FILE
 
 
-@pytest.mark.spec("FS-01")
-async def test_the_first_window_of_a_huge_file_is_given_although_its_end_is_a_hole(project: Project) -> None:
-    with (project.root / "sparse").open("wb") as file:
-        file.write(b"line\n" * 3000)
-        file.truncate(1024**4)
-
-    data = await project.data("read_file", path="sparse")
-
-    assert (data["end_line"], data["truncated"], data["next_start_line"]) == (200, True, 201)
-
-
 @pytest.mark.spec("FS-01.a")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -164,20 +132,6 @@ async def test_a_page_is_exactly_the_lines_asked_for(
     assert data.get("total_lines", len(lines)) == len(lines)
 
 
-@pytest.mark.spec("FS-06.b")
-async def test_a_sensitive_file_asks_with_its_resolved_path(project: Project) -> None:
-    project.file(".env", "A=1\n")
-    (project.root / "settings.txt").symlink_to(".env")
-
-    result = await project.call("read_file", path="settings.txt")
-
-    assert (project.target.is_sensitive, project.target.shown) == (True, str(project.root / ".env"))
-    assert project.target.scope == str(project.root)
-    assert "settings.txt" in project.target.preview
-    assert "A=1" in text_of(result)
-    assert "A=1" not in repr(project.bench.log.ends)
-
-
 @pytest.mark.spec("FS-06")
 async def test_a_sensitive_file_that_was_replaced_while_asking_is_not_read(project: Project) -> None:
     secret = project.file(".env", "A=1\n")
@@ -188,19 +142,6 @@ async def test_a_sensitive_file_that_was_replaced_while_asking_is_not_read(proje
     project.bench.gate.before = replace
 
     assert await project.error("read_file", path=".env") is ErrorType.PATH_CONFLICT
-
-
-@pytest.mark.spec("FS-06")
-async def test_a_hard_link_asks_as_a_sensitive_file_does(project: Project) -> None:
-    (project.outside / "secret").write_text("canary\n")
-    os.link(project.outside / "secret", project.root / "notes.txt")
-
-    result = await project.call("read_file", path="notes.txt")
-
-    assert (project.target.is_sensitive, project.target.scope) == (True, str(project.root))
-    assert "hard link" in project.target.preview
-    assert "canary" in text_of(result)
-    assert "canary" not in repr(project.bench.log.ends)
 
 
 @pytest.mark.spec("FS-06")

@@ -48,27 +48,6 @@ async def test_more_matches_than_the_limit_are_said_to_follow(project: Project) 
     assert await project.error("search", query="hit", limit=1001) is ErrorType.INVALID_INPUT
 
 
-@pytest.mark.spec("FS-03")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"query": "("}, "unclosed group"),
-        ({"query": "a\nb"}, "not allowed"),
-        ({"query": "(?<=x)"}, "look-around"),
-        ({"query": "x", "glob": "{a,"}, "glob"),
-    ],
-    ids=["group", "newline", "look-around", "glob"],
-)
-async def test_a_bad_pattern_is_invalid_input_in_ripgreps_own_words(
-    project: Project, arguments: dict[str, str], words: str
-) -> None:
-    result = await project.call("search", **arguments)
-
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_INPUT
-    assert words in result.error.message
-
-
 @pytest.mark.spec("FS-06.b", "FS-06.d")
 async def test_a_sensitive_place_that_was_asked_for_is_searched_after_consent(project: Project) -> None:
     project.file(".env", "password=1\n")

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from soong.shared.core.config import Config, parse_config
-from soong.shared.core.identity import Role
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ContextNode, ErrorType, ToolResult
-from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.skills.toolset import MAX_SKILL_BYTES, SkillTools
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import text_of
@@ -95,15 +93,6 @@ def test_both_tools_only_read_and_loading_runs_alone(shelves: Shelves) -> None:
     assert all("readonly" in tool.tags and tool.traits_of({}).is_read_only for tool in (listing, loading))
     assert listing.traits_of({}).is_concurrency_safe
     assert not loading.traits_of({"name": "x"}).is_concurrency_safe
-
-
-@pytest.mark.spec("SKL-01", "ETS-04", "ETS-01")
-def test_a_worker_gets_skills_only_when_asked_for(shelves: Shelves) -> None:
-    tools = shelves.tools()
-    asked = SurfaceRequest(Role.WORKER, allowed_tools=("internal.*",))
-
-    assert compute_surface(tools, SurfaceRequest(Role.WORKER)).tools == ()
-    assert compute_surface(tools, asked).tools == ("internal.list_skills", "internal.load_skill")
 
 
 @pytest.mark.spec("SKL-01.a")

@@ -13,16 +13,6 @@ from tests.unit.tools.test_pipeline import DENIED
 from tests.unit.toolsets.declaring import make_declared
 
 
-@pytest.mark.spec("FS-06")
-def test_the_users_sensitive_patterns_are_added_to_the_builtin_ones() -> None:
-    config = parse_config('[paths]\nsensitive = ["~/.netrc"]')
-
-    policy = ToolEnvironment(config=config).paths
-
-    assert policy.is_sensitive("/home/u/.netrc")
-    assert policy.is_sensitive("/home/u/.ssh/id")
-
-
 @pytest.mark.spec("FS-09")
 def test_the_programs_of_hooks_are_protected_but_not_the_folders_they_learn_of(tmp_path: Path) -> None:
     hook = tmp_path / "check.py"

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
@@ -108,6 +110,36 @@ async def child() -> AsyncIterator[Child]:
     pumping.cancel()
 
 
+@pytest.mark.spec("ETS-07.a", "DAG-01.c")
+async def test_it_sees_its_own_and_the_ready_steps_that_are_agents_work(child: Child) -> None:
+    seen = await child.do("query_steps")
+
+    assert seen["yours"]["id"] == "own"
+    assert [step["id"] for step in seen["ready"]] == ["one", "two"]
+
+
+async def test_claiming_the_own_step_again_changes_nothing(child: Child) -> None:
+    await child.do("claim_step", step_id="own")
+
+    assert (await child.step("own")).fence == child.claim.fence
+
+
+@pytest.mark.spec("DAG-03.b")
+async def test_progress_of_a_lease_that_is_lost_is_refused(child: Child) -> None:
+    stale = replace(child, tools=TaskTools(child.store, lambda: "wrk_other", SystemClock()))
+
+    with pytest.raises(LeaseLostError):
+        await stale.call("update_step", progress="late")
+
+
+async def test_a_run_without_a_step_has_none_to_show(child: Child) -> None:
+    identity = structs.replace(child.claim.identity, step_key="", task_id="")
+
+    error = await replace(child, claim=structs.replace(child.claim, identity=identity)).refused("get")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+
+
 @pytest.mark.spec("DAG-03.f")
 async def test_a_failure_that_it_reports_is_the_steps(child: Child) -> None:
     await child.do("claim_step", step_id="one")
@@ -186,6 +218,7 @@ async def test_a_second_claim_names_the_one_that_is_open(child: Child) -> None:
         pytest.param({"output": 1, "progress": "x"}, id="result-and-progress"),
         pytest.param({"output": 1, "fence": 7}, id="a-fence"),
         pytest.param({"step_id": "own", "output": 1}, id="the-own-steps-result"),
+        pytest.param({"progress": ""}, id="empty-progress"),
     ],
 )
 async def test_a_report_that_cannot_be_one_is_refused(child: Child, arguments: dict[str, Json]) -> None:
@@ -237,12 +270,14 @@ async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> Non
     assert (await child.step("two")).output is None
 
 
+@pytest.mark.spec("ETS-07.b")
 async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
     error = await child.refused("update_step", step_id="function", progress="mine")
 
     assert error.type is ErrorType.STEP_NOT_CLAIMED
 
 
+@pytest.mark.spec("ETS-07.b")
 async def test_where_no_run_is_held_no_additional_step_is_given(child: Child) -> None:
     alone = TaskTools(child.store, lambda: child.claim_loop.capacity().worker_id, SystemClock())
     elsewhere = Child(child.store, child.ownership, child.claim_loop, child.additional, alone, child.claim)

@@ -2,11 +2,9 @@
 
 import pytest
 
-from soong.shared.core.identity import Role
 from soong.shared.tools.result import ErrorType
-from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.web.document import markdown_of
-from soong.shared.toolsets.web.fetch import WebTools, is_allowed
+from soong.shared.toolsets.web.fetch import is_allowed
 from tests.unit.toolsets.web_scene import HOST, answer, redirect, serving_web
 
 PAGE = """<!doctype html><html><head><title>Title</title><style>p {}</style></head><body>
@@ -18,14 +16,6 @@ PAGE = """<!doctype html><html><head><title>Title</title><style>p {}</style></he
 <img src="data:image/png;base64,AAAA" alt="a picture"><pre>def f():
     return 1</pre><ul><li>one</li><li>two</li></ul>
 <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table></body></html>"""
-
-
-@pytest.mark.spec("NET-01", "ETS-04")
-def test_no_worker_has_it_unless_it_is_asked_for() -> None:
-    tools = WebTools().tools()
-
-    assert compute_surface(tools, SurfaceRequest(Role.WORKER)).tools == ()
-    assert compute_surface(tools, SurfaceRequest(Role.WORKER, allowed_tools=("web.fetch",))).tools == ("web.fetch",)
 
 
 @pytest.mark.spec("NET-01.b")

@@ -25,15 +25,6 @@ async def test_what_is_asked_is_the_resolved_path_its_folder_and_the_size(projec
     assert project.target.preview.endswith("7 bytes, 2 lines")
 
 
-@pytest.mark.spec("FS-04.a")
-async def test_an_existing_file_is_a_conflict_and_nobody_is_asked(project: Project) -> None:
-    project.file("x", "old")
-
-    assert await project.error("write_file", path="x", content="new") is ErrorType.PATH_CONFLICT
-    assert (project.root / "x").read_text() == "old"
-    assert project.bench.gate.asked == []
-
-
 @pytest.mark.spec("FS-04.a", "CMD-06.d")
 async def test_overwriting_is_explicit_keeps_the_mode_and_shows_a_diff(project: Project) -> None:
     path = project.file("x", "old\nsame\n")
@@ -46,52 +37,6 @@ async def test_overwriting_is_explicit_keeps_the_mode_and_shows_a_diff(project: 
     assert path.stat().st_ino != inode
     assert "-old\n+new\n same\n" in project.target.preview
     assert project.target.precondition.endswith(hashlib.sha256(b"old\nsame\n").hexdigest())
-
-
-async def test_content_over_the_limit_or_not_unicode_is_refused(project: Project) -> None:
-    assert await project.error("write_file", path="x", content="x" * (4 * 1024 * 1024 + 1)) is ErrorType.LIMIT_EXCEEDED
-    assert await project.error("write_file", path="x", content="\ud800") is ErrorType.INVALID_INPUT
-    assert list(project.root.iterdir()) == []
-
-
-@pytest.mark.parametrize("path", ["x/", ".", "a/..", "/"])
-async def test_a_path_that_names_no_file_is_refused(project: Project, path: str) -> None:
-    kinds = {ErrorType.INVALID_INPUT, ErrorType.NOT_REGULAR_FILE}
-
-    assert await project.error("write_file", path=path, content="", overwrite=True) in kinds
-
-
-async def test_what_is_no_regular_file_is_never_replaced(project: Project) -> None:
-    os.mkfifo(project.root / "fifo")
-    (project.root / "dir").mkdir()
-    project.file("plain")
-
-    for name in ("fifo", "dir"):
-        assert await project.error("write_file", path=name, content="", overwrite=True) is ErrorType.NOT_REGULAR_FILE
-    assert await project.error("write_file", path="plain/x", content="") is ErrorType.FILE_NOT_FOUND
-
-
-@pytest.mark.spec("FS-04", "FS-07")
-@pytest.mark.parametrize("change", ["appeared", "changed", "vanished", "link"])
-async def test_a_target_that_changed_while_asking_is_left_alone(project: Project, change: str) -> None:
-    path = project.root / "x"
-    if change != "appeared":
-        path.write_text("old")
-
-    async def act() -> None:
-        if change == "vanished":
-            path.unlink()
-        elif change == "link":
-            path.unlink()
-            path.symlink_to(project.outside / "x")
-        else:
-            path.write_text("theirs")
-
-    project.bench.gate.before = act
-
-    assert await project.error("write_file", path="x", content="mine", overwrite=True) is ErrorType.PATH_CONFLICT
-    assert not (project.outside / "x").exists()
-    assert change in ("vanished", "link") or path.read_text() == "theirs"
 
 
 @pytest.mark.spec("FS-04.c/late-file")
@@ -185,16 +130,6 @@ async def test_a_full_disk_leaves_the_old_file_and_no_rest(project: Project, mon
     assert [(entry.name, entry.read_text()) for entry in project.root.iterdir()] == [("x", "old")]
 
 
-@pytest.mark.spec("FS-07.a")
-async def test_outside_the_write_roots_is_asked_and_written_only_with_consent(project: Project) -> None:
-    path = project.outside / "report.md"
-
-    await project.data("write_file", path=str(path), content="x")
-
-    assert path.read_text() == "x"
-    assert (project.target.is_inside_roots, project.target.scope) == (False, str(project.outside))
-
-
 async def test_a_sensitive_old_content_is_not_in_the_preview(project: Project) -> None:
     project.file(".env", "PASSWORD=hunter2\n")
 
@@ -217,16 +152,6 @@ def test_a_file_system_without_hard_links_is_served_too(tmp_path: Path, monkeypa
 
     os.close(folder)
     assert (tmp_path / "x").read_text() == "new"
-
-
-@pytest.mark.spec("FS-04")
-async def test_a_read_only_file_is_not_replaced_and_nobody_is_asked(project: Project) -> None:
-    path = project.file("x", "old")
-    path.chmod(0o444)
-
-    assert await project.error("write_file", path="x", content="new", overwrite=True) is ErrorType.SANDBOX_DENIED
-    assert path.read_text() == "old"
-    assert project.bench.gate.asked == []
 
 
 @pytest.mark.spec("FS-04")

@@ -82,14 +82,6 @@ def test_a_beat_that_is_answered_again_renews_the_trust() -> None:
     assert bench.lost == []
 
 
-def test_an_incarnation_declared_gone_is_lost_at_once() -> None:
-    bench = HeartbeatHarness(ScriptedHeartbeatWriter([False]))
-
-    bench.step()
-
-    assert bench.lost == ["wrk_1"]
-
-
 def test_a_stalled_loop_stops_the_beat() -> None:
     bench = HeartbeatHarness(ScriptedHeartbeatWriter([True]))
     bench.loop_ticks = False

@@ -22,13 +22,6 @@ def test_each_process_waits_for_at_least_what_it_is_configured_to_and_not_for_mu
     assert len({recycle_limits.most_runs for recycle_limits in worn}) > 10
 
 
-def test_nothing_recycles_a_process_unless_it_is_configured() -> None:
-    recycle_limits = RecycleLimits.of(Settings(), random.Random(0))
-    recycle_limits.runs = 1_000_000
-
-    assert recycle_limits.reason() == ""
-
-
 @pytest.mark.parametrize(
     ("recycle_limits", "reason"),
     [

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core import timing
-from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, StepEnd, StepError
@@ -105,15 +104,6 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
         assert await drained
         assert not is_early
         await holding
-
-
-async def test_a_lost_lease_ends_the_run_without_a_word() -> None:
-    async def work(claim: Claim) -> StepEnd:
-        raise LeaseLostError(claim.identity.run_id, claim.fence)
-
-    (step,) = await WorkerHarness(work).hold("a")
-
-    assert step.status.is_leased
 
 
 async def test_work_that_cancels_itself_fails_its_step() -> None:

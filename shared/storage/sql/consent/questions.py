@@ -4,11 +4,11 @@ A row that is not a question (an unknown word, a field of another kind, ids of a
 shown to nobody. A reader skips it; the reader of pending questions closes it and logs that.
 """
 
+import functools
 from collections.abc import Container, Sequence
 from typing import Any, Final
 
 from msgspec import convert
-from sqlalchemy import case, func, literal_column, select
 
 from soong.shared.core.errors import ForgedError, NotFoundError
 from soong.shared.core.jsontext import parse_strict
@@ -20,7 +20,6 @@ from soong.shared.permissions.request import Answer, PermissionRequest, Question
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
-from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.rows import (
     ANSWERS,
@@ -33,8 +32,6 @@ from soong.shared.storage.sql.engine.rows import (
 )
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables.service import answers, decisions, permission_requests
-from soong.shared.storage.sql.engine.tables.work import runs
 from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.people.keys import KEY, key_of_row
 
@@ -106,14 +103,29 @@ STILL_PENDING: Final = Statement(
     """,
 )
 
-_BODY: Final = permission_requests.c.body
-_REQUESTS: Final = select(
-    permission_requests.c.id.label("request_id"),
-    permission_requests.c.tool_call_id,
-    permission_requests.c.state,
-    case((func.length(_BODY) <= MAX_BODY_CHARS, _BODY), else_="").label("body"),
-    *(runs.c[name] for name in _OF_RUN),
-).join(runs, runs.c.id == permission_requests.c.run_id)
+ANSWERS_TO: Final = Statement(
+    "answers to: these questions",
+    f"SELECT {_columns(ANSWERS, 'a', 'metadata', 'provenance')} FROM answers AS a WHERE a.request_id IN @ids",  # noqa: S608
+)
+
+
+@functools.cache
+def _listed(*, is_of_session: bool, include_closed: bool, is_beyond: bool) -> Statement:
+    """Return the statement for a page of questions: the oldest that wait, or the newest of all, newest first."""
+    terms = [] if include_closed else ["q.state = 'pending'", "runs.end_reason IS NULL"]
+    if is_of_session:
+        terms.append("q.session_id = :session_id")
+    if is_beyond:
+        side = "<" if include_closed else ">"
+        terms.append(f"q.ordinal {side} (SELECT p.ordinal FROM permission_requests AS p WHERE p.id = :beyond)")  # noqa: S608
+    return Statement(
+        f"listed: questions {' and '.join(terms)}",
+        f"""
+        SELECT {_ASKED}, d.body AS decision FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+        LEFT JOIN decisions AS d ON d.request_id = q.id {"WHERE" if terms else ""} {" AND ".join(terms)}
+        ORDER BY q.ordinal {"DESC" if include_closed else ""} LIMIT :most
+        """,  # noqa: S608
+    )
 
 
 def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[PermissionRequest], list[str]]:
@@ -186,29 +198,20 @@ def settled_of(tx: Transaction, request_id: str) -> ClosedQuestion | None:
 
 def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond: str, limit: int) -> list[Question]:
     """See :meth:`soong.shared.permissions.store.ConsentStore.questions`."""
-    wanted = _REQUESTS.limit(limit)
-    if session_id:
-        wanted = wanted.where(permission_requests.c.session_id == session_id)
-    if beyond:
-        place, last = permission_requests.c.ordinal, ordinal_of(permission_requests, beyond)
-        wanted = wanted.where(place < last if include_closed else place > last)
+    wanted = _listed(is_of_session=bool(session_id), include_closed=include_closed, is_beyond=bool(beyond))
+    given = {"session_id": session_id, "beyond": beyond}
+    rows = tx.rows(wanted, most=limit, **{name: value for name, value in given.items() if value})
     if include_closed:
-        rows = tx.execute(wanted.order_by(permission_requests.c.ordinal.desc())).all()[::-1]
-    else:
-        is_pending = permission_requests.c.state == literal_column("'pending'")
-        is_waited_for = is_pending & runs.c.end_reason.is_(None)
-        rows = tx.execute(wanted.where(is_waited_for).order_by(permission_requests.c.ordinal)).all()
+        rows = rows[::-1]
     ids = [row.request_id for row in rows]
-    said = {row.request_id: answer_of(row) for row in tx.execute(select(answers).where(answers.c.request_id.in_(ids)))}
-    ruled = tx.execute(select(decisions).where(decisions.c.request_id.in_(ids)))
-    decided = {row.request_id: decision_of(row.body) for row in ruled}
+    said = {row.request_id: answer_of(row) for row in tx.rows(ANSWERS_TO, ids=ids)} if ids else {}
     read = [(row, _read(row)) for row in rows]
     return [
         Question(
             request,
             _state_of(row),
             said.get(row.request_id),
-            decided.get(row.request_id),
+            None if row.decision is None else decision_of(row.decision),
             check_proof(row.token, request),
         )
         for row, request in read

@@ -168,9 +168,10 @@ class AgentStepRunner:
         task = asyncio.current_task()
         assert task is not None
         parking = RunParking(self.lot, worker_id, claim.lease, interruption, task, log.flush)
-        if is_acp(claim):
-            return await self._run_acp(claim, bound, limit, log, parking)
         try:
+            if is_acp(claim):
+                with self.lot.entered(parking):
+                    return step_end(claim, await self._acp.run(claim, bound, limit, log, parking), await log.take())
             agent = await self._runtime.prepare(
                 claim, bound, limit, log, waiting=parking.waiting, around=(parking.call,)
             )
@@ -188,18 +189,6 @@ class AgentStepRunner:
         reason = "the call that asked was cut off"
         for request_id in await self.store.consent.withdraw_cut_off(run_id, claim.fence, reason=reason, now_us=now_us):
             await self.notifier.permission_raised(request_id, claim.identity.session_id)
-
-    async def _run_acp(
-        self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking
-    ) -> StepEnd:
-        try:
-            with self.lot.entered(parking):
-                end = await self._acp.run(claim, bound, limit, log, parking)
-        except InvalidConfigError as error:
-            return claim.failed("worker_incompatible", str(error))
-        except (NotFoundError, UsageError) as error:
-            return claim.failed("invalid_input", str(error))
-        return step_end(claim, end, await log.take())
 
     def _worker_id(self) -> str:
         return self.incarnation.worker_id

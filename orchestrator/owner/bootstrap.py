@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
@@ -67,16 +67,6 @@ OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
 _OWN_NAMESPACES: Final = ("agent.", "internal.")
 
 
-@dataclass(slots=True)
-class _OwnerId:
-    """The orchestrator's id, known to the broker before the orchestrator has registered."""
-
-    orchestrator: Orchestrator | None = None
-
-    def __call__(self) -> str:
-        return self.orchestrator.owner_id if self.orchestrator is not None else ""
-
-
 async def build(settings: Settings) -> Orchestrator:
     """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
 
@@ -108,7 +98,11 @@ def _orchestrator(
     # The queues of workers, over a client that does not wait long.
     queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), queues)
-    owner_id = _OwnerId()
+    built: list[Orchestrator] = []
+
+    def owner_id() -> str:  # known to the broker before the orchestrator has registered
+        return built[0].owner_id if built else ""
+
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     followers = _followers(settings, catalogue.config, store, clock, owner_id, secrets)
@@ -144,12 +138,12 @@ def _orchestrator(
         closers=(*followers.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=followers.background,
     )
-    owner_id.orchestrator = Orchestrator(parts, settings)
-    return owner_id.orchestrator
+    built.append(Orchestrator(parts, settings))
+    return built[0]
 
 
 def _followers(
-    settings: Settings, config: Config, store: Store, clock: Clock, owner_id: _OwnerId, secrets: Redactor
+    settings: Settings, config: Config, store: Store, clock: Clock, owner_id: Callable[[], str], secrets: Redactor
 ) -> Followers:
     """Return what this process does besides owning: traces, counters, notifications, garbage collection."""
     parts: list[Followers] = []

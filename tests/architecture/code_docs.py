@@ -20,7 +20,6 @@ from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.identity import Role
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import RUN_TRANSITIONS, RunStatus
-from soong.shared.engine.tasks.growth import planning_schemas
 from soong.shared.engine.tasks.plan.schema import plan_schema
 from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from soong.shared.tools.definition import ToolDefinition
@@ -32,6 +31,7 @@ from tests.architecture.api_docs import api_endpoints, api_problems, api_rights,
 from tests.architecture.chart_docs import chart_values
 from tests.architecture.command_docs import commands
 from tests.architecture.llms_docs import llms_text
+from tests.architecture.planning_schemas import planning_schemas
 from tests.architecture.python_docs import python_api
 from tests.spec_document import ROOT
 

@@ -95,45 +95,37 @@ class BudgetState(Value):
 
     def check(self, charge: Charge) -> None:
         """Say whether one more request may be charged. Raises: BudgetSpentError."""
-        if self.scope.startswith(task_scope("")):
-            self._check_task(charge)
-            return
-        (tokens, most_tokens), (money, most_money) = self._limits()
-        whose = "the day" if self.scope == DAY else "the session"
-        if most_tokens is not None and tokens >= most_tokens:
-            words = f"{whose} has used {self.used.tokens:,} of its budget of {most_tokens:,} tokens"
-            raise BudgetSpentError(f"{words}{_held(f'{self.reserved.tokens:,}', self.reserved.tokens)}", "tokens")
-        if most_money is None:
-            return
-        if charge.microusd is None:
-            raise BudgetSpentError(f"{UNPRICED} {whose} cannot be kept", "money")
-        if money >= most_money:
-            used, held = self.used.microusd or 0, self.reserved.microusd or 0
-            words = f"{whose} has used {usd_text(used)} of its budget of {usd_text(most_money)} USD"
-            raise BudgetSpentError(f"{words}{_held(usd_text(held), held)}", "money")
-
-    def _check_task(self, charge: Charge) -> None:
         (tokens, most_tokens), (money, most_money) = self._limits()
         turns, most_turns = self.used.turns + self.reserved.turns, self.budget.turns
         if most_turns is not None and turns >= most_turns:
-            raise TaskLimitError("max_turns", f"{turns:,} of {most_turns:,} model turns are used", "turns")
+            raise self._spent("max_turns", "turns", f"{turns:,}", f"{most_turns:,} model turns", "")
         if most_tokens is not None and tokens >= most_tokens:
-            words = f"{self.used.tokens:,} of {most_tokens:,} tokens are used"
-            more = _held(f"{self.reserved.tokens:,}", self.reserved.tokens)
-            raise TaskLimitError("tokens", f"{words}{more}", "tokens")
+            held = f"{self.reserved.tokens:,}" if self.reserved.tokens else ""
+            raise self._spent("tokens", "tokens", f"{self.used.tokens:,}", f"{most_tokens:,} tokens", held)
         if most_money is None:
             return
         if charge.microusd is None:
-            raise TaskLimitError("cost_usd", f"{UNPRICED} the task cannot be kept", "money")
+            words = f"{UNPRICED} {self._whose} cannot be kept"
+            raise TaskLimitError("cost_usd", words, "money") if self._is_task else BudgetSpentError(words, "money")
         if money >= most_money:
-            used, held = self.used.microusd or 0, self.reserved.microusd or 0
-            words = f"{usd_text(used)} of {usd_text(most_money)} USD are used"
-            raise TaskLimitError("cost_usd", f"{words}{_held(usd_text(held), held)}", "money")
+            held = usd_text(self.reserved.microusd) if self.reserved.microusd else ""
+            used = usd_text(self.used.microusd or 0)
+            raise self._spent("cost_usd", "money", used, f"{usd_text(most_money)} USD", held)
 
+    @property
+    def _is_task(self) -> bool:
+        return self.scope.startswith(task_scope(""))
 
-def _held(text: str, amount: int) -> str:
-    """Return the words for what requests under way have reserved."""
-    return f"; requests under way reserve {text}" if amount else ""
+    @property
+    def _whose(self) -> str:
+        return "the task" if self._is_task else "the day" if self.scope == DAY else "the session"
+
+    def _spent(self, name: str, of: str, used: str, most: str, held: str) -> "BudgetSpentError":
+        """Return the error for a limit that is used up, with what requests under way have reserved of it."""
+        more = f"; requests under way reserve {held}" if held else ""
+        if self._is_task:
+            return TaskLimitError(name, f"{used} of {most} are used{more}", of)
+        return BudgetSpentError(f"{self._whose} has used {used} of its budget of {most}{more}", of)
 
 
 def _share(charged: int, limit: int | None) -> float:

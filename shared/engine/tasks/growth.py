@@ -18,7 +18,6 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.fields import PlanModel, Priority, Seconds, StepId, Text, Texts, Title
 from soong.shared.engine.tasks.plan.kinds.registry import StepDocument
-from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
@@ -305,14 +304,3 @@ class DispatchDocument(PlanModel):
     needs: Texts = ()
     timeout_s: Seconds | None = None
     reason: Text = ""
-
-
-def planning_schemas() -> JsonObject:
-    """Return what the planning tools show of a step, a task's limits and its changes, made from the models."""
-    from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema  # only the generator of documents asks
-
-    return {
-        "step": step_schema(),
-        "limits": tool_schema(TaskLimitsDocument),
-        "changes": tool_schema(UpdateDocument)["properties"],
-    }

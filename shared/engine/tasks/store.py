@@ -53,20 +53,7 @@ class StepSnapshot(Value):
 
     @classmethod
     def of(cls, step: Step) -> "StepSnapshot":
-        return cls(
-            step.key,
-            step.status,
-            step.outcome,
-            step.run_id,
-            step.worker_id,
-            step.attempt,
-            step.progress,
-            step.error,
-            step.started_us,
-            step.ended_us,
-            step.lost_leases,
-            step.lost_to,
-        )
+        return cls(**{name: getattr(step, name) for name in cls.__struct_fields__})
 
 
 class FinishedTask(Value):

@@ -56,9 +56,9 @@ SET_MAP_OUTCOME: Final = Statement(
     """,
 )
 
-ROOT_RUNS: Final = Statement(
-    "root runs: the log in which the events of a task's map steps are",
-    "SELECT id, root_run_id FROM tasks WHERE id IN @task_ids",
+ROOT_RUN: Final = Statement(
+    "root run: the log in which the events of a task's map steps are",
+    "SELECT root_run_id FROM tasks WHERE id = :task_id",
 )
 
 UNREPORTED_MAPS: Final = Statement(
@@ -121,6 +121,10 @@ def _note_counted(tx: Transaction, unlocked: Unlocked, rows: Sequence[Row]) -> l
     if completed:
         tx.rows(SET_MAP_OUTCOME, keys=completed)
     return sorted(completed)
+
+
+def root_run_of(tx: Transaction, task_id: str) -> str:
+    return str(tx.value(ROOT_RUN, task_id=task_id))
 
 
 def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str) -> None:

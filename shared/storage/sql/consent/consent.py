@@ -1,6 +1,7 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser sent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from soong.shared.storage.sql.consent.questions import (
     question_of,
     questions_of,
     settled_of,
+    withdrawn,
 )
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.ownership import check_owned
@@ -58,14 +60,6 @@ HELD_CUT_OFF: Final = Statement(
     WHERE run_id = :run_id AND state = 'pending' AND tool_call_id LIKE :asked ORDER BY id /*pg FOR UPDATE */
     """,
 )
-WITHDRAW_CUT_OFF: Final = Statement(
-    "withdraw cut off: these",
-    """
-    UPDATE permission_requests SET state = 'withdrawn'
-    WHERE run_id = :run_id AND state = 'pending' AND tool_call_id LIKE :asked
-    RETURNING id, run_id, tool_call_id
-    """,
-)
 EXPIRE_DECISION: Final = Statement(
     "expire decision: the decided question of a call whose decision was not used",
     """
@@ -74,14 +68,6 @@ EXPIRE_DECISION: Final = Statement(
       AND NOT EXISTS (SELECT 1 FROM consumptions WHERE decision_id = (
           SELECT decisions.id FROM decisions WHERE decisions.request_id = permission_requests.id))
     RETURNING id
-    """,
-)
-WITHDRAW: Final = Statement(
-    "withdraw: the pending question of a call",
-    """
-    UPDATE permission_requests SET state = 'withdrawn'
-    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending'
-    RETURNING id, run_id, tool_call_id
     """,
 )
 WITHDRAW_ORPHANS: Final = Statement(
@@ -217,21 +203,24 @@ class SqlConsentStore(StorePart):
         return None if body is None else decision_of(body)
 
     async def withdraw(self, run_id: str, tool_call_id: str, fence: int, *, reason: str, now_us: int) -> None:
-        def write(tx: Transaction) -> None:
-            tx.rows(HELD_OF_CALL, run_id=run_id, tool_call_id=tool_call_id)
-            append_held(tx, RunWrite(run_id, fence, now_us))
-            rows = tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id)
-            _note_closed(tx, rows, reason, now_us)
-
-        await self._database.write(write)
+        held = partial(Transaction.column, statement=HELD_OF_CALL, run_id=run_id, tool_call_id=tool_call_id)
+        await self._withdraw(held, RunWrite(run_id, fence, now_us), reason)
 
     async def withdraw_cut_off(self, run_id: str, fence: int, *, reason: str, now_us: int) -> Sequence[str]:
+        held = partial(Transaction.column, statement=HELD_CUT_OFF, run_id=run_id, asked=f"%{ASK_MARK}%")
+        return await self._withdraw(held, RunWrite(run_id, fence, now_us), reason)
+
+    async def _withdraw(self, hold: Callable[[Transaction], list[str]], own: RunWrite, reason: str) -> list[str]:
+        """Withdraw questions of a run, which are held before it is. Raises: LeaseLostError."""
+
         def write(tx: Transaction) -> list[str]:
-            named = {"run_id": run_id, "asked": f"%{ASK_MARK}%"}
-            tx.rows(HELD_CUT_OFF, **named)
-            append_held(tx, RunWrite(run_id, fence, now_us))
-            rows = sorted(tx.rows(WITHDRAW_CUT_OFF, **named))
-            _note_closed(tx, rows, reason, now_us)
+            ids = hold(tx)
+            append_held(tx, own)
+            rows = sorted(withdrawn(tx, ids))
+            _note_withdrawn(tx, rows, reason, own.now_us)
+            for request_id, run_id, tool_call_id in rows:
+                data = {"request_id": request_id, "tool_call_id": tool_call_id, "reason": reason}
+                report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], own.now_us)
             return [request_id for request_id, *_ in rows]
 
         return await self._database.write(write)
@@ -257,14 +246,6 @@ class SqlConsentStore(StorePart):
             return [request_id for request_id, *_ in rows]
 
         return await self._database.write(write)
-
-
-def _note_closed(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:
-    """Note questions that their asker has withdrawn, in its log and for those who follow it."""
-    _note_withdrawn(tx, rows, reason, now_us)
-    for request_id, run_id, tool_call_id in rows:
-        data = {"request_id": request_id, "tool_call_id": tool_call_id, "reason": reason}
-        report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], now_us)
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

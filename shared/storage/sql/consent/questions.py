@@ -40,14 +40,13 @@ log = get_logger(__name__)
 MAX_BODY_CHARS: Final = 1_000_000
 """A longer body is not a question that anybody could read; nobody loads it either."""
 
-CLOSE_UNREAD: Final = Statement(
-    "close unread: pending rows that are not questions",
+WITHDRAW: Final = Statement(
+    "withdraw: those of these questions that are pending",
     """
     UPDATE permission_requests SET state = 'withdrawn' WHERE id IN @ids AND state = 'pending'
-    RETURNING id, run_id, session_id, created_us
+    RETURNING id, run_id, tool_call_id, session_id, created_us
     """,
 )
-
 
 _OF_RUN: Final = (*RUN_COLUMNS, "token", "end_reason")
 """The asking run's identity, its secret, and whether it has ended."""
@@ -167,9 +166,14 @@ def sessions_of(held: Reply) -> dict[str, Session]:
     return {row.id: SESSIONS.read(row) for row in held()}
 
 
+def withdrawn(tx: Transaction, ids: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Withdraw questions that are held, and return (id, run id, tool call id) of those that were pending."""
+    return [(row.id, row.run_id, row.tool_call_id) for row in (tx.rows(WITHDRAW, ids=ids) if ids else ())]
+
+
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
     """Withdraw pending rows that are not questions, and tell of each in its run's log and the audit log."""
-    for request_id, run_id, session_id, created_us in sorted(tx.rows(CLOSE_UNREAD, ids=sorted(ids))):
+    for request_id, run_id, _, session_id, created_us in sorted(tx.rows(WITHDRAW, ids=sorted(ids))):
         run_log, what = RunLogBuffer(created_us), "malformed_request"
         run_log.note(run_id, EventType.SECURITY, what=what, request_id=request_id)
         run_log.flush(tx)

@@ -1,12 +1,14 @@
 """The owner's right to write, checked in the transaction that writes."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.sessions.session import Ownership, RefusalType
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+T = TypeVar("T")
 
 OWNED: Final = Statement(
     "owned: the session's owner and epoch; held, so that nobody adopts it before we have committed",
@@ -40,6 +42,16 @@ def command_done(tx: Transaction, command_id: str) -> None:
     """End the command that this transaction carries out, if it does one."""
     if command_id:
         tx.count(END_COMMAND, id=command_id, refusal="", refusal_type=RefusalType.CONFLICT.value)
+
+
+def owned_read(ownership: Ownership, read: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+    """Return a read for the owner of a session alone. It raises what :func:`check_owned` does."""
+
+    def checked(tx: Transaction) -> T:
+        check_owned(tx, ownership, is_read=True)
+        return read(tx)
+
+    return checked
 
 
 def check_owned(tx: Transaction, ownership: Ownership, *, is_read: bool = False) -> None:

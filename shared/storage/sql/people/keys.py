@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
@@ -20,7 +20,7 @@ from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables.service import api_tokens, key_retirements, signing_keys
+from soong.shared.storage.sql.engine.tables.service import api_tokens, signing_keys
 from soong.shared.storage.sql.engine.texts import pack, plain, unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -68,29 +68,14 @@ ENDS: Final = Statement(
     "SELECT key_id, is_revoked, retired_us FROM key_retirements WHERE key_id IN @ids",
 )
 
-KEY: Final = Statement(
-    "key: a public key and its ends",
-    """
+_KEYS: Final = """
     SELECT k.id, k.public_key, k.created_us,
            (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 0) AS retired_us,
            (SELECT max(retired_us) FROM key_retirements WHERE key_id = k.id AND is_revoked = 1) AS revoked_us
-    FROM signing_keys AS k WHERE k.id = :id
-    """,
-)
-
-_retired = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 0)
-_revoked = func.max(key_retirements.c.retired_us).filter(key_retirements.c.is_revoked == 1)
-_KEYS = (
-    select(
-        signing_keys.c.id,
-        signing_keys.c.public_key,
-        signing_keys.c.created_us,
-        _retired.label("retired_us"),
-        _revoked.label("revoked_us"),
-    )
-    .outerjoin(key_retirements, key_retirements.c.key_id == signing_keys.c.id)
-    .group_by(signing_keys.c.id)
-)
+    FROM signing_keys AS k
+"""
+KEY: Final = Statement("key: a public key and its ends", f"{_KEYS} WHERE k.id = :id")
+KEYS: Final = Statement("keys: all of them, with their ends", f"{_KEYS} ORDER BY k.created_us, k.id")
 
 _TOKENS: Final = RowMapper(
     ApiToken, api_tokens, own={"rights": lambda row: frozenset(Right(right) for right in unpack(row.rights))}
@@ -145,8 +130,7 @@ class SqlKeyStore(StorePart):
         return await self._database.read(lambda tx: key_of(tx, key_id))
 
     async def signing_keys(self) -> Sequence[SigningKey]:
-        wanted = _KEYS.order_by(signing_keys.c.created_us, signing_keys.c.id)
-        return await self._database.read(lambda tx: [key_of_row(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [key_of_row(row) for row in tx.rows(KEYS)])
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int

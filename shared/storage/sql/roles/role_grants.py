@@ -5,7 +5,7 @@ Run by the owner of the tables after each migration. All of a role's rights are 
 transaction, so nothing of an older version stays and no process sees a moment without them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import URL, Connection, text
@@ -204,49 +204,47 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
     if roles.worker or roles.orchestrator:
         yield from kept_rows(schema)
     if roles.worker:
-        yield from _worker_grants(quote(roles.worker), sequences)
+        yield from _grants(quote(roles.worker), _worker_rights, sequences)
         yield _HOLDS.format(schema=schema)
         yield _LAST_TURN.format(schema=schema)
         yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
         yield from _value_checks([quote(role) for role in roles.named if role != roles.scaler])
         yield from row_rules(schema, roles.worker.replace("'", "''"))
     if roles.orchestrator:
-        yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
+        yield from _grants(quote(roles.orchestrator), _orchestrator_rights, sequences)
     if roles.client:
-        yield from _client_grants(quote(roles.client), sequences)
+        yield from _grants(quote(roles.client), _client_rights, sequences)
     if roles.scaler:
         yield from scaler_grants(schema, quote(roles.scaler))
 
 
-def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
-    for table, right in WORKER.items():
-        written = {verb: written_by_worker(metadata.tables[table], verb) for verb in WRITES}
-        given = ["SELECT"] if right.reads else []
-        given += [f"SELECT ({', '.join(right.sees)})"] if right.sees else []
-        given += [f"{verb} ({', '.join(columns)})" for verb, columns in written.items() if columns]
-        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
-        if written["INSERT"] and table in sequences:
-            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+def _worker_rights(table: str) -> list[str]:
+    right = WORKER.get(table)
+    if right is None:
+        return []
+    written = {verb: written_by_worker(metadata.tables[table], verb) for verb in WRITES}
+    sees = [f"SELECT ({', '.join(right.sees)})"] if right.sees else []
+    given = [f"{verb} ({', '.join(columns)})" for verb, columns in written.items() if columns]
+    return [*(["SELECT"] if right.reads else []), *sees, *given]
 
 
-def _orchestrator_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
+def _orchestrator_rights(table: str) -> list[str]:
+    more = ("UPDATE", table in CHANGED), ("DELETE", table in EMPTIED)
+    return ["SELECT", "INSERT", *(verb for verb, is_given in more if is_given)]
+
+
+def _client_rights(table: str) -> list[str]:
+    changes = f"UPDATE ({', '.join(CLIENT_CHANGES.get(table, ()))})"
+    more = ("INSERT", table in CLIENT_ADDS), (changes, table in CLIENT_CHANGES), ("DELETE", table in CLIENT_EMPTIES)
+    return ["SELECT", *(verb for verb, is_given in more if is_given)]
+
+
+def _grants(role: str, rights: Callable[[str], list[str]], sequences: Mapping[str, str]) -> Iterator[str]:
+    """Give a role its rights on each table, and on the numbers of those in which it inserts."""
     for table in metadata.tables:
-        given = ["SELECT", "INSERT"]
-        given += ["UPDATE"] if table in CHANGED else []
-        given += ["DELETE"] if table in EMPTIED else []
-        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
-        if table in sequences:
-            yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
-
-
-def _client_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
-    for table in metadata.tables:
-        given = ["SELECT"]
-        given += ["INSERT"] if table in CLIENT_ADDS else []
-        given += [f"UPDATE ({', '.join(CLIENT_CHANGES[table])})"] if table in CLIENT_CHANGES else []
-        given += ["DELETE"] if table in CLIENT_EMPTIES else []
-        yield f"GRANT {', '.join(given)} ON {table} TO {role}"
-        if table in CLIENT_ADDS and table in sequences:
+        if given := rights(table):
+            yield f"GRANT {', '.join(given)} ON {table} TO {role}"
+        if table in sequences and any(right.startswith("INSERT") for right in given):
             yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
 
 

@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
+from soong.shared.storage.sql.engine.ownership import check_owned, owned_read, owned_task
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import unpack
@@ -58,10 +58,9 @@ class SqlAskStore(StorePart):
 
     async def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
         def read(tx: Transaction) -> list[OpenAsk]:
-            check_owned(tx, ownership, is_read=True)
             return _open_asks(tx.rows(OPEN_ASKS, session_id=ownership.session_id))
 
-        return await self._database.read(read)
+        return await self._database.read(owned_read(ownership, read))
 
     async def take_up(self, ownership: Ownership, task_id: str, *, now_us: int) -> Claim | None:
         def write(tx: Transaction) -> Claim | None:

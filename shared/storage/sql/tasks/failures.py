@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, assert_never
 
-from sqlalchemy import ColumnElement, literal_column, select
+from sqlalchemy import select
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.events import EventType
@@ -14,9 +14,9 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step, StepError
-from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
+from soong.shared.storage.sql.claims.readiness import SET_MAP_OUTCOME, root_run_of, tell_opened, unlock_after
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
+from soong.shared.storage.sql.engine.ownership import check_owned, owned_read, owned_step
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps, tasks
@@ -105,25 +105,16 @@ class SqlFailures(StorePart):
     """The part of the task store in which the owner grows, retries and settles steps."""
 
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
-        def read(tx: Transaction) -> list[Step]:
-            check_owned(tx, ownership, is_read=True)
-            return read_steps(tx, _steps_that_are(status), session_id=ownership.session_id)
-
-        return await self._database.read(read)
+        return await self._steps(ownership, _steps_that_are(status), session_id=ownership.session_id)
 
     async def failures(self, ownership: Ownership) -> Sequence[Step]:
-        def read(tx: Transaction) -> list[Step]:
-            check_owned(tx, ownership, is_read=True)
-            return read_steps(tx, UNSETTLED, session_id=ownership.session_id)
-
-        return await self._database.read(read)
+        return await self._steps(ownership, UNSETTLED, session_id=ownership.session_id)
 
     async def overdue(self, ownership: Ownership, task_id: str) -> Sequence[Step]:
-        def read(tx: Transaction) -> list[Step]:
-            check_owned(tx, ownership, is_read=True)
-            return read_steps(tx, OVERDUE, task_id=task_id)
+        return await self._steps(ownership, OVERDUE, task_id=task_id)
 
-        return await self._database.read(read)
+    async def _steps(self, ownership: Ownership, wanted: Statement, **named: str) -> Sequence[Step]:
+        return await self._database.read(owned_read(ownership, lambda tx: read_steps(tx, wanted, **named)))
 
     async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
         def write(tx: Transaction) -> int:
@@ -141,7 +132,7 @@ class SqlFailures(StorePart):
             status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
             if status == StepStatus.EXPANDING:
                 run_log = RunLogBuffer(now_us)
-                tell_opened(run_log, _root_run(tx, task_id), step_key, kind, ready_us)
+                tell_opened(run_log, root_run_of(tx, task_id), step_key, kind, ready_us)
                 _fail_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, error, now_us)
                 run_log.flush(tx)
 
@@ -167,11 +158,7 @@ class SqlFailures(StorePart):
         await self._database.write(write)
 
     async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
-        def look(tx: Transaction) -> int | None:
-            check_owned(tx, ownership, is_read=True)
-            return _next_due(tx, ownership)
-
-        due_us = await self._database.read(look)
+        due_us = await self._database.read(owned_read(ownership, lambda tx: _next_due(tx, ownership)))
         if due_us is None or due_us > now_us:
             return due_us
 
@@ -187,11 +174,6 @@ class SqlFailures(StorePart):
 
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
         await self._database.write(lambda tx: _settle(tx, ownership, step_key, policy, now_us))
-
-
-def _is(status: StepStatus) -> ColumnElement[bool]:
-    # Written out, not bound: a partial index serves only a condition that the planner can read.
-    return steps.c.status == literal_column(f"'{status.value}'")
 
 
 def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
@@ -239,7 +221,7 @@ def _expand(
     if status != StepStatus.EXPANDING:
         return False
     run_log = RunLogBuffer(now_us)
-    root_run_id = _root_run(tx, task_id)
+    root_run_id = root_run_of(tx, task_id)
     tell_opened(run_log, root_run_id, step_key, kind, ready_us)
     run_log.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
     if children:
@@ -253,11 +235,6 @@ def _expand(
         complete_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, now_us)
     run_log.flush(tx)
     return True
-
-
-def _root_run(tx: Transaction, task_id: str) -> str:
-    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
-    return run_id
 
 
 def _is_paused(tx: Transaction, task_id: str) -> bool:
@@ -287,7 +264,7 @@ def complete_map(
     """Complete a map step all of whose children have ended, or that has none, and unlock what waits for it."""
     if move_map(tx, step_key, was, StepStatus.COMPLETED, now_us):
         tx.rows(SET_MAP_OUTCOME, keys=[step_key])
-        run_log.note(_root_run(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
+        run_log.note(root_run_of(tx, task_id), EventType.STEP_COMPLETED, step=step_key)
         unlock_after(tx, [step_key], now_us)
 
 
@@ -295,7 +272,7 @@ def _fail_map(
     tx: Transaction, run_log: RunLogBuffer, step_key: str, task_id: str, was: StepStatus, error: StepError, now_us: int
 ) -> None:
     if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
-        run_log.note(_root_run(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
+        run_log.note(root_run_of(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
 
 
 def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:

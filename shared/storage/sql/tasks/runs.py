@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import groupby, islice
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from soong.shared.core.errors import AlreadyConsumedError, NotFoundError
 from soong.shared.core.jsontext import Json
@@ -156,12 +156,7 @@ class SqlRuns(StorePart):
         return run_of(row)
 
     async def list_runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
-        wanted = WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit)
-        if session_id:
-            wanted = wanted.where(runs.c.session_id == session_id)
-        if task_id:
-            wanted = wanted.where(runs.c.task_id == task_id)
-        return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+        return await self._listed(WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit), session_id, task_id)
 
     async def run_page(
         self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
@@ -169,6 +164,9 @@ class SqlRuns(StorePart):
         wanted = WHOLE_RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
         if before:
             wanted = wanted.where(runs.c.ordinal < ordinal_of(runs, before))
+        return await self._listed(wanted, session_id, task_id)
+
+    async def _listed(self, wanted: Select[Any], session_id: str, task_id: str) -> Sequence[Run]:
         if session_id:
             wanted = wanted.where(runs.c.session_id == session_id)
         if task_id:

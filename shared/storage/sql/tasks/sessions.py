@@ -25,7 +25,7 @@ from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned
+from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned, owned_read
 from soong.shared.storage.sql.engine.row_mapper import MalformedError
 from soong.shared.storage.sql.engine.rows import COMMANDS, OWNERS, RESPONDERS, SESSIONS, worker_of
 from soong.shared.storage.sql.engine.rows import WORKERS as WORKER_ROWS
@@ -224,10 +224,9 @@ class SqlSessionStore(StorePart):
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
         def read(tx: Transaction) -> list[Command]:
-            check_owned(tx, ownership, is_read=True)
             return [COMMANDS.read(row) for row in tx.rows(OPEN_COMMANDS, session_id=ownership.session_id)]
 
-        return await self._database.read(read)
+        return await self._database.read(owned_read(ownership, read))
 
     async def end_command(
         self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT

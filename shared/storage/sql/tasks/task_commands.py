@@ -24,6 +24,7 @@ from soong.shared.storage.sql.engine.ownership import (
     check_owned,
     check_owner,
     command_done,
+    owned_read,
     owned_task,
 )
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -184,10 +185,9 @@ class SqlTaskCommands(SqlChanging):
 
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         def read(tx: Transaction) -> list[OpenTask]:
-            check_owned(tx, ownership, is_read=True)
             return list(_open_tasks(tx.rows(OPEN_TASKS, session_id=ownership.session_id)))
 
-        return await self._database.read(read)
+        return await self._database.read(owned_read(ownership, read))
 
     async def session_work(self, ownership: Ownership) -> SessionWork:
         return await self._database.read(lambda tx: _with_due(tx, ownership, _look(tx, ownership, SEEN_OWNED)))

@@ -9,7 +9,7 @@ from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Lease, StepEnd
 from soong.shared.storage.sql.claims.parking import withdraw_of
-from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
+from soong.shared.storage.sql.claims.readiness import root_run_of, tell_opened
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import pack, plain
@@ -222,7 +222,7 @@ def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str
     asked = {"task_id": task_id, "reason": plain(reason)}
     tx.rows(ASK_TO_STOP, **asked)
     tx.rows(SETTLE_ALL, task_id=task_id)
-    root_run_id = _root_run(tx, task_id)
+    root_run_id = root_run_of(tx, task_id)
     _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
     workers = frozenset(tx.column(ASK_TO_STOP, **asked))
@@ -233,7 +233,7 @@ def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str
 
 def cancel_unheld(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str, now_us: int) -> None:
     """Cancel what is not leased, and leave the rest to end by itself. Failures become final."""
-    root_run_id = _root_run(tx, task_id)
+    root_run_id = root_run_of(tx, task_id)
     tx.rows(SETTLE_ALL, task_id=task_id)
     _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     tx.rows(SETTLE_ALL, task_id=task_id)
@@ -255,11 +255,6 @@ def _cancel_unheld(
 def skip_below(tx: Transaction, run_log: RunLogBuffer, step_key: str, now_us: int) -> None:
     """Skip what waits for a step that will not complete."""
     for key, run_id, task_id in tx.paced(sorted(tx.rows(SKIP_BELOW, key=step_key, now_us=now_us))):
-        run_log.note(run_id or _root_run(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
+        run_log.note(run_id or root_run_of(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
         if run_id:
             run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
-
-
-def _root_run(tx: Transaction, task_id: str) -> str:
-    run_id: str = tx.rows(ROOT_RUNS, task_ids=[task_id])[0][1]
-    return run_id

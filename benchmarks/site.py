@@ -9,7 +9,7 @@ import psycopg
 
 from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watching
 from benchmarks.past import call_tool, end_of
-from soong.orchestrator.approvals.question_limits import MAX_READ
+from soong.orchestrator.approvals.broker import MAX_READ
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.shared.core.clock import SystemClock

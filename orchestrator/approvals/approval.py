@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.orchestrator.approvals.decide import FAULTS, TargetChecker, TargetStatus
-from soong.orchestrator.approvals.full_input import FullInput, read_full_input
-from soong.shared.core.errors import NotFoundError, StartedByRunError
+from soong.orchestrator.approvals.full_input import FullInput, event_of, read_full_input
+from soong.shared.core.errors import StartedByRunError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.store import ancestors_of
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, Question, RequestState
@@ -23,7 +24,6 @@ from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 
 MAX_PARENTS: Final = 32
-PAGE: Final = 1000
 
 WAITS: Final = "waits"
 
@@ -86,7 +86,7 @@ async def approval_of(store: Store, question: Question, target_checker: TargetCh
         question,
         session,
         (await store.tasks.task(identity.task_id)).title if identity.task_id else "",
-        tuple(await _parents(store, identity)),
+        tuple(await ancestors_of(store.runs, identity, MAX_PARENTS)),
         full,
         await target_checker.check(request, session, full, hosts.get(run.worker_id, "")),
         await store.runs.is_tainted(identity.run_id),
@@ -94,28 +94,12 @@ async def approval_of(store: Store, question: Question, target_checker: TargetCh
     )
 
 
-async def _parents(store: Store, identity: RunIdentity) -> Sequence[RunIdentity]:
-    found: list[RunIdentity] = []
-    while identity.parent_run_id and len(found) < MAX_PARENTS:
-        try:
-            identity = (await store.runs.run(identity.parent_run_id)).identity
-        except NotFoundError:
-            break
-        found.append(identity)
-    return found
-
-
 async def _why_withdrawn(store: Store, question: Question) -> str:
     """Return why a question was closed without a decision, from its run's log."""
     if question.is_pending or question.decision is not None:
         return ""
-    run_id, seen = question.request.identity.run_id, 0
-    while page := await store.runs.events(run_id, after_seq=seen, limit=PAGE):
-        for event in page:
-            if event.type == EventType.PERMISSION_WITHDRAWN and event.data.get("request_id") == question.request.id:
-                return str(event.data.get("reason", ""))
-        seen = page[-1].seq
-    return ""
+    withdrawn = await event_of(store.runs, question.request, EventType.PERMISSION_WITHDRAWN)
+    return "" if withdrawn is None else str(withdrawn.data.get("reason", ""))
 
 
 def status_of_question(question: Question) -> QuestionStatus:

@@ -13,7 +13,7 @@ from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, digest, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
-from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.runs.store import RunStore, log_of
 from soong.shared.permissions.gate import MAX_SHOWN_CHARS
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.sandbox.redact import MARK
@@ -39,7 +39,9 @@ async def read_full_input(store: RunStore, request: PermissionRequest) -> FullIn
     run_id = request.identity.run_id
     found = full_input(request, await store.nodes(run_id))
     return (
-        found if found.is_complete else full_input_of_event(request, await _asked(store, run_id, request.id)) or found
+        found
+        if found.is_complete
+        else full_input_of_event(request, await event_of(store, request, EventType.PERMISSION_REQUESTED)) or found
     )
 
 
@@ -66,14 +68,11 @@ def _whole(request: PermissionRequest, said: JsonObject) -> FullInput | None:
     return FullInput(said, REDACTED) if _fits(request.arguments, said) else None
 
 
-async def _asked(store: RunStore, run_id: str, request_id: str) -> Event | None:
-    """Find the event of a question."""
-    page = await store.events(run_id)
-    while page:
-        for event in page:
-            if event.type == EventType.PERMISSION_REQUESTED and event.data.get("request_id") == request_id:
-                return event
-        page = await store.events(run_id, after_seq=page[-1].seq)
+async def event_of(store: RunStore, request: PermissionRequest, type: EventType) -> Event | None:
+    """Find an event of a question in its run's log."""
+    async for event in log_of(store, request.identity.run_id):
+        if event.type == type and event.data.get("request_id") == request.id:
+            return event
     return None
 
 

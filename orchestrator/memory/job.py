@@ -25,7 +25,7 @@ from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.identity import Role
-from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NodeKind
@@ -38,6 +38,7 @@ from soong.shared.engine.tasks.spec import StepSpec, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
 from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.tools.schema import arguments
 from soong.shared.tools.surface import Surface
 from soong.shared.toolsets.memory.provider import MAX_CONTENT_CHARS, Memory, MemoryProvider, MemoryScope
 
@@ -67,25 +68,20 @@ IS_TAINTED: Final = "is_tainted"
 SOURCES: Final = "sources"
 """Inputs of a job's task: where its memories hold, whether strangers may have written it, the runs that it reads."""
 
-OUTPUT_SCHEMA: Final[JsonObject] = {
-    "type": "object",
-    "properties": {
-        "memories": {
-            "type": "array",
-            "maxItems": MAX_CANDIDATES,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "content": {"type": "string", "minLength": 1, "maxLength": MAX_CONTENT_CHARS},
-                    "scope": {"type": "string", "enum": [scope.value for scope in MemoryScope]},
-                    "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 10},
-                },
-                "required": ["content", "scope"],
-            },
-        }
+OUTPUT_SCHEMA: Final = arguments(
+    "memories",
+    memories={
+        "type": "array",
+        "maxItems": MAX_CANDIDATES,
+        "items": arguments(
+            "content",
+            "scope",
+            content={"type": "string", "minLength": 1, "maxLength": MAX_CONTENT_CHARS},
+            scope={"type": "string", "enum": [scope.value for scope in MemoryScope]},
+            tags={"type": "array", "items": {"type": "string"}, "maxItems": 10},
+        ),
     },
-    "required": ["memories"],
-}
+)
 
 
 class MemoryCandidate(Value):
@@ -162,8 +158,7 @@ class MemoryJob:
         return told if self.script or chars >= MIN_CHARS else []
 
     async def _entry(self, task: Task) -> dict[str, Json]:
-        nodes = await self.rows.runs.nodes(task.root_run_id)
-        output = next((node.payload.get("output") for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
+        output = await _output(self.rows, task.root_run_id)
         if task.kind is TaskKind.ASK:
             goal = spec_of_ask(task.plan).instructions
             return {"asked": goal[:MAX_TEXT_CHARS], "answered": _text(output)[:MAX_TEXT_CHARS]}
@@ -277,9 +272,12 @@ async def candidates_of(rows: Ledger, run_id: str) -> list[MemoryCandidate]:
         task = await rows.tasks.task(run.identity.task_id)
     except NotFoundError:
         return []
+    return list(_candidates(task, run_id, await _output(rows, run_id)))
+
+
+async def _output(rows: Ledger, run_id: str) -> Json:
     nodes = await rows.runs.nodes(run_id)
-    output = next((node.payload.get("output") for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
-    return list(_candidates(task, run_id, output))
+    return next((node.payload.get("output") for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
 
 
 def _candidates(task: Task, run_id: str, output: Json) -> Iterator[MemoryCandidate]:

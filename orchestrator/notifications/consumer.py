@@ -25,7 +25,7 @@ from soong.shared.core.notification_config import EventName, NotificationRule, N
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.runs.store import RunStore, ancestors_of
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Notice, NotificationOutbox
 from soong.shared.permissions.request import PermissionRequest, RequestState
 from soong.shared.permissions.store import ConsentStore
@@ -105,8 +105,8 @@ class NotificationConsumer:
         channels = dict(self._channels(run, what, request))
         if not channels:
             return []
-        lineage = await self._lineage(run) if request is not None else ()
-        facts = facts_of(run, what, self.redactor, request, lineage)
+        above = await ancestors_of(self.runs, run.identity, MAX_LINEAGE) if request is not None else ()
+        facts = facts_of(run, what, self.redactor, request, [each.definition for each in above])
         now_us = self.clock.now_us()
         waits = {name: round(channel.group_s * _MICRO) for name, channel in self.config.channels.items()}
         return [
@@ -143,19 +143,6 @@ class NotificationConsumer:
             return None
         is_its_own = request.identity.run_id == run.identity.run_id
         return request if is_its_own and state is RequestState.PENDING else None
-
-    async def _lineage(self, run: FeedRun) -> Sequence[str]:
-        """Return the definitions of the agents above the one that asks, the nearest first."""
-        found: list[str] = []
-        parent = run.identity.parent_run_id
-        while parent and len(found) < MAX_LINEAGE:
-            try:
-                identity = (await self.runs.run(parent)).identity
-            except NotFoundError:
-                break
-            found.append(identity.definition)
-            parent = identity.parent_run_id
-        return found
 
 
 def _fits(rule: NotificationRule, run: FeedRun, request: PermissionRequest | None) -> bool:

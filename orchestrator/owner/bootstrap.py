@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 import redis as redis_sync
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.broker import ApprovalBroker
+from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey, open_key
-from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.tool_registry import owner_registry

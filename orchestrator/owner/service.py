@@ -327,9 +327,8 @@ class Orchestrator:
             while True:
                 # An empty id: the subscription was away, and the sweep looks at what it missed. A forger of hints makes
                 # us look at sessions of ours, each once however many there are.
-                for session_id in await subscription.wait(self.settings.sweep_s):
-                    if session_id in self._owned:
-                        await within(self.parts.broker.look_at(session_id), None)
+                if hinted := [one for one in await subscription.wait(self.settings.sweep_s) if one in self._owned]:
+                    await within(self.parts.broker.review(hinted), None)
 
 
 @asynccontextmanager

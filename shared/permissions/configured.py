@@ -17,10 +17,9 @@ from soong.shared.core.config import CONFIG_FILE, Config, NetworkConfig, RuleCon
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
-from soong.shared.permissions.rules import Effect, Rule, read_folder, read_host, read_scope
+from soong.shared.permissions.rules import Effect, Rule, is_of_step, read_folder, read_host, read_scope
 from soong.shared.permissions.scope import ScopeKind, is_too_wide
-from soong.shared.permissions.withheld import withheld_by_rule
-from soong.shared.tools.definition import Permission, RunDirs, ToolDefinition
+from soong.shared.tools.definition import Permission, RunDirs, ToolDefinition, Withheld
 from soong.shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 
 WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
@@ -175,3 +174,24 @@ def run_dirs_of(
 
 def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:
     return any(fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags for tool in tools)
+
+
+def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
+    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key, or empty).
+
+    A rule decides on calls by the path that a call names; a search or a listing from above reaches unnamed paths.
+    """
+    rules = [rule for rule in policy.rules if not rule.step or is_of_step(step, rule.step)]
+    if not rules:
+        return ()
+    reading = [tool for tool in tools if tool.permission is Permission.READONLY]
+    found = (_withheld(rule, reading) for rule in rules)
+    return tuple(dict.fromkeys(one for one in found if one is not None))
+
+
+def _withheld(rule: Rule, reading: Iterable[ToolDefinition]) -> Withheld | None:
+    if rule.effect is Effect.ALLOW or (rule.scope is not None and rule.scope.kind is not ScopeKind.PATH):
+        return None
+    tools = frozenset(tool.name for tool in reading if fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags)
+    path = Path("/") if rule.scope is None else Path(rule.scope.value)
+    return Withheld(path, tools, is_asked=rule.effect is Effect.ASK) if tools else None

@@ -62,9 +62,7 @@ class ProcessRunner:
     """The :class:`soong.shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
     async def run(self, command: ChildCommand) -> Finished:
-        """Run it, under a subreaper where there can be one.
-        Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
-        """
+        """Run it, under a subreaper where there can be one."""
         if not HAS_SUBREAPER:
             return await run(command)
         with SubreaperPipes() as pipes:
@@ -84,9 +82,7 @@ class ProcessRunner:
         env: Mapping[str, str],
         inherited: tuple[int, ...] = (),
     ) -> DuplexProcess:
-        """Start a program that is talked to, under a subreaper where there can be one.
-        Raises: OSError, it cannot be started; ValueError, an argument holds NUL.
-        """
+        """Start it, under a subreaper where there can be one."""
         del access
         return await DuplexProcess.start(argv, cwd=cwd, env=env, inherited=inherited, max_line_bytes=MAX_LINE_BYTES)
 

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.broker import ApprovalBroker
+from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
@@ -284,7 +283,7 @@ async def _hear_questions(bench: ConsentHarness) -> None:
     subscription = await bench.subscriber.subscribe_permissions()
     while True:
         for session_id in await subscription.wait(1.0):
-            await bench.broker.look_at(session_id)
+            await bench.broker.review([session_id])
 
 
 async def _hear_owners(bench: ConsentHarness) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.broker import ApprovalBroker
+from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids

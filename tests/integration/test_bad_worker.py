@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.question_limits import MAX_OPEN
+from soong.orchestrator.approvals.broker import MAX_OPEN
 from soong.orchestrator.operations.audit import verify
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.entry import AuditKind

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soong.shared.permissions.configured import withheld_by_rule
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
-from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code.toolset import CodeTools
 from tests.security.scene import PolicyGate

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, Protocol
 
-from soong.orchestrator.approvals.broker import ApprovalBroker
+from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.session_approvals import ApprovalContext
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts

@@ -251,9 +251,7 @@ class UsageMeter:
     budgets: Spending | None
     counts_turns: bool = False
     """Its task has limits."""
-    read: int = 0
-    written: int = 0
-    cached: int = 0
+    used: RequestUsage = field(default_factory=RequestUsage)
     _past_usd: Decimal | None = None
     """The cost of former prompts and former lives."""
     _told_usd: Decimal | None = None
@@ -268,14 +266,12 @@ class UsageMeter:
     def restore(self, nodes: Sequence[Node]) -> None:
         """Count what former lives have used."""
         for node in nodes:
-            read, written, cached, cost = usage_of_node(node)
-            self.read, self.written, self.cached = self.read + read, self.written + written, self.cached + cached
-            if cost is not None:
-                self._past_usd = (self._past_usd or Decimal()) + cost
+            self._count(*usage_of_node(node))
 
     def usage(self, turns: int, calls: int) -> Usage:
         """Return what the run has used in all."""
-        return Usage(turns, self.read, self.written, calls, self.cost_usd, self.cached)
+        used = self.used
+        return Usage(turns, used.input_tokens, used.output_tokens, calls, self.cost_usd, used.cache_read_tokens)
 
     @property
     def cost_usd(self) -> Decimal | None:
@@ -293,21 +289,24 @@ class UsageMeter:
 
     def of_prompt(self, answer: schema.PromptResponse) -> tuple[RequestUsage, Decimal | None]:
         """Return what a prompt has used that has ended, and count it."""
-        used = answer.usage
-        read, written, cached = 0, 0, 0
-        if used is not None:
-            cached = used.cached_read_tokens or 0
-            read, written = used.input_tokens + cached + (used.cached_write_tokens or 0), used.output_tokens
-        self.read, self.written, self.cached = self.read + read, self.written + written, self.cached + cached
-        cost = None
+        said, used, cost = answer.usage, RequestUsage(), None
+        if said is not None:
+            cached = said.cached_read_tokens or 0
+            read = said.input_tokens + cached + (said.cached_write_tokens or 0)
+            used = RequestUsage(input_tokens=read, output_tokens=said.output_tokens, cache_read_tokens=cached)
         if self._told_usd is not None:
-            cost = self._told_usd - self._closed_usd
-            self._past_usd, self._closed_usd = (self._past_usd or Decimal()) + cost, self._told_usd
-        return RequestUsage(input_tokens=read, output_tokens=written, cache_read_tokens=cached), cost
+            cost, self._closed_usd = self._told_usd - self._closed_usd, self._told_usd
+        self._count(used, cost)
+        return used, cost
+
+    def _count(self, used: RequestUsage, cost: Decimal | None) -> None:
+        self.used += used
+        if cost is not None:
+            self._past_usd = (self._past_usd or Decimal()) + cost
 
     def check(self, turns: int) -> None:
         """Raises: LimitReachedError, when no other turn may begin."""
-        tokens, cost = self.read + self.written, self.cost_usd
+        tokens, cost = self.used.total_tokens, self.cost_usd
         if turns >= self.limits.max_turns:
             raise LimitReachedError(EndReason.MAX_TURNS, f"the run had {turns} turns of its agent")
         if self.limits.tokens is not None and tokens >= self.limits.tokens:

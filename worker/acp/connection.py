@@ -64,17 +64,13 @@ class AgentProgram(Value):
         return cls(argv, env, run_dirs.run_dir / "workspace", access)
 
 
-class AgentProtocolError(Exception):
-    """The process does not follow the protocol; the message names the violation."""
-
-
 @dataclass(slots=True)
 class ProcessTransport:
     """One process's. ``heard`` is called for each message; ``failed`` once, with the error."""
 
     process: DuplexProcess
     heard: Callable[[], object]
-    failed: Callable[[AgentProtocolError], object]
+    failed: Callable[[AgentFailedError], object]
     room: asyncio.Event
     """Is set while the client takes more requests."""
     is_mute: bool = False
@@ -94,7 +90,7 @@ class ProcessTransport:
         """Return the next message; None at the end, and when the process does not keep to the protocol."""
         try:
             return await self._next()
-        except AgentProtocolError as error:
+        except AgentFailedError as error:
             self.failed(error)
             return None
 
@@ -109,19 +105,21 @@ class ProcessTransport:
             try:
                 line = await self.process.output.readline()
             except ValueError as error:
-                raise AgentProtocolError(f"it sent a message that is too long: {error}") from None
+                raise AgentFailedError(f"it sent a message that is too long: {error}", "agent_protocol") from None
             if not line:
                 return None
             self._bytes += len(line)
             if self._bytes > MAX_BYTES:
-                raise AgentProtocolError(f"it sent more than {MAX_BYTES} bytes")
+                raise AgentFailedError(f"it sent more than {MAX_BYTES} bytes", "agent_protocol")
             self.heard()
             message = _message(line)
             if message is not None:
                 return message
             self._garbage += bool(line.strip())
             if self._garbage > MAX_GARBAGE_LINES:
-                raise AgentProtocolError(f"it sent more than {MAX_GARBAGE_LINES} lines that are not messages")
+                raise AgentFailedError(
+                    f"it sent more than {MAX_GARBAGE_LINES} lines that are not messages", "agent_protocol"
+                )
 
 
 @dataclass(slots=True)
@@ -158,7 +156,7 @@ class AgentConnection:
             raise _no_sandbox(error) from error
         except (OSError, ValueError) as error:
             raise AgentFailedError(f"{program.argv[0]} cannot be started: {error}", "agent_not_started") from error
-        self._transport = ProcessTransport(self.process, self.heard, self._broke_protocol, self.client.room)
+        self._transport = ProcessTransport(self.process, self.heard, self.failed, self.client.room)
         self._peer = acp.connect_to_agent(self.client, self._transport, use_unstable_protocol=True)
         info = schema.Implementation(name="soong", title="Soong", version="1")
         said = await self._answer(
@@ -170,9 +168,6 @@ class AgentConnection:
         self.capabilities = said.agent_capabilities or schema.AgentCapabilities()
         about = said.agent_info
         self.agent_info = f"{about.name} {about.version}"[:200] if about is not None else ""
-
-    def _broke_protocol(self, error: AgentProtocolError) -> None:
-        self.failed(AgentFailedError(str(error), "agent_protocol"))
 
     @property
     def can_resume(self) -> bool:

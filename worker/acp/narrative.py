@@ -5,7 +5,6 @@ makes without asking become events. Nothing here is verified: the agent reports 
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,16 +283,17 @@ class AgentNarrative(UnwrittenLog):
         self._nodes.append(assistant_node(answer))
 
 
-def usage_of_node(node: Node) -> tuple[int, int, int, Decimal | None]:
-    """Return what a node says that its prompt has used: tokens read, written and taken from a cache, and US dollars."""
+def usage_of_node(node: Node) -> tuple[RequestUsage, Decimal | None]:
+    """Return what a node says that its prompt has used: tokens and US dollars."""
     message = node.payload.get("message")
     if node.kind is not NodeKind.ASSISTANT or not isinstance(message, Mapping):
-        return 0, 0, 0, None
-    used, details = message.get("usage"), message.get("provider_details")
-    found = json.loads(json.dumps(used)) if isinstance(used, Mapping) else {}
+        return RequestUsage(), None
+    said, details = message.get("usage"), message.get("provider_details")
+    found = cast("Mapping[str, int]", said) if isinstance(said, Mapping) else {}
     cost = details.get("cost_usd") if isinstance(details, Mapping) else None
-    numbers = [found.get(name) or 0 for name in ("input_tokens", "output_tokens", "cache_read_tokens")]
-    return numbers[0], numbers[1], numbers[2], Decimal(str(cost)) if cost is not None else None
+    read, written, cached = (found.get(name) or 0 for name in ("input_tokens", "output_tokens", "cache_read_tokens"))
+    used = RequestUsage(input_tokens=read, output_tokens=written, cache_read_tokens=cached)
+    return used, Decimal(str(cost)) if cost is not None else None
 
 
 def prompt_of(task: AgentTask) -> str:

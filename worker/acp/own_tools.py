@@ -9,7 +9,7 @@ import asyncio
 import difflib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.sandbox.paths import Located, PathPolicy
 from soong.shared.tools.definition import Handler, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.schema import string
+from soong.shared.tools.schema import arguments, string
 from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
 from soong.shared.toolsets.code.named_files import is_network_client
 from soong.shared.toolsets.code.paths import stands_key
@@ -35,25 +35,21 @@ MAX_PATHS: Final = 100
 MAX_PREVIEW_CHARS: Final = 20_000
 _FILES: Final = frozenset({OwnKind.READ, OwnKind.EDIT, OwnKind.DELETE, OwnKind.MOVE})
 
-_SCHEMA: Final[JsonObject] = {
-    "type": "object",
-    "properties": {
-        "title": string("What the agent calls it."),
-        "kind": string("The kind that it states."),
-        "paths": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PATHS, "description": "What it names."},
-        "diffs": {
-            "type": "array",
-            "maxItems": MAX_PATHS,
-            "items": {"type": "object"},
-            "description": "Each with path, old and new.",
-        },
-        "text": string("What else it shows."),
-        "input": {"type": "object", "description": "The raw input of its tool."},
+_SCHEMA: Final = arguments(
+    "title",
+    "kind",
+    title=string("What the agent calls it."),
+    kind=string("The kind that it states."),
+    paths={"type": "array", "items": {"type": "string"}, "maxItems": MAX_PATHS, "description": "What it names."},
+    diffs={
+        "type": "array",
+        "maxItems": MAX_PATHS,
+        "items": {"type": "object"},
+        "description": "Each with path, old and new.",
     },
-    "required": ["title", "kind"],
-}
-
-Start = Callable[[ToolContext, JsonObject], Awaitable[Json]]
+    text=string("What else it shows."),
+    input={"type": "object", "description": "The raw input of its tool."},
+)
 
 
 def own_tools(

@@ -4,10 +4,12 @@ Appending is fenced and gapless at once: the run row's counters grow in the same
 fence; no row matched means LeaseLostError and nothing is written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
+from soong.shared.core.errors import NotFoundError
+from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
@@ -212,19 +214,37 @@ class CallAbort(Value):
     reason: str = ""
 
 
-async def calls_under_way(runs: RunStore, run_id: str) -> dict[str, str]:
-    """Return the tools of a run's calls that have begun and not ended, by tool call id, as its log has it."""
-    found: dict[str, str] = {}
+async def ancestors_of(runs: RunStore, identity: RunIdentity, most: int) -> list[RunIdentity]:
+    """Return the runs above a run, the nearest first, as far as there are rows of them. Raises: UnavailableError."""
+    found: list[RunIdentity] = []
+    while identity.parent_run_id and len(found) < most:
+        try:
+            identity = (await runs.run(identity.parent_run_id)).identity
+        except NotFoundError:
+            break
+        found.append(identity)
+    return found
+
+
+async def log_of(runs: RunStore, run_id: str) -> AsyncIterator[Event]:
+    """Yield the log of a run from its beginning. Raises: UnavailableError."""
     seen = 0
     while page := await runs.events(run_id, after_seq=seen):
         for event in page:
-            call_id = str(event.data.get("tool_call_id", ""))
-            if event.type == EventType.TOOL_QUEUED:
-                queued = event.data.get("tools")
-                found |= {each: str(tool) for each, tool in queued.items()} if isinstance(queued, dict) else {}
-            elif event.type == EventType.TOOL_STARTED:
-                found[call_id] = str(event.data.get("tool", ""))
-            elif event.type in _ENDED:
-                found.pop(call_id, None)
+            yield event
         seen = page[-1].seq
+
+
+async def calls_under_way(runs: RunStore, run_id: str) -> dict[str, str]:
+    """Return the tools of a run's calls that have begun and not ended, by tool call id, as its log has it."""
+    found: dict[str, str] = {}
+    async for event in log_of(runs, run_id):
+        call_id = str(event.data.get("tool_call_id", ""))
+        if event.type == EventType.TOOL_QUEUED:
+            queued = event.data.get("tools")
+            found |= {each: str(tool) for each, tool in queued.items()} if isinstance(queued, dict) else {}
+        elif event.type == EventType.TOOL_STARTED:
+            found[call_id] = str(event.data.get("tool", ""))
+        elif event.type in _ENDED:
+            found.pop(call_id, None)
     return found

@@ -59,10 +59,7 @@ class BubblewrapRunner(Value):
     inner: ProcessRunner = msgspec.field(default_factory=ProcessRunner)
 
     async def run(self, command: ChildCommand) -> Finished:
-        """Run it.
-        Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, a sandbox is
-        required and there is none, or this one could not be made.
-        """
+        """Run it, in a sandbox of its own."""
         found = await asyncio.to_thread(self._found)
         if found is None:
             return await self.inner.run(command)
@@ -89,9 +86,7 @@ class BubblewrapRunner(Value):
             opened.close()
 
     def confinement(self, access: CommandAccess) -> str:
-        """Return in one line for people what a command with this access can reach. Blocks the first time.
-        Raises: SandboxUnavailableError, a sandbox is required and there is none.
-        """
+        """Return what a command with this access can reach. Blocks the first time."""
         if self._found() is None:
             return ""
         places = ", ".join(map(str, access.writable)) or "nothing"
@@ -100,10 +95,7 @@ class BubblewrapRunner(Value):
     async def start(
         self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
     ) -> DuplexProcess:
-        """Start a program that is talked to, in a sandbox of its own.
-        Raises: OSError, it cannot be started, or a place that it is to see cannot be opened; ValueError, an argument
-        holds NUL; SandboxUnavailableError, a sandbox is required and there is none.
-        """
+        """Start it, in a sandbox of its own."""
         found = await asyncio.to_thread(self._found)
         if found is None:
             return await self.inner.start(argv, access, cwd=cwd, env=env)

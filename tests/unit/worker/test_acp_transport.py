@@ -20,8 +20,8 @@ from soong.worker.acp.calls import UsageMeter
 from soong.worker.acp.connection import (
     MAX_GARBAGE_LINES,
     AgentConnection,
+    AgentFailedError,
     AgentProgram,
-    AgentProtocolError,
     ProcessTransport,
 )
 from soong.worker.acp.own_tools import own_tools
@@ -49,7 +49,7 @@ class PipedProcess:
 class Heard:
     transport: ProcessTransport
     process: PipedProcess
-    problems: list[AgentProtocolError]
+    problems: list[AgentFailedError]
 
     async def all(self, *lines: bytes) -> list[Any]:
         """Return the messages that these lines give."""
@@ -64,7 +64,7 @@ class Heard:
 
 @pytest.fixture
 async def heard() -> Heard:
-    process, problems, room = PipedProcess(), list[AgentProtocolError](), asyncio.Event()
+    process, problems, room = PipedProcess(), list[AgentFailedError](), asyncio.Event()
     room.set()
     return Heard(ProcessTransport(cast(Any, process), lambda: None, problems.append, room), process, problems)
 

@@ -75,14 +75,6 @@ def charge_of(used: Usage, turns: int = 0) -> Charge:
     return Charge(used.input_tokens + used.output_tokens, _micro(used.cost_usd), turns)
 
 
-def total(charges: Sequence[Charge]) -> Charge:
-    """Return the sum of charges; an unknown price makes the sum's unknown."""
-    prices = [one.microusd for one in charges]
-    known = [price for price in prices if price is not None]
-    micro = sum(known) if len(known) == len(prices) else None
-    return Charge(sum(one.tokens for one in charges), micro, sum(one.turns for one in charges))
-
-
 def _micro(usd: Decimal | None) -> int | None:
     """Return millionths of a dollar, rounded up: many small requests are not free."""
     return None if usd is None else int((usd * MICRO).to_integral_value(rounding="ROUND_CEILING"))

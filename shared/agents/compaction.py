@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.definition import Compaction, CompactionStrategy
-from soong.shared.agents.messages import VERSION, answer_of, calls_of, messages_of, text_of, user_node
+from soong.shared.agents.messages import VERSION, answer_of, assistant_node, calls_of, messages_of, text_of, user_node
 from soong.shared.core.errors import ConflictError, SchemaVersionError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
@@ -140,18 +140,22 @@ def _node(strategy: CompactionStrategy, cut: Cut, more: dict[str, Json]) -> NewN
     return NewNode(NodeKind.COMPACTION, {**head, **more})
 
 
+def refused_node(answer: ModelResponse) -> NewNode:
+    """Return the node that counts an answer of which nothing is taken."""
+    return replace(assistant_node(answer), kind=NodeKind.REFUSED)
+
+
 def summary_of(node: Node | NewNode) -> ModelResponse | None:
-    """Return the model's answer that a compaction holds; None when it asked no model."""
+    """Return the model's answer that a node holds; None for a compaction that asked no model."""
     stored = node.payload.get("message")
     return answer_of(stored) if stored else None
 
 
 def own_answers(nodes: Sequence[Node]) -> list[ModelResponse]:
-    """Return the answers that a run has paid for: its turns and its summaries, not those of the parent of a fork."""
+    """Return the answers that a run has paid for, not those of the parent of a fork: its turns come last."""
     own = [node for node in nodes if not inherited(node)]
-    summaries = [summary for node in own if node.kind is NodeKind.COMPACTION and (summary := summary_of(node))]
-    turns = messages_of([node for node in own if node.kind is NodeKind.ASSISTANT])
-    return [*summaries, *(message for message in turns if isinstance(message, ModelResponse))]
+    kinds = ((NodeKind.COMPACTION, NodeKind.REFUSED), (NodeKind.ASSISTANT,))
+    return [answer for each in kinds for node in own if node.kind in each and (answer := summary_of(node))]
 
 
 def summary_request(messages: Sequence[ModelMessage], window: int) -> list[ModelMessage]:

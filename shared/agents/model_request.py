@@ -8,7 +8,7 @@ failure of that model.
 import asyncio
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -106,15 +106,15 @@ async def request(
     options: ModelOptions,
     attempts: int,
     failed: Callable[[int, str, bool, int], None],
-    refused: Callable[[ModelResponse], None] = lambda _response: None,
+    refused: Callable[[ModelResponse, bool], Awaitable[None]],
     sleep: Sleep = asyncio.sleep,
     follower: AnswerFollower = NO_FOLLOWER,
     pacing: Pacing | None = None,
     tokens: int = 0,
 ) -> ModelResponse:
     """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure: its
-    attempt, its words, whether the request is sent again, and its HTTP status, or 0. ``refused`` gets each answer that
-    arrived and cannot be taken.
+    attempt, its words, whether the request is sent again, and its HTTP status, or 0. ``refused`` then gets the answer,
+    if one arrived that cannot be taken, and whether the request is sent again.
 
     ``follower`` sees the answer while it arrives, of each attempt. ``pacing`` has each attempt wait with those of other
     processes; ``tokens`` is what it may use.
@@ -128,12 +128,12 @@ async def request(
             answer = await source.next(messages, settings, parameters, follower)
             return _cut_where_it_ends(taken_in(answer), options.max_tokens)
         except (AgentRunError, UserError) as error:
-            if isinstance(error, BrokenAnswerError) and error.response is not None:
-                refused(error.response)
             may_pass, asked_s = _may_pass(error), _asked_s(error)
             is_beyond = (asked_s or 0.0) > (timing.PROVIDER_PAUSE_LIMIT_S if pacing is None else pacing.longest_s)
             is_retried = may_pass and attempt < attempts and not is_beyond
             failed(attempt, str(error), is_retried, _status_of(error))
+            if isinstance(error, BrokenAnswerError) and error.response is not None:
+                await refused(error.response, is_retried)
             if not is_retried:
                 asks = f"; it asks for a pause of {asked_s:,.0f} s, which is too long" if may_pass and is_beyond else ""
                 raise _failure(error, attempt, source.model, is_retryable=may_pass, asks=asks) from error

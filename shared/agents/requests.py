@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 
-from soong.shared.agents.charging import NEARLY_SPENT, Reserved, Spending, charge_of, estimate, total, warning
+from soong.shared.agents.charging import NEARLY_SPENT, Reserved, Spending, charge_of, estimate, warning
+from soong.shared.agents.compaction import refused_node
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import Compaction
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, answered_by, marked
@@ -139,11 +140,19 @@ class ModelRequests:
         reserved, pacing = await self._reserve(messages, turns), None
         if self.model.pacing is not None and self.model.model.model_name != SCRIPT:
             pacing = replace(self.model.pacing, sleep=self._wait)
-        lost: list[Charge] = []
 
-        def refused(answer: ModelResponse) -> None:
-            if answer.usage.total_tokens:  # the provider bills it, although nothing of it is taken
-                lost.append(charge_of(self.count(self._named(dataclasses.replace(answer, parts=[])))))
+        async def refused(answer: ModelResponse, is_retried: bool) -> None:
+            nonlocal reserved
+            if not answer.usage.total_tokens:
+                return
+            billed = self._named(dataclasses.replace(answer, parts=[]))
+            charge = charge_of(self.count(billed))
+            self.talk.add_node(refused_node(billed))
+            await self.talk.flush()
+            if reserved is not None and self.budgets is not None:
+                await self.budgets.settle(reserved, charge)
+                again = replace(self._estimate(messages), turns=turns)
+                reserved = await self.budgets.reserve(again) if is_retried else None
 
         try:
             answer = await request(
@@ -160,13 +169,12 @@ class ModelRequests:
                 tokens=self._estimate(messages).tokens if pacing and pacing.limits.tokens else 0,
             )
         except ProviderFailedError:
-            await self._settle(reserved, total(lost))
+            await self._settle(reserved, Charge())
             raise
         answer = self._named(answer)
         before = self.usage
         self.last = self.count(answer)
-        if reserved is not None:
-            await self._settle(reserved, total([*lost, charge_of(self.last, turns)]))
+        await self._settle(reserved, charge_of(self.last, turns))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
 

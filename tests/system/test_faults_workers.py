@@ -12,7 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from soong.shared.agents.charging import USUAL_ANSWER_TOKENS
+from soong.shared.core.clock import utc_date
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
@@ -21,6 +24,7 @@ from tests.scripted import call, calls, error_of
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment
+from tests.system.faults.provider import Provider
 from tests.system.faults.scene import (
     begun,
     effect_step,
@@ -32,6 +36,7 @@ from tests.system.faults.scene import (
     until_done,
     waves,
 )
+from tests.waiting import until
 
 SLEEP = shutil.which("sleep", path="/usr/bin:/bin")
 HOUR_S = 3600
@@ -331,3 +336,24 @@ def memory_group(pid: int, mebibytes: int) -> Iterator[None]:
 async def _sleeps(seconds: int, *, is_there: bool = True) -> bool:
     found = any(process.info["cmdline"] == [SLEEP, str(seconds)] for process in psutil.process_iter(["cmdline"]))
     return found is is_there
+
+
+@pytest.mark.spec("DIS-11")
+async def test_the_tokens_of_a_refused_answer_outlive_a_killed_worker(service: Deployment) -> None:
+    await service.store.budgets.set_budget(DAY, Budget(100_000))
+    step: dict[str, Json] = {"id": "a", "instructions": "Say that you are done."}
+    async with Provider() as provider:
+        loaded = "tests.system.faults.provider"
+        await service.start_workers(1, SOONG_FUNCTIONS=loaded, FAULT_PROVIDER=provider.url)
+        task = await service.submit({"title": "t", "steps": [{**step, "model": "wire:breaking"}]})
+        await until(lambda: provider.hanging == 1)
+        service.workers[0].kill()
+
+        await service.start_workers(1, SOONG_FUNCTIONS=loaded, FAULT_PROVIDER=provider.url)
+        ended = await service.finished(task)
+
+    run = await service.store.runs.run((await service.steps(task))["a"].run_id)
+    assert ended.status is TaskStatus.COMPLETED
+    assert (run.usage.requests, run.usage.input_tokens, run.usage.output_tokens) == (2, 300, 40)
+    budget = (await service.store.budgets.budgets([DAY], day=utc_date(time.time_ns() // 1000)))[DAY]
+    assert budget.used.tokens > 340 + USUAL_ANSWER_TOKENS  # and the request that hung, at its estimate

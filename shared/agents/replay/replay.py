@@ -222,7 +222,8 @@ def first_difference(
 
 
 def _nodes(nodes: Sequence[Node | NewNode]) -> list[str]:
-    return [f"{node.kind} {_text(_said(node))}" for node in _in_order(nodes)]
+    told = [node for node in nodes if node.kind is not NodeKind.REFUSED]  # a replay is billed for nothing
+    return [f"{node.kind} {_text(_said(node))}" for node in _in_order(told)]
 
 
 def _text(value: JsonObject) -> str:

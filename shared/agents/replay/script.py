@@ -129,12 +129,19 @@ class ModelScript:
         if not self.turns:
             if model == SCRIPT and self.end_reason is EndReason.FAILED:
                 raise ScriptFailedError("as recorded")
+            self.check_spent()  # between two attempts
             await self.stop()
         turn = self.turns.popleft()
         self.taken += 1
         if isinstance(turn, Failure):
             raise turn.error(model)
         return turn
+
+    def check_spent(self) -> None:
+        """Raises: BudgetSpentError, where that ended the run."""
+        spent = None if self.turns else _SPENT.get(self.end_reason)
+        if spent is not None:
+            raise BudgetSpentError("as recorded", of=spent)
 
     async def stop(self) -> None:
         """Say that the record of the life stops here, and wait to be cancelled."""
@@ -170,9 +177,7 @@ class RecordedBudgets:
 
     async def reserve(self, charge: Charge) -> Reserved | None:
         del charge
-        spent = None if self.script.turns else _SPENT.get(self.script.end_reason)
-        if spent is not None:
-            raise BudgetSpentError("as recorded", of=spent)
+        self.script.check_spent()
         share = self.script.shares.get(self.script.taken)
         return None if share is None else Reserved(0, share)
 

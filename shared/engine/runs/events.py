@@ -127,6 +127,8 @@ class NodeKind(StrEnum):
     SKILL = "skill"
     COMPACTION = "compaction"
     """How the answers before it are shown to the model from here on."""
+    REFUSED = "refused"
+    """The usage of an answer of which nothing was taken. It is billed; no model reads it."""
 
 
 class NewNode(Value):

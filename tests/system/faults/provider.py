@@ -23,11 +23,16 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
 
 from tests.loopback import listening
 
 PREFIX: Final = "wire:"
 HUGE_CHARS: Final = 10_000_000
+HANGS: Final = {("silent", 1), ("breaking", 2)}
+BROKEN_OFF: Final = "broken off"
+BILLED: Final = RequestUsage(input_tokens=300, output_tokens=40)
+"""The usage of the answer that the provider breaks off."""
 
 
 # -- the worker's side
@@ -88,6 +93,8 @@ def _heard(text: str) -> ModelResponse:
         ToolCallPart(call["function"]["name"], call["function"]["arguments"], call["id"])
         for call in said.get("tool_calls") or ()
     ]
+    if said["content"] == BROKEN_OFF:
+        return ModelResponse(parts=[], model_name="wire", finish_reason="error", usage=BILLED)
     return ModelResponse(parts=parts or [TextPart(said["content"])], model_name="wire")
 
 
@@ -152,7 +159,7 @@ class Provider:
         """Answer once; say whether the connection may be used again."""
         number = self.asked[behaviour]
         match behaviour:
-            case "hanging" | "silent" if behaviour == "hanging" or number == 1:
+            case "hanging" | "silent" | "breaking" if (behaviour, number) in HANGS or behaviour == "hanging":
                 self.hanging += 1
                 await reader.read(1)  # until the other side has had enough
                 self.hanging -= 1
@@ -176,6 +183,8 @@ def _reply(behaviour: str, number: int) -> tuple[int, str, Mapping[str, str]]:
     }
     if behaviour == "busy" and number <= 2:
         return 429, "slow down", {"Retry-After": "0.1"}
+    if behaviour == "breaking" and number == 1:
+        return 200, _completion(content=BROKEN_OFF), {}
     if behaviour == "confused" and number == 1:
         twice = [_call("same", "code__list_dir", {"path": "."})] * 2
         return 200, _completion(calls=[*twice, _call("", "no__such_tool", {})]), {}

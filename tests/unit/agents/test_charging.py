@@ -118,6 +118,17 @@ async def test_a_request_without_an_answer_costs_nothing() -> None:
     assert purse.settled == [(1, Charge())]
 
 
+async def test_an_answer_that_is_refused_is_charged_before_the_next_attempt() -> None:
+    purse = Purse(requests=1)
+    talker = Talker(dataclasses.replace(used("x", 20, 7), finish_reason="error"), says("never"))
+
+    end, _ = await run(talker, purse)
+
+    assert (end.end_reason, len(talker.told)) == (EndReason.COST_LIMIT, 1)
+    assert purse.settled == [(1, Charge(27, 34_000_000))]
+    assert (end.usage.requests, end.usage.input_tokens) == (1, 20)
+
+
 async def test_an_agent_is_told_once_that_a_budget_is_nearly_used_up() -> None:
     talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(3)), says("done"))
 

@@ -64,6 +64,9 @@ async def ask(
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
+    async def refused(answer: ModelResponse, is_retried: bool) -> None:
+        del answer, is_retried
+
     response = await request(
         AnswerSource(provider),
         [ModelRequest(parts=[UserPromptPart("hi")])],
@@ -71,6 +74,7 @@ async def ask(
         options=options,
         attempts=attempts,
         failed=lambda _attempt, words, _again, _status: failures.append(words),
+        refused=refused,
         sleep=sleep,
     )
     return response, pauses, failures

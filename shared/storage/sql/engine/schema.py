@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.engine import (
 )
 from soong.shared.storage.sql.engine.write_ahead_log import write_lock
 
-HEAD: Final = "0001_f28800a6"
+HEAD: Final = "0001_15c7ee45"
 """The revision this program was written for. Its number, and until the first release a digest of what the one migration
 makes, which is still edited: a database that an earlier form of it made differs from ours."""
 

@@ -1,5 +1,3 @@
-"""A test run leaves its results for the report on the specification, by the very commands that make and CI use."""
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,3 @@
-"""A run takes an additional step of its task beside its own: exclusive, leased, fenced, under the concurrency limits
-(DAG-03, CARD-2).
-"""
-
 import asyncio
 
 import pytest
@@ -162,13 +158,17 @@ async def test_two_asked_for_by_one_run_at_once_give_one(scene: ContractHarness,
 
 # -- refusals
 @pytest.mark.spec("DAG-03.e")
-async def test_a_step_that_is_not_there_or_of_another_task_is_unknown(scene: ContractHarness) -> None:
-    own = await scene.start(work("own"))
+async def test_only_agents_work_of_the_same_task_that_has_not_begun_is_given(scene: ContractHarness) -> None:
+    other_kinds = make_step("function"), make_map("map", depends_on=["own"]), pull_worker("other")
+    own = await scene.start(work("own", priority=2), work("begun", priority=1), *other_kinds)
     await scene.task(work("elsewhere"))
+    await scene.release(await scene.claim_one())
 
-    assert await refused(scene, own, "nothing") is Refusal.UNKNOWN
-    assert await refused(scene, own, "elsewhere") is Refusal.UNKNOWN
-    assert await refused(scene, own, "../own") is Refusal.UNKNOWN
+    for step_id in ("nothing", "elsewhere", "../own"):
+        assert await refused(scene, own, step_id) is Refusal.UNKNOWN
+    for step_id in ("function", "map", "other"):
+        assert await refused(scene, own, step_id) is Refusal.NOT_FOR_AGENTS
+    assert await refused(scene, own, "begun") is Refusal.BEGUN
 
 
 async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: ContractHarness) -> None:
@@ -180,23 +180,6 @@ async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: 
     await scene.complete(done)
     assert await refused(scene, own, "done") is Refusal.ENDED
     assert isinstance(await further(scene, own, "later"), Claim)
-
-
-async def test_only_agents_work_is_given(scene: ContractHarness) -> None:
-    own = await scene.start(
-        work("own", priority=1), make_step("function"), make_map("map", depends_on=["own"]), pull_worker("other")
-    )
-
-    for step_id in ("function", "map", "other"):
-        assert await refused(scene, own, step_id) is Refusal.NOT_FOR_AGENTS
-
-
-async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: ContractHarness) -> None:
-    own = await scene.start(work("own", priority=1), work("begun"))
-    begun = await scene.claim_one()
-    await scene.release(begun)
-
-    assert await refused(scene, own, "begun") is Refusal.BEGUN
 
 
 async def test_a_paused_task_gives_nothing(scene: ContractHarness) -> None:
@@ -287,19 +270,15 @@ async def test_an_additional_claim_is_its_sessions_turn(scene: ContractHarness) 
     assert turn.identity.session_id == other.session_id
 
 
-async def test_a_pull_worker_takes_no_more_than_its_limit(scene: ContractHarness) -> None:
-    own = await scene.start(pull_worker(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(3)))
+async def test_a_pull_worker_takes_no_more_than_its_limit_which_counts_nothing_given_back(
+    scene: ContractHarness,
+) -> None:
+    own = await scene.start(pull_worker(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(4)))
+    await scene.release(await taken(scene, own, "p3"))
     for number in range(2):
         await scene.complete(await taken(scene, own, f"p{number}"))
 
     assert await refused(scene, own, "p2") is Refusal.LIMIT
-
-
-async def test_what_was_given_back_does_not_count_to_the_limit(scene: ContractHarness) -> None:
-    own = await scene.start(pull_worker(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
-    await scene.release(await taken(scene, own, "p0"))
-
-    assert isinstance(await further(scene, own, "p1"), Claim)
 
 
 # -- fences, leases and what ends them
@@ -349,9 +328,11 @@ async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarnes
     assert step.error.type == "poisoned"
 
 
-async def test_released_it_is_ready_for_the_next_worker_that_asks(scene: ContractHarness) -> None:
+async def test_it_takes_no_slot_and_released_is_ready_for_the_next_worker_that_asks(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
+    (worker,) = await scene.store.sessions.workers()
+    assert worker.busy == 1
 
     await scene.release(own, claim)
 
@@ -400,15 +381,6 @@ async def test_a_run_that_holds_one_does_not_park(scene: ContractHarness) -> Non
     assert not await park()
     await scene.complete(claim)
     assert await park()
-
-
-async def test_it_takes_no_slot_of_its_worker(scene: ContractHarness) -> None:
-    own = await scene.start(work("own"), pulled("more"))
-    await taken(scene, own, "more")
-
-    (worker,) = await scene.store.sessions.workers()
-
-    assert worker.busy == 1
 
 
 async def test_a_step_that_failed_is_tried_again_by_the_next_worker_that_asks(scene: ContractHarness) -> None:

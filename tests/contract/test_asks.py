@@ -1,5 +1,3 @@
-"""Asks: a root run that is an agent, held by the owner of its session."""
-
 from typing import Final
 
 import pytest
@@ -75,10 +73,13 @@ async def test_owner_takes_the_root_run_of_an_ask_up(scene: ContractHarness) -> 
     assert (await scene.store.tasks.task(task_id)).kind is TaskKind.ASK
 
 
-async def test_tasks_of_plans_are_no_asks(scene: ContractHarness) -> None:
+async def test_a_task_of_a_plan_is_no_ask_and_no_worker_gets_an_ask(scene: ContractHarness) -> None:
     await scene.task("a")
-
     assert await scene.store.asks.open_asks(scene.own) == []
+
+    await ask(scene)
+
+    assert [claim.step_key.rpartition("/")[2] for claim in await scene.claim()] == ["a"]
 
 
 async def test_tasks_are_listed_by_their_kind(scene: ContractHarness) -> None:
@@ -91,12 +92,6 @@ async def test_tasks_are_listed_by_their_kind(scene: ContractHarness) -> None:
         TaskKind.ASK: [asked],
         TaskKind.PLAN: [plan],
     }
-
-
-async def test_no_worker_gets_an_ask(scene: ContractHarness) -> None:
-    await ask(scene)
-
-    assert await scene.claim() == ()
 
 
 @pytest.mark.spec("DIS-01", "DAG-07")

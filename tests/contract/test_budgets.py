@@ -1,5 +1,3 @@
-"""Budgets and charges: requests at once overspend by one estimate at most, and nothing leaks (DIS-11)."""
-
 import asyncio
 import time
 from decimal import Decimal

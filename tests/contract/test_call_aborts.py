@@ -1,5 +1,3 @@
-"""A person aborts one call: whoever holds its run is told, again after it was taken up anew, and nobody else."""
-
 import pytest
 
 from soong.shared.core.errors import NotOwnerError
@@ -48,28 +46,15 @@ async def test_an_abort_of_the_run_is_one_without_a_call_and_no_pause(scene: Con
     assert open_ask.aborts == (CallAbort(asked_for.identity.run_id, "", "it hangs"),)
 
 
-async def test_asked_twice_the_first_words_stay(scene: ContractHarness) -> None:
+async def test_calls_are_aborted_one_by_one_with_the_first_words_and_beside_a_cancel(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    for reason in ("it hangs", "really"):
-        await abort(scene, claim.identity.run_id, reason=reason)
+    for call, reason in (("c1", "it hangs"), ("c1", "really"), ("c2", "it hangs")):
+        await abort(scene, claim.identity.run_id, call, reason)
+    assert sorted(await told(scene), key=str) == [of(claim), of(claim, "c2")]
 
-    assert await told(scene) == [of(claim)]
-
-
-async def test_calls_of_one_run_are_aborted_one_by_one(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    for call in ("c1", "c2"):
-        await abort(scene, claim.identity.run_id, call)
-
-    assert sorted(each.tool_call_id for each in await told(scene)) == ["c1", "c2"]
-
-
-async def test_a_cancelled_step_is_told_beside_it(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await abort(scene, claim.identity.run_id)
     await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="by a person", now_us=scene.now_us)
 
-    assert sorted(each.kind for each in await told(scene)) == ["abort", "cancel"]
+    assert sorted(each.kind for each in await told(scene)) == ["abort", "abort", "cancel"]
 
 
 async def test_whoever_takes_the_run_up_again_is_told(scene: ContractHarness) -> None:

@@ -1,5 +1,3 @@
-"""Who gets a step, and what a claim carries."""
-
 import asyncio
 
 import pytest
@@ -141,10 +139,12 @@ async def test_worker_that_is_not_live_claims_nothing(scene: ContractHarness, st
     assert advance.claims == ()
 
 
-async def test_unknown_worker_claims_nothing(scene: ContractHarness) -> None:
-    await scene.task("a")
+async def test_an_unknown_worker_and_one_that_asks_for_none_claim_nothing(scene: ContractHarness) -> None:
+    task_id = await scene.task("a")
 
     assert await scene.claim(worker="wrk_unknown") == ()
+    assert (await scene.advance(claim=0)).claims == ()
+    assert await scene.statuses(task_id) == {"a": StepStatus.READY}
 
 
 @pytest.mark.spec("OPS-06")
@@ -191,13 +191,6 @@ async def test_a_worker_that_holds_less_than_others_takes_more(
 
     assert len(advance.claims) == share
     assert advance.ready_left == (held + own + share < 10)
-
-
-async def test_claiming_nothing_claims_nothing(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-
-    assert (await scene.advance(claim=0)).claims == ()
-    assert await scene.statuses(task_id) == {"a": StepStatus.READY}
 
 
 async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: ContractHarness) -> None:

@@ -1,5 +1,3 @@
-"""What is asked of a session that is closed: refused at once where its task has ended, else left to an owner."""
-
 import pytest
 
 from soong.shared.core.errors import InvalidTransitionError

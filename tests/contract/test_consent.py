@@ -1,5 +1,3 @@
-"""Requests, answers and decisions as rows."""
-
 import asyncio
 
 import pytest

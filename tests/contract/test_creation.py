@@ -1,5 +1,3 @@
-"""What stands after a task was made."""
-
 import pytest
 from msgspec.structs import replace
 
@@ -11,26 +9,16 @@ from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_session, make_step, make_task, open_session
 
 
-@pytest.mark.spec("DAG-04")
-async def test_step_without_dependencies_is_ready_at_once(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
+@pytest.mark.spec("DAG-04", "DAG-04.c")
+async def test_steps_are_ready_pending_or_expanding_at_once_and_the_logs_say_so(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", "b", make_step("c", depends_on=("a", "b")), make_map("m"))
 
-    assert await scene.statuses(task_id) == {"a": StepStatus.READY}
-
-
-async def test_step_with_dependencies_is_pending_with_their_number(scene: ContractHarness) -> None:
-    task_id = await scene.task("a", "b", make_step("c", depends_on=("a", "b")))
-
-    step = (await scene.steps(task_id))["c"]
-
-    assert (step.status, step.open_deps) == (StepStatus.PENDING, 2)
-    assert step.depends_on == (f"{task_id}/a", f"{task_id}/b")
-
-
-async def test_map_without_dependencies_is_expanding_at_once(scene: ContractHarness) -> None:
-    task_id = await scene.task(make_map("m"))
-
-    assert await scene.statuses(task_id) == {"m": StepStatus.EXPANDING}
+    steps = await scene.steps(task_id)
+    assert [steps[name].status for name in "abcm"] == ["ready", "ready", "pending", "expanding"]
+    assert (steps["c"].open_deps, steps["c"].depends_on) == (2, (f"{task_id}/a", f"{task_id}/b"))
+    assert await scene.event_types(steps["a"].run_id) == ["run_created", "step_created", "step_ready"]
+    assert await scene.event_types(steps["c"].run_id) == ["run_created", "step_created"]
+    assert "task_created" in await scene.root_event_types(task_id)
 
 
 async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: ContractHarness) -> None:
@@ -90,16 +78,6 @@ async def test_root_run_is_running_and_its_owner_may_append(scene: ContractHarne
     await scene.store.runs.append(root_run_id, 0, now_us=scene.now_us)
 
     assert (root.status, root.fence) == (RunStatus.RUNNING, 0)
-
-
-@pytest.mark.spec("DAG-04.c")
-async def test_creation_is_reported_in_the_logs(scene: ContractHarness) -> None:
-    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
-    steps = await scene.steps(task_id)
-
-    assert await scene.event_types(steps["a"].run_id) == ["run_created", "step_created", "step_ready"]
-    assert await scene.event_types(steps["b"].run_id) == ["run_created", "step_created"]
-    assert "task_created" in await scene.root_event_types(task_id)
 
 
 async def test_task_comes_back_as_it_was_made(scene: ContractHarness) -> None:

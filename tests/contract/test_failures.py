@@ -46,10 +46,9 @@ async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> 
 
 
 # -- retrying
-async def test_retry_is_a_new_run_that_waits_for_its_time(scene: ContractHarness) -> None:
+async def test_retry_is_a_new_run_that_waits_for_its_time_and_is_ready_then(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
-
     await scene.retry(first.step_key, not_before_us=scene.later_us)
 
     step = await scene.store.tasks.step(first.step_key)
@@ -57,13 +56,6 @@ async def test_retry_is_a_new_run_that_waits_for_its_time(scene: ContractHarness
     assert (step.status, step.attempt, step.error) == (StepStatus.PENDING, 2, None)
     assert (run.status, run.attempt, run.retry_of) == (RunStatus.QUEUED, 2, first.identity.run_id)
     assert await scene.store.tasks.failures(scene.own) == []
-    assert await scene.claim() == ()
-
-
-async def test_retry_becomes_ready_when_its_time_has_come(scene: ContractHarness) -> None:
-    first = await scene.start("a")
-    await scene.fail(first)
-    await scene.retry(first.step_key, not_before_us=scene.later_us)
 
     due_us = await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us - 1)
     assert await scene.claim() == ()
@@ -76,20 +68,17 @@ async def test_retry_becomes_ready_when_its_time_has_come(scene: ContractHarness
     assert claim.fence > first.fence
 
 
-async def test_next_due_time_is_the_earliest(scene: ContractHarness) -> None:
-    await scene.task("a", "b")
-    for number, claim in enumerate(await scene.claim()):
+async def test_next_due_time_is_the_earliest_and_nothing_is_due_without_retries(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)))
+    claims = await scene.claim()
+    assert await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us) is None
+    assert (await scene.statuses(task_id))["c"] is StepStatus.PENDING
+
+    for number, claim in enumerate(claims):
         await scene.fail(claim)
         await scene.retry(claim.step_key, not_before_us=scene.later_us - number)
 
     assert await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us) == scene.later_us - 1
-
-
-async def test_nothing_is_due_without_retries(scene: ContractHarness) -> None:
-    await scene.task("a", make_step("b", depends_on=("a",)))
-
-    assert await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us) is None
-    assert len(await scene.claim()) == 1
 
 
 async def test_a_retry_that_got_another_dependency_is_due_with_that(scene: ContractHarness) -> None:
@@ -204,11 +193,14 @@ async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> No
     assert (await scene.steps(task_id))["b"].open_deps == 1
 
 
-async def test_step_that_did_not_fail_is_not_settled(scene: ContractHarness) -> None:
+async def test_only_a_failure_is_settled_and_its_task_does_not_end_before(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-
     with pytest.raises(InvalidTransitionError):
         await scene.settle(claim.step_key, FailurePolicy.KEEP)
+
+    await scene.fail(claim)
+
+    assert await scene.finish(claim.identity.task_id) is None
 
 
 # -- the end of the task
@@ -227,13 +219,6 @@ async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> Non
     assert task.ended_us == scene.now_us
     assert (root.status, root.end_reason) == (RunStatus.COMPLETED, EndReason.COMPLETED)
     assert (await scene.root_event_types(task_id))[-2:] == ["task_completed", "run_completed"]
-
-
-async def test_task_does_not_end_while_a_failure_is_open(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    await scene.fail(await scene.claim_one())
-
-    assert await scene.finish(task_id) is None
 
 
 async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> None:
@@ -270,15 +255,8 @@ async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(sce
     assert await scene.finish(task_id) is TaskStatus.CANCELLED
 
 
-async def test_task_without_steps_completes(scene: ContractHarness) -> None:
-    task_id = await scene.task()
+async def test_task_without_steps_completes_and_is_no_longer_open(scene: ContractHarness) -> None:
+    ended, open_id = await scene.task(), await scene.task("a")
 
-    assert await scene.finish(task_id) is TaskStatus.COMPLETED
-
-
-async def test_ended_tasks_are_no_longer_open(scene: ContractHarness) -> None:
-    ended, open_id = await scene.task("a"), await scene.task("b")
-    await scene.complete((await scene.claim(1))[0])
-    await scene.finish(ended)
-
+    assert await scene.finish(ended) is TaskStatus.COMPLETED
     assert [task.id for task in await scene.store.tasks.open_tasks(scene.own)] == [open_id]

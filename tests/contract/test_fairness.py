@@ -1,5 +1,3 @@
-"""Turns between sessions (DIS-10)."""
-
 from collections import Counter
 
 import pytest

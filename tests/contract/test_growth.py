@@ -1,5 +1,3 @@
-"""A task that goes on is changed by its owner: it grows, steps are tried again, skipped or cancelled (DAG-01)."""
-
 import pytest
 from msgspec.structs import replace
 
@@ -70,14 +68,18 @@ async def test_step_that_grows_onto_a_completed_one_is_ready_at_once(scene: Cont
     assert claims["b"].dependencies["a"].output == "done before"
 
 
-async def test_growth_has_its_runs_under_the_tasks_root_and_is_reported(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-
-    await grow(scene, task_id, "b")
+async def test_growth_has_its_runs_under_the_tasks_root_is_reported_and_keeps_the_task_open(
+    scene: ContractHarness,
+) -> None:
+    claim = await scene.start("a")
+    task_id = claim.identity.task_id
+    await grow(scene, task_id, make_step("b", depends_on=("a",)))
 
     task, step = await scene.store.tasks.task(task_id), (await scene.steps(task_id))["b"]
     assert (await scene.store.runs.run(step.run_id)).identity.parent_run_id == task.root_run_id
     assert "task_updated" in await scene.root_event_types(task_id)
+    await scene.complete(claim)
+    assert await scene.finish(task_id) is None
 
 
 async def test_growth_of_a_paused_task_waits_for_its_resume(scene: ContractHarness) -> None:
@@ -89,15 +91,6 @@ async def test_growth_of_a_paused_task_waits_for_its_resume(scene: ContractHarne
     assert await scene.claim() == ()
     await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert len(await scene.claim()) == 2
-
-
-async def test_growth_keeps_a_task_from_ending(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    claim = await scene.claim_one()
-    await grow(scene, task_id, make_step("b", depends_on=("a",)))
-    await scene.complete(claim)
-
-    assert await scene.finish(task_id) is None
 
 
 async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: ContractHarness) -> None:

@@ -65,7 +65,7 @@ async def test_only_the_first_key_is_published_as_the_first(scene: ContractHarne
     assert len(await scene.store.audit.audit_entries(kinds=[AuditKind.KEY_PUBLISHED])) == 1
 
 
-async def test_a_key_ends_once(scene: ContractHarness) -> None:
+async def test_a_key_ends_once_and_only_if_it_is_there(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     await retire(scene.store, "key_a", at_us=5)
 
@@ -78,32 +78,23 @@ async def test_a_key_ends_once(scene: ContractHarness) -> None:
         5
     ]
 
-
-async def test_a_key_that_is_not_there_cannot_end(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError, match="key_none"):
         await retire(scene.store, "key_none")
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_that_has_ended_signs_nothing(scene: ContractHarness) -> None:
-    await publish(scene.store, "key_a")
+async def test_a_key_that_has_ended_signs_nothing_and_one_that_ends_later_still_signs(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us - 1)
+    decided_us = make_decision(make_request(claim)).decided_us
+    for key_id, at_us in (("key_a", decided_us - 1), ("key_b", decided_us + 1)):
+        await publish(scene.store, key_id)
+        await retire(scene.store, key_id, at_us=at_us)
 
     with pytest.raises(ConflictError, match="soong keys rotate"):
         await decided(scene, claim, "call_1", "key_a")
-
     assert len(await scene.store.consent.pending(scene.own.session_id)) == 1
 
-
-@pytest.mark.spec("PER-12")
-async def test_a_key_that_ends_later_still_signs(scene: ContractHarness) -> None:
-    await publish(scene.store, "key_a")
-    claim = await scene.start("a")
-    await retire(scene.store, "key_a", at_us=make_decision(make_request(claim)).decided_us + 1)
-
-    _, decision = await decided(scene, claim, "call_1", "key_a")
-
+    _, decision = await decided(scene, claim, "call_2", "key_b")
     assert await scene.store.consent.decision_of(decision.request_id) == decision
 
 
@@ -224,13 +215,18 @@ def secret_of(text: str) -> str:
     return read[1]
 
 
-async def test_a_token_comes_back_as_it_was_made(store: Store, other_store: Store) -> None:
+async def test_a_token_comes_back_as_it_was_made_and_an_unknown_one_cannot_be_revoked(
+    store: Store, other_store: Store
+) -> None:
     token, _ = make_token("ada", [Right.RUN, Right.APPROVE], now_us=NOW_US, expires_us=NOW_US + 5)
 
     await store.access.add_token(token)
 
     assert await other_store.access.token(token.id) == token
     assert await other_store.access.token("tok_unknown") is None
+
+    with pytest.raises(NotFoundError, match="token"):
+        await store.access.revoke_token("tok_unknown", now_us=NOW_US)
 
 
 async def test_tokens_are_listed_in_the_order_they_were_made(store: Store) -> None:
@@ -264,11 +260,6 @@ async def test_a_token_is_revoked_once_and_for_good(store: Store, other_store: S
     assert stands is not None
     assert stands.revoked_us == NOW_US + 1
     assert stands.problem(NOW_US + 9) == "revoked"
-
-
-async def test_an_unknown_token_cannot_be_revoked(store: Store) -> None:
-    with pytest.raises(NotFoundError, match="token"):
-        await store.access.revoke_token("tok_unknown", now_us=NOW_US)
 
 
 @pytest.mark.spec("OPS-04.d")

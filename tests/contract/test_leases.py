@@ -1,5 +1,3 @@
-"""How a lease ends without an end of its step: handed back, or expired with its worker."""
-
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta

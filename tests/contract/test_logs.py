@@ -1,5 +1,3 @@
-"""Nodes, events and calls of a run (EVT-01, EVT-02)."""
-
 import asyncio
 
 import pytest

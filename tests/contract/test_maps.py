@@ -23,10 +23,16 @@ async def mapped(scene: ContractHarness) -> tuple[str, str]:
     return task_id, f"{task_id}/m"
 
 
-async def test_map_step_is_never_claimed(scene: ContractHarness) -> None:
-    await mapped(scene)
-
+async def test_map_is_never_claimed_and_over_nothing_completes_with_an_empty_list_and_unlocks(
+    scene: ContractHarness,
+) -> None:
+    task_id, map_key = await mapped(scene)
     assert await scene.claim() == ()
+
+    assert await scene.expand(map_key)
+
+    assert await scene.statuses(task_id) == {"m": StepStatus.COMPLETED, "report": StepStatus.READY}
+    assert (await scene.claim_one()).dependencies["m"].output == []
 
 
 @pytest.mark.spec("OPS-12")
@@ -59,13 +65,18 @@ async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: C
     assert {"step_expanding", "step_expanded"} <= set(await scene.root_event_types(task_id))
 
 
-async def test_repeated_expansion_changes_nothing(scene: ContractHarness) -> None:
+async def test_repeated_expansion_changes_nothing_and_a_batch_that_ends_all_children_completes_their_map(
+    scene: ContractHarness,
+) -> None:
     task_id, map_key = await mapped(scene)
-    await scene.expand(map_key, "x", "y")
+    names = [f"i{number}" for number in range(20)]
+    await scene.expand(map_key, *names)
+    assert not await scene.expand(map_key, *names, "z")
+    assert len(await scene.store.tasks.steps(task_id)) == 22
 
-    assert not await scene.expand(map_key, "x", "y", "z")
+    await scene.complete_all(await scene.claim())
 
-    assert len(await scene.store.tasks.steps(task_id)) == 4
+    assert (await scene.statuses(task_id))["report"] is StepStatus.READY
 
 
 async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractHarness, other_store: Store) -> None:
@@ -76,15 +87,6 @@ async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractH
 
     assert sorted(outcomes) == [False, True]
     assert len(await scene.store.tasks.steps(task_id)) == 4
-
-
-async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: ContractHarness) -> None:
-    task_id, map_key = await mapped(scene)
-
-    assert await scene.expand(map_key)
-
-    assert await scene.statuses(task_id) == {"m": StepStatus.COMPLETED, "report": StepStatus.READY}
-    assert (await scene.claim_one()).dependencies["m"].output == []
 
 
 async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(scene: ContractHarness) -> None:
@@ -147,15 +149,6 @@ async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Co
     root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
     events = [event for event in await scene.store.runs.events(root_run_id) if event.type == "step_completed"]
     assert [(event.data, event.time_us) for event in events] == [({"step": map_key}, completed_us)]
-
-
-async def test_batch_that_ends_all_children_completes_their_map(scene: ContractHarness) -> None:
-    task_id, map_key = await mapped(scene)
-    await scene.expand(map_key, *(f"i{number}" for number in range(20)))
-
-    await scene.complete_all(await scene.claim())
-
-    assert (await scene.statuses(task_id))["report"] is StepStatus.READY
 
 
 async def test_child_may_be_a_map_itself(scene: ContractHarness) -> None:

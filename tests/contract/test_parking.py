@@ -109,12 +109,18 @@ async def test_run_whose_question_is_closed_does_not_park(scene: ContractHarness
     assert "step_blocked" not in await scene.event_types(claim.identity.run_id)
 
 
-async def test_run_does_not_park_over_the_question_of_another(scene: ContractHarness) -> None:
+@pytest.mark.spec("PER-13")
+async def test_run_does_not_park_over_the_question_of_another_or_at_the_limit_and_goes_on(
+    scene: ContractHarness,
+) -> None:
     await scene.task("a", "b")
-    one, other = await scene.claim()
-    (request,) = await ask(scene, other)
+    other, claim = await scene.claim()
+    (request,) = await ask(scene, claim)
 
-    assert not await park(scene, one, [request])
+    assert not await park(scene, other, [request])
+    assert not await park(scene, claim, [request], max_parked=0)
+    assert not await decide(scene, request)
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 @pytest.mark.spec("DAG-03")
@@ -148,12 +154,6 @@ async def test_limit_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: Co
     assert outcomes == [True, True, False]
     await decide(scene, asked[0][0])
     assert await park(scene, claims[2], asked[2], max_parked=2)
-
-
-async def test_limit_of_none_parks_nothing(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    assert not await park(scene, claim, await ask(scene, claim), max_parked=0)
 
 
 @pytest.mark.spec("PER-13")
@@ -196,15 +196,6 @@ async def test_closed_question_makes_the_step_ready_in_the_same_transaction(
     assert (step.status, run.status, run.worker_id) == (StepStatus.READY, RunStatus.QUEUED, "")
     assert (await scene.event_types(run.id))[-2:] == ["permission_decided", "step_unparked"]
     assert (await scene.store.claims.backlog()).ready == {"default": 1}
-
-
-@pytest.mark.spec("PER-13")
-async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    (request,) = await ask(scene, claim)
-
-    assert not await decide(scene, request)
-    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 @pytest.mark.spec("PER-13", "DAG-03", "DAG-07")
@@ -362,12 +353,14 @@ async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: C
     assert (await scene.store.consent.request(other.id))[1] is RequestState.PENDING
 
 
-async def test_parked_step_is_cancelled_and_not_skipped(scene: ContractHarness) -> None:
-    claim, _ = await parked(scene)
+async def test_parked_step_is_cancelled_and_not_skipped_and_its_question_is_no_orphan(scene: ContractHarness) -> None:
+    claim, request = await parked(scene)
     change = TaskChange(skipped=(claim.step_key,))
 
     with pytest.raises(InvalidTransitionError, match="blocked"):
         await scene.store.tasks.update_task(scene.own, claim.identity.task_id, change, now_us=scene.now_us)
+    assert list(await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert [one.id for one in await scene.store.consent.pending(scene.own.session_id)] == [request.id]
 
 
 @pytest.mark.spec("DAG-05", "PER-15")
@@ -466,13 +459,6 @@ async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: Contrac
     again = await scene.claim_one()
     assert (again.step_key, again.attempt) == (claim.step_key, 2)
     assert again.identity.run_id != claim.identity.run_id
-
-
-async def test_question_of_a_parked_run_is_no_orphan(scene: ContractHarness) -> None:
-    _, request = await parked(scene)
-
-    assert list(await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
-    assert [one.id for one in await scene.store.consent.pending(scene.own.session_id)] == [request.id]
 
 
 # -- a decision that nobody used in time

@@ -1,5 +1,3 @@
-"""Steps that are pulled: no claim loop takes them, no dispatcher counts them, each is done once (DAG-03)."""
-
 import asyncio
 from collections import Counter
 
@@ -20,20 +18,14 @@ from tests.model.builders import make_more, take_turn
 pytestmark = pytest.mark.spec("DAG-03")
 
 
-async def test_a_claim_loop_takes_what_is_assigned_and_leaves_what_is_pulled(scene: ContractHarness) -> None:
+async def test_neither_a_claim_loop_nor_the_dispatcher_learns_of_steps_that_are_pulled(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p", priority=9), work("a"), pulled("q"), work("b"))
 
+    assert (await scene.store.claims.backlog()).ready == {"default": 2}
     assert step_ids(await scene.claim()) == ["a", "b"]
+    assert (await scene.store.claims.backlog()).ready == {}
     steps = await scene.steps(task_id)
     assert (steps["p"].claim_mode, steps["a"].claim_mode) == (ClaimMode.PULL, ClaimMode.ASSIGNED)
-
-
-async def test_the_dispatcher_does_not_learn_of_steps_that_are_pulled(scene: ContractHarness) -> None:
-    await scene.task(pulled("p"), pulled("q"), work("a"))
-
-    assert (await scene.store.claims.backlog()).ready == {"default": 1}
-    await scene.claim()
-    assert (await scene.store.claims.backlog()).ready == {}
 
 
 async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: ContractHarness) -> None:

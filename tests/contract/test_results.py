@@ -1,5 +1,3 @@
-"""What the result of a task and the look of its owner are read from, each in one read."""
-
 from typing import Final
 
 import pytest

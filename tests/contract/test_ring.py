@@ -112,14 +112,7 @@ async def test_hint_before_the_wait_is_heard_in_it(line: Line) -> None:
     await subscription.close()
 
 
-async def test_silence_ends_with_nothing_heard(line: Line) -> None:
-    subscription = await line.board.subscribe_permissions()
-
-    assert list(await subscription.wait(SILENT_S)) == []
-    await subscription.close()
-
-
-async def test_hint_is_heard_once(line: Line) -> None:
+async def test_hint_is_heard_once_and_silence_ends_with_nothing_heard(line: Line) -> None:
     subscription = await line.board.subscribe_permissions()
     await line.notifier.permission_raised("req_1", "sess_1")
     await heard(subscription)

@@ -1,5 +1,3 @@
-"""A session that ends with its one task: closed by that end, which a look finds and writes at once."""
-
 import pytest
 from msgspec.structs import replace
 

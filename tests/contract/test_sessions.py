@@ -1,5 +1,3 @@
-"""Who owns a session, who answers for it, who works for it."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -110,13 +108,20 @@ async def test_dead_owners_sessions_are_taken_over_in_a_higher_epoch(scene: Cont
 
 
 @OWNED
-async def test_owner_that_has_beaten_does_not_expire(scene: ContractHarness) -> None:
-    assert await scene.store.sessions.beat_owner(scene.own.owner_id)
+async def test_owner_that_has_beaten_does_not_expire_and_one_that_expired_cannot_beat_or_adopt(
+    scene: ContractHarness,
+) -> None:
+    sessions, owner_id = scene.store.sessions, scene.own.owner_id
+    assert await sessions.beat_owner(owner_id)
+    assert not await sessions.expire_owner(owner_id, 0)
+    assert (await sessions.session(scene.own.session_id)).owner_id == owner_id
+    assert [owner.beat for owner in await sessions.owners()] == [1]
 
-    assert not await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
+    await sessions.expire_owner(owner_id, 1)
 
-    assert (await scene.store.sessions.session(scene.own.session_id)).owner_id == scene.own.owner_id
-    assert [owner.beat for owner in await scene.store.sessions.owners()] == [1]
+    assert not await sessions.beat_owner(owner_id)
+    assert await sessions.adopt_sessions(owner_id) == []
+    assert not await sessions.expire_owner(owner_id, 1)
 
 
 @OWNED
@@ -138,15 +143,6 @@ async def test_a_process_registered_again_stays_as_it_is(scene: ContractHarness)
     await scene.store.claims.expire_worker(worker.id, 2, max_lost_leases=3, now_us=scene.now_us)
     await scene.store.sessions.register_worker(worker)
     assert worker.id not in {one.id for one in await scene.store.sessions.workers()}
-
-
-@OWNED
-async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: ContractHarness) -> None:
-    await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
-
-    assert not await scene.store.sessions.beat_owner(scene.own.owner_id)
-    assert await scene.store.sessions.adopt_sessions(scene.own.owner_id) == []
-    assert not await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
 
 
 @OWNED
@@ -264,11 +260,13 @@ async def test_responders_attach_beat_and_leave(scene: ContractHarness) -> None:
     assert not await scene.store.sessions.beat_responder(responder.id)
 
 
-async def test_responders_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
+async def test_responders_and_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.store.sessions.attach_responder(make_responder(other.session_id))
+    await scene.store.sessions.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))
 
     assert await scene.store.sessions.responders(scene.own.session_id) == []
+    assert await scene.store.sessions.take_commands(scene.own) == []
 
 
 # -- commands
@@ -306,13 +304,6 @@ async def test_a_command_that_has_ended_keeps_its_end(scene: ContractHarness) ->
     await scene.store.sessions.end_command(command.id, refusal="the task is running")
 
     assert await scene.store.sessions.command(command.id) == (command, True)
-
-
-async def test_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
-    other = await scene.another_session()
-    await scene.store.sessions.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))
-
-    assert await scene.store.sessions.take_commands(scene.own) == []
 
 
 async def test_unknown_command_is_named(store: Store) -> None:

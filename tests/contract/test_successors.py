@@ -1,5 +1,3 @@
-"""The one step that waited for an end: it is claimed with that end when it is next, and only then."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,13 +65,14 @@ async def test_released_successor_is_claimed_under_the_next_fence(scene: Contrac
     assert (step_ids([again]), again.fence) == (["b"], second.fence + 1)
 
 
-async def test_stale_end_opens_nothing(scene: ContractHarness) -> None:
+async def test_neither_a_stale_end_nor_a_failure_has_a_successor(scene: ContractHarness) -> None:
     first = await scene.start(*CHAIN)
 
-    advance = await scene.advance([completed(replace(first, fence=first.fence + 1))], claim=1)
+    stale = await scene.advance([completed(replace(first, fence=first.fence + 1))], claim=1)
 
-    assert not advance.claims
-    assert advance.stale == {first.identity.run_id}
+    assert not stale.claims
+    assert stale.stale == {first.identity.run_id}
+    assert (await scene.advance([failed(first)], claim=1)).claims == ()
 
 
 @pytest.mark.spec("DAG-05")
@@ -87,12 +86,6 @@ async def test_owner_of_a_failure_is_named_with_the_successor_of_another_end(sce
 
     assert step_ids(advance.claims) == ["b"]
     assert advance.owner_sessions == {other.session_id}
-
-
-async def test_failed_step_has_no_successor(scene: ContractHarness) -> None:
-    first = await scene.start(*CHAIN)
-
-    assert (await scene.advance([failed(first)], claim=1)).claims == ()
 
 
 @pytest.mark.parametrize(

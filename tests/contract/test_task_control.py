@@ -1,5 +1,3 @@
-"""Pausing, resuming, cancelling and retrying a task."""
-
 from datetime import timedelta
 
 import pytest
@@ -84,11 +82,13 @@ async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: ContractHarnes
     assert len(await scene.claim()) == 1
 
 
-async def test_other_tasks_do_not_notice_a_pause(scene: ContractHarness) -> None:
+async def test_other_tasks_do_not_notice_a_pause_and_a_paused_task_can_be_cancelled(scene: ContractHarness) -> None:
     paused, other = await scene.task("a"), await scene.task("a")
     await pause(scene, paused)
 
     assert (await scene.claim_one()).identity.task_id == other
+    await cancel(scene, paused)
+    assert (await scene.store.tasks.task(paused)).status is TaskStatus.CANCELLED
 
 
 # -- cancelling
@@ -150,21 +150,12 @@ async def test_step_that_was_done_before_its_worker_heard_of_it_is_completed(sce
 
 
 @pytest.mark.spec("DAG-06")
-async def test_failure_after_a_cancel_needs_no_settling(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await cancel(scene, claim.identity.task_id)
-
-    await scene.fail(claim)
-
-    assert await scene.store.tasks.failures(scene.own) == []
-
-
-@pytest.mark.spec("DAG-06")
-async def test_open_failure_is_final_when_its_task_is_cancelled(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await scene.fail(claim)
-
-    await cancel(scene, claim.identity.task_id)
+async def test_failure_before_or_after_a_cancel_needs_no_settling(scene: ContractHarness) -> None:
+    before, after = await scene.start("a"), await scene.start("a")
+    await scene.fail(before)
+    for claim in (before, after):
+        await cancel(scene, claim.identity.task_id)
+    await scene.fail(after)
 
     assert await scene.store.tasks.failures(scene.own) == []
 
@@ -184,15 +175,6 @@ async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: ContractHarne
     assert step.status is StepStatus.CANCELLED
     assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
     assert await scene.claim(worker=await scene.another_worker()) == ()
-
-
-async def test_paused_task_can_be_cancelled(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    await pause(scene, task_id)
-
-    await cancel(scene, task_id)
-
-    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.CANCELLED
 
 
 @pytest.mark.parametrize("act", [pause, cancel], ids=["pause", "cancel"])
@@ -299,20 +281,15 @@ async def test_root_run_of_a_retried_task_continues_and_ends_again(scene: Contra
     assert (await scene.store.runs.run(root_run_id)).end_reason is EndReason.COMPLETED
 
 
-async def test_running_task_is_not_retried(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-
-    with pytest.raises(InvalidTransitionError):
-        await scene.retry_task(task_id)
-
-
-async def test_task_with_a_step_still_held_is_not_retried(scene: ContractHarness) -> None:
+async def test_running_task_and_one_with_a_step_still_held_are_not_retried(scene: ContractHarness) -> None:
     claim = await scene.start("a")
+    with pytest.raises(InvalidTransitionError):
+        await scene.retry_task(claim.identity.task_id)
+
     await cancel(scene, claim.identity.task_id)
 
     with pytest.raises(ConflictError, match="still run"):
         await scene.retry_task(claim.identity.task_id)
-
     assert (await scene.store.tasks.task(claim.identity.task_id)).status is TaskStatus.CANCELLED
 
 

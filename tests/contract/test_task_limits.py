@@ -1,5 +1,3 @@
-"""Limits of a task in rows: what all its runs use together, its time, and how it is stopped (DIS-07)."""
-
 import time
 from datetime import timedelta
 
@@ -102,15 +100,18 @@ async def test_a_limit_in_money_needs_a_price(scene: ContractHarness) -> None:
         await reserve(scene, claim, 1, Charge(10, None, 1))
 
 
-async def test_a_request_without_an_answer_is_no_turn(scene: ContractHarness) -> None:
+async def test_a_request_without_an_answer_is_no_turn_and_the_limits_can_be_raised(scene: ContractHarness) -> None:
     task_id = await limited(scene, Budget(turns=1))
     claim = await scene.claim_one()
     await reserve(scene, claim, 1)
     await settle(scene, claim, 1, Charge())
-
     await reserve(scene, claim, 2)
-
     assert (await state(scene, task_id)).reserved == TURN
+
+    await scene.store.budgets.set_budget(task_scope(task_id), Budget(turns=2, wall_us=SECOND_US))
+
+    await reserve(scene, claim, 3)
+    assert (await state(scene, task_id)).budget == Budget(turns=2, wall_us=SECOND_US)
 
 
 async def test_what_ended_runs_have_used_counts_and_what_a_dead_process_reserved_does_not(
@@ -148,17 +149,6 @@ async def test_a_charge_counts_for_the_task_its_session_and_the_day(scene: Contr
 
     found = await scene.store.budgets.budgets([DAY, scope, task_scope(task_id)], day=TODAY)
     assert [one.reserved.tokens for one in found.values()] == [100, 100, 100]
-
-
-async def test_the_limits_of_a_task_can_be_raised(scene: ContractHarness) -> None:
-    task_id = await limited(scene, Budget(turns=1))
-    claim = await scene.claim_one()
-    await reserve(scene, claim, 1)
-
-    await scene.store.budgets.set_budget(task_scope(task_id), Budget(turns=2, wall_us=SECOND_US))
-    await reserve(scene, claim, 2)
-
-    assert (await state(scene, task_id)).budget == Budget(turns=2, wall_us=SECOND_US)
 
 
 # -- time

@@ -1,5 +1,3 @@
-"""What the end of a step does to the steps that wait for it."""
-
 import asyncio
 from datetime import timedelta
 from decimal import Decimal
@@ -195,16 +193,11 @@ async def test_owner_is_named_when_the_last_step_has_ended(scene: ContractHarnes
     assert last.owner_sessions == {scene.own.session_id}
 
 
-async def test_owner_is_named_when_a_step_failed(scene: ContractHarness) -> None:
-    claim = await scene.start("a", "b")
-
-    assert (await scene.fail(claim)).owner_sessions == {scene.own.session_id}
-
-
 @pytest.mark.spec("DAG-05")
-async def test_failed_step_leaves_its_dependents_as_they_are(scene: ContractHarness) -> None:
+async def test_failed_step_leaves_its_dependents_as_they_are_and_its_owner_is_named(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
 
-    await scene.fail(await scene.claim_one())
+    advance = await scene.fail(await scene.claim_one())
 
     assert await scene.statuses(task_id) == {"a": StepStatus.FAILED, "b": StepStatus.PENDING}
+    assert advance.owner_sessions == {scene.own.session_id}

@@ -1,5 +1,3 @@
-"""Redis users of a deployment (7 or newer): a worker does all its work under its own, and nothing else."""
-
 import asyncio
 import re
 import shutil

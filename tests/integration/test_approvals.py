@@ -1,5 +1,3 @@
-"""Answering from outside: `soong approvals` by rows, and a terminal that answers for every session of its principal."""
-
 import asyncio
 import json
 import os

@@ -1,5 +1,3 @@
-"""What is in a backup, and that a damaged or hostile one leaves nothing in a home."""
-
 import gzip
 import hashlib
 import io

@@ -1,5 +1,3 @@
-"""Questions of a bad worker that are proven and of the right kinds, with hostile values: they hold nobody's back."""
-
 import asyncio
 import json
 from pathlib import Path

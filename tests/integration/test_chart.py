@@ -1,5 +1,3 @@
-"""The Helm chart makes the objects of the manifests, and refuses values that it does not understand."""
-
 import json
 import os
 import subprocess

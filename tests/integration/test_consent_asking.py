@@ -1,5 +1,3 @@
-"""A question of a worker reaches the session's one callback, and its answer exactly that call (CARD-3, PER-01..07)."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""What the policy adds to asking: taint, hosts, the audit of what it settles by itself, words beside an answer."""
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

@@ -139,24 +139,6 @@ async def test_the_database_takes_no_malformed_row_of_a_worker(deployment: Deplo
     assert await a_neighbour_works(deployment)
 
 
-@pytest.mark.spec("OPS-12.c")
-async def test_a_worker_without_a_name_speaks_for_no_run_of_a_session(deployment: Deployment) -> None:
-    await deployment.try_(f"{WORKER} VALUES ('', 'n', 'h', '[]', '[]', 'live', {OWN_CREDENTIAL})")
-
-    outcomes = [
-        await deployment.try_(
-            "INSERT INTO events (run_id, seq, type, time_us, data)"
-            " SELECT id, last_seq + 1, 'task_completed', 1, '{}' FROM runs WHERE role = 'orchestrator' LIMIT 1"
-        ),
-        await deployment.try_(
-            "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)"
-            " SELECT 'req_x', id, session_id, 'c', 1, '{}' FROM runs WHERE role = 'orchestrator' LIMIT 1"
-        ),
-    ]
-
-    assert outcomes == [DENIED, DENIED]
-
-
 # -- workers
 @pytest.mark.spec("OPS-12.d")
 async def test_a_malformed_worker_is_passed_over_and_ends_as_a_dead_one_does(deployment: Deployment) -> None:

@@ -1,5 +1,3 @@
-"""A connection pooler that shares server processes is refused by every program of ours; session mode works."""
-
 import asyncio
 import os
 import subprocess

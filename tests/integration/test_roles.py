@@ -1,5 +1,3 @@
-"""The worker's database role does a worker's work and nothing else; every right of it was decided by somebody."""
-
 import ast
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -104,15 +102,13 @@ async def at_work(urls: RoleUrls) -> AsyncIterator[RoleUrls]:
     await store.close()
 
 
-def test_a_worker_writes_only_tables_whose_rows_are_checked() -> None:
+def test_a_worker_writes_only_tables_whose_rows_are_checked_and_an_orchestrator_tables_that_are_there() -> None:
     written = {
         name for name, table in metadata.tables.items() if any(written_by_worker(table, verb) for verb in WRITES)
     }
 
     assert written == {name for name, right in WORKER.items() if right.is_checked}
 
-
-def test_the_tables_that_an_orchestrator_changes_are_there() -> None:
     assert metadata.tables.keys() > CHANGED > EMPTIED
 
 
@@ -392,9 +388,15 @@ def test_a_role_that_rights_cannot_hold_is_refused(urls: RoleUrls, roles: Roles,
         grant(parse_url(urls.owner), roles)
 
 
-def test_who_does_not_own_the_tables_gives_no_rights(urls: RoleUrls) -> None:
+def test_rights_are_given_by_the_owner_of_the_tables_on_a_server_that_answers(urls: RoleUrls, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="belong to another role"):
         grant(parse_url(urls.orchestrator), Roles(worker=WORKER_ROLE))
+
+    with pytest.raises(InvalidConfigError, match="SQLite"):
+        grant(parse_url(f"sqlite:///{tmp_path / 'x.db'}"), Roles(worker="w"))
+
+    with pytest.raises(UnavailableError):
+        grant(parse_url(f"postgresql://x@/y?host={tmp_path}"), Roles(worker="w"))
 
 
 @pytest.mark.spec("PER-12")
@@ -426,16 +428,6 @@ async def test_an_orchestrator_that_may_not_migrate_says_who_does(urls: RoleUrls
     finally:
         with psycopg.connect(plain(urls.owner), autocommit=True) as owner:
             owner.execute("INSERT INTO alembic_version VALUES (%s)", found)
-
-
-def test_sqlite_has_no_roles(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="SQLite"):
-        grant(parse_url(f"sqlite:///{tmp_path / 'x.db'}"), Roles(worker="w"))
-
-
-def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError):
-        grant(parse_url(f"postgresql://x@/y?host={tmp_path}"), Roles(worker="w"))
 
 
 def _files_of(package: ModuleType) -> list[Path]:

@@ -1,5 +1,3 @@
-"""When run folders are written, and when again."""
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

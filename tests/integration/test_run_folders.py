@@ -1,5 +1,3 @@
-"""What run folders hold, also where a worker has left something foreign in them."""
-
 import asyncio
 from datetime import timedelta
 from pathlib import Path

@@ -173,17 +173,12 @@ async def test_writes_of_many_runs_at_once_count_by_their_own_fences(store: SqlS
     assert seqs == list(range(1, len(seqs) + 1))
 
 
-async def test_an_unforeseen_failure_is_its_callers_alone(store: SqlStore) -> None:
-    outcomes = await together(store._database, add("a"), add_and_fail("b", ZeroDivisionError("bug")), add("c"))
+async def test_an_unforeseen_failure_and_a_broken_constraint_are_their_callers_alone(store: SqlStore) -> None:
+    bug = add_and_fail("b", ZeroDivisionError("bug"))
+    outcomes = await together(store._database, add("a"), bug, lambda tx: tx.count(BREAK, scope="b"), add("c"))
 
     assert isinstance(outcomes[1], ZeroDivisionError)
-    assert await scopes(store._database) == ["a", "c"]
-
-
-async def test_a_broken_constraint_is_its_callers_alone(store: SqlStore) -> None:
-    outcomes = await together(store._database, add("a"), lambda tx: tx.count(BREAK, scope="b"), add("c"))
-
-    assert isinstance(outcomes[1], Exception)
+    assert isinstance(outcomes[2], Exception)
     assert await scopes(store._database) == ["a", "c"]
 
 

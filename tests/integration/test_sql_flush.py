@@ -1,5 +1,3 @@
-"""When a commit of SQLite is on the disk, who waits for that, and which thread writes it."""
-
 import asyncio
 import errno
 import fcntl

@@ -1,5 +1,3 @@
-"""The schema: one line of migrations, what they make is what the tables say, and no program works on another's."""
-
 import asyncio
 import stat
 import subprocess

@@ -1,5 +1,3 @@
-"""Bad inputs 48 and 49: the verdicts of schemas, and names that would pass for other names."""
-
 import asyncio
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Bad inputs whose rows need more than a file: odd names, huge directories, full and read-only disks, rules."""
-
 import asyncio
 import json
 import os

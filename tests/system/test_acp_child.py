@@ -1,5 +1,3 @@
-"""Agents of others in a service of real processes: one inbox for all, and a worker that is killed (ACP-01)."""
-
 import asyncio
 import json
 import shlex

@@ -1,5 +1,3 @@
-"""What happens to one worker process: killed in a call, frozen, a wrong clock, no memory, another version, slow."""
-
 import asyncio
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""The HTTP API of a real service: submitted, asked, answered; the document's examples; its own life and death."""
-
 import json
 import shutil
 import signal

@@ -1,5 +1,3 @@
-"""What `soong init` writes runs at once, and nothing that was there is replaced (OPS-14)."""
-
 import subprocess
 import tomllib
 from collections.abc import Iterator

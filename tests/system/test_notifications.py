@@ -1,5 +1,3 @@
-"""Notifications from real processes to a real receiver, which is down, and whose sender is killed."""
-
 import asyncio
 import base64
 import signal

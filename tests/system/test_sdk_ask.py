@@ -1,5 +1,3 @@
-"""Goals from a program: ``Soong.ask``."""
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

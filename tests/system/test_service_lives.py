@@ -1,5 +1,3 @@
-"""One service after another in one home: a killed one with its API, an ephemeral one that is in the way."""
-
 import json
 import os
 import shutil

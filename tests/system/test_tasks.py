@@ -1,5 +1,3 @@
-"""Tasks as people and programs steer them: grown, tried again from a step, followed from any event."""
-
 import json
 from collections.abc import Mapping
 

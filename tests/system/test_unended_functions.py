@@ -1,5 +1,3 @@
-"""A step has ended when its function has: slots, leases and limits count threads that run, not rows."""
-
 import sys
 import uuid
 from collections.abc import Iterator

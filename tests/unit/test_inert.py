@@ -1,5 +1,3 @@
-"""The one list of what shows nothing, and the one function that spells it."""
-
 import json
 import sys
 import unicodedata

@@ -1,5 +1,3 @@
-"""JSON is read strictly and digested canonically."""
-
 import tracemalloc
 
 import pytest

@@ -1,5 +1,3 @@
-"""Fallback models, from one provider's wire to another's: what moves on with the run, and what ends it (DIS-09)."""
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,5 +1,3 @@
-"""What models of foreign servers send that is not as it should be costs at most the call that it is in."""
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-"""What a dry run says, what counts as stored, and collections by the service itself, on both databases (OPS-10)."""
-
 import asyncio
 import os
 import resource

@@ -119,15 +119,13 @@ async def test_a_code_opens_nothing_twice_and_is_no_token(scene: HttpHarness) ->
     assert "soong console" in second.json()["detail"]
 
 
-async def test_a_code_of_another_minute_is_late(scene: HttpHarness) -> None:
+async def test_a_late_code_and_a_page_of_another_origin_are_refused(scene: HttpHarness) -> None:
     code = await code_for(scene, lives_s=0)
 
     late = await scene.with_token("").post("/v1/sign-in", json={"code": code, "digest": digest_of(SECRET)})
 
     assert code_of(late) == "unauthenticated"
 
-
-async def test_a_page_of_another_origin_cannot_sign_in(scene: HttpHarness) -> None:
     code = await code_for(scene)
     evil = scene.with_token("", Origin="https://evil.example")
 

@@ -1,5 +1,3 @@
-"""Questions over MCP: shown in full, answered once, by the person at the client where it can ask (PER-13)."""
-
 from typing import Any
 
 import pytest

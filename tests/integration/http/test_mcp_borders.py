@@ -1,5 +1,3 @@
-"""Who may speak MCP over HTTP: the edge's checks, a session for its own token, and no program of a run."""
-
 import asyncio
 import json
 import subprocess

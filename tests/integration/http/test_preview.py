@@ -1,5 +1,3 @@
-"""A preview over HTTP, and the yes to what it showed of a step: to that and to nothing else (PER-17)."""
-
 from pathlib import Path
 from typing import Any
 

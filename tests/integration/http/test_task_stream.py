@@ -1,5 +1,3 @@
-"""A task followed over HTTP: every step once, then what changes, for any number of readers from one reading."""
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Sessions and tasks over HTTP: submitted, listed, shown, drawn, steered by whoever may."""
-
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path

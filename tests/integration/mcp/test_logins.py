@@ -1,5 +1,3 @@
-"""Logins at an MCP server over HTTP, against the authorization server of the SDK."""
-
 import asyncio
 import shlex
 import stat

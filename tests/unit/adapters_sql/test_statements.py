@@ -4,13 +4,11 @@ from soong.shared.storage.sql.engine.statements import Insert, Statement
 from soong.shared.storage.sql.engine.tables.work import events
 
 
-def test_a_list_named_twice_is_packed_once() -> None:
+def test_a_list_named_twice_is_packed_once_and_a_cast_is_no_parameter() -> None:
     statement = Statement("s", "SELECT 1 FROM a WHERE k IN @keys UNION SELECT 1 FROM b WHERE k IN @keys")
 
     assert statement.parameters({"keys": ["a"]}) == {"keys": '["a"]'}
 
-
-def test_casts_are_not_taken_for_parameters() -> None:
     assert Statement("s", "SELECT :worker::text").postgres == "SELECT %(worker)s::text"
 
 

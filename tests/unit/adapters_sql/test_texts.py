@@ -16,9 +16,11 @@ def test_json_comes_back_as_it_went(value: object) -> None:
     assert unpack(text) == value
 
 
-def test_json_refuses_what_is_no_number() -> None:
+def test_packed_json_is_compact_and_has_no_nan() -> None:
     with pytest.raises(ValueError, match=r"nan|JSON"):
         pack(float("nan"))
+
+    assert pack({"a": [1, 2]}) == '{"a":[1,2]}' == json.dumps({"a": [1, 2]}, separators=(",", ":"))
 
 
 def test_free_text_keeps_all_but_what_no_database_takes() -> None:
@@ -31,7 +33,3 @@ def test_a_lane_is_the_same_whatever_the_order_of_needs() -> None:
     assert lane_of("s", "p", ("a", "b"), "d", "m") == lane_of("s", "p", ("b", "a", "a"), "d", "m")
     assert lane_of("s", "p", ("a",), "d", "m") != lane_of("s", "p", (), "d", "m")
     assert lane_of("s", "p", (), "d", "m") != lane_of("t", "p", (), "d", "m")
-
-
-def test_packed_json_is_compact() -> None:
-    assert pack({"a": [1, 2]}) == '{"a":[1,2]}' == json.dumps({"a": [1, 2]}, separators=(",", ":"))

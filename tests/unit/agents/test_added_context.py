@@ -1,5 +1,3 @@
-"""What calls add to the context reaches the model with the next request, and again after a crash (RES-01)."""
-
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Answers shown while they arrive: how often, to whom, and what is left of a broken one."""
-
 import asyncio
 from dataclasses import dataclass, field
 

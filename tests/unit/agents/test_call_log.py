@@ -1,5 +1,3 @@
-"""The ledger of a run: one transaction a read, two a write, and what is shown while a call takes its time."""
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-"""A run's requests are charged before they are sent, and a budget that is used up ends it (DIS-11)."""
-
 import dataclasses
 from dataclasses import dataclass, field
 from decimal import Decimal

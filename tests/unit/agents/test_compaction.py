@@ -91,16 +91,6 @@ async def test_older_results_are_left_out_without_asking_anybody() -> None:
     assert [LEFT_OUT in str(part) for part in results] == [True, True, False]
 
 
-@pytest.mark.spec("DIS-12.c")
-async def test_an_opening_that_is_too_long_ends_as_token_limit() -> None:
-    talker = Talker(FULL)
-
-    end, _ = await run(talker, small())
-
-    assert end.end_reason is EndReason.TOKEN_LIMIT
-    assert talker.answers == []
-
-
 async def test_a_compaction_is_not_repeated_before_the_next_answer() -> None:
     talker = Talker(shouting(1), shouting(2), shouting(3), says("short"))
     notebook = Notebook()

@@ -1,5 +1,3 @@
-"""Agent definitions by id."""
-
 import pytest
 
 from soong.orchestrator.client.catalog import Catalogue

@@ -1,5 +1,3 @@
-"""Definitions that users write: read with every problem and its line; a broken file keeps no other from being used."""
-
 import os
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The loop: what a model is told, what its answers lead to, and how a run ends."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

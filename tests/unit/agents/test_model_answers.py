@@ -1,5 +1,3 @@
-"""Streamed answers: what their follower sees, when they count, and endpoints whose streams have no end."""
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

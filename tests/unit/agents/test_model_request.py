@@ -1,5 +1,3 @@
-"""One model request: how often it is sent, how long it waits, and which answers are whole."""
-
 from dataclasses import replace
 from typing import Any
 

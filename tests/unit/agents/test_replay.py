@@ -1,5 +1,3 @@
-"""A run is played again from its record alone and goes the same way, wherever it was cut off (DAG-11)."""
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field

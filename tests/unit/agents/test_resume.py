@@ -1,5 +1,3 @@
-"""A run that was cut off anywhere goes on from its nodes and comes to the same end."""
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +84,7 @@ async def whole_run() -> list[NewNode]:
     return [*notebook.written, *end.nodes]
 
 
-@pytest.mark.spec("DAG-07.a", "EVT-01.b")
+@pytest.mark.spec("DAG-07.a", "DIS-13.b", "EVT-01.b")
 async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_ends_the_same() -> None:
     nodes = await whole_run()
     assert len(nodes) == 2 + 1 + 3 + 1 + 3 + 1 + 1

@@ -1,5 +1,3 @@
-"""One tool call of a run is aborted: it ends, its turn and its run go on, and the run's own end still wins."""
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field

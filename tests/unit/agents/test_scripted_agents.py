@@ -1,5 +1,3 @@
-"""A scripted agent is a Python function whose calls are the run's, and which a resumed run feeds the record."""
-
 import asyncio
 import gc
 import threading
@@ -75,16 +73,6 @@ class Scene:
         return [[part["tool_call_id"] for part in message["parts"] if "tool_call_id" in part] for message in parts]
 
 
-async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
-    """Make a turn of reads, then one write after another."""
-    found = await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
-    total = sum(one["doubled"] for one in found)
-    await agent.call("test.store", n=total)
-    await others_run()
-    await agent.call("test.store", n=total + 1)
-    return {"sum": total}
-
-
 @pytest.fixture(params=[False, True], ids=["on a thread", "cheap"])
 def is_cheap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
@@ -120,23 +108,6 @@ async def test_more_calls_at_once_than_a_turn_holds_are_several_turns() -> None:
 
     assert end.output == "201"
     assert [len(turn) for turn in scene.turns] == [200, 1]
-
-
-@pytest.mark.spec("DIS-13.b", "DAG-07.a")
-async def test_cut_off_after_any_node_it_is_fed_the_record_and_ends_the_same() -> None:
-    whole = Scene()
-    end = await whole.play(summed, numbers=[1, 2, 3])
-    nodes = [*whole.notebook.written, *end.nodes]
-
-    for cut in (0, *range(3, len(nodes))):  # the first three are written at once
-        done = [str(node.payload["tool"]) for node in nodes[:cut] if node.kind is NodeKind.TOOL_RESULT]
-        scene = Scene(Notebook(written=nodes[:cut]))
-
-        resumed = await scene.play(summed, is_resumed=True, numbers=[1, 2, 3])
-
-        assert resumed.output == {"sum": 12}, cut
-        assert len(scene.reads) == 3 - done.count("test.double"), cut
-        assert scene.writes == [12, 13][done.count("test.store") :], cut
 
 
 def calling(*calls: tuple[str, dict[str, Any]]) -> ScriptBody:

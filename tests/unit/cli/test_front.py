@@ -1,5 +1,3 @@
-"""What a newcomer types: help, version, completion, settings, a plan from a pipe, JSON on every outcome."""
-
 import json
 import os
 import subprocess

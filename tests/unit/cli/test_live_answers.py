@@ -1,5 +1,3 @@
-"""What models are writing, on the live picture: the end of it, inert, and gone when it is over."""
-
 import io
 
 from rich.console import Console

@@ -1,5 +1,3 @@
-"""The budget on the live picture: what is charged, of which limit, and a style that warns."""
-
 import io
 import time
 
@@ -32,12 +30,9 @@ async def drawn(budgets: dict[str, Budget], *charges: Charge) -> str:
 
 
 @pytest.mark.spec("DIS-11")
-async def test_a_session_without_a_budget_shows_none() -> None:
+async def test_what_is_charged_is_shown_with_its_limits_where_there_are_any() -> None:
     assert "budget" not in await drawn({})
 
-
-@pytest.mark.spec("DIS-11")
-async def test_what_is_charged_is_shown_with_its_limits() -> None:
     picture = await drawn({"": Budget(200_000, 2_000_000)}, Charge(10_000, 31_200), Charge(2_345, 0))
 
     assert "budget  $0.0312 of $2, 12,345 of 200,000 tokens (6%)" in picture

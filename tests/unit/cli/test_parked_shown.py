@@ -1,5 +1,3 @@
-"""A parked step is shown as what it is: waiting for consent, and in nobody's slot."""
-
 import io
 from collections import Counter
 

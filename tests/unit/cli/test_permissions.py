@@ -1,5 +1,3 @@
-"""``soong permissions explain``: what decides, in order and with its source; what would become of a call."""
-
 import json
 from pathlib import Path
 from typing import Any

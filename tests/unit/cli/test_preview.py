@@ -1,5 +1,3 @@
-"""A preview on a terminal: whole, inert, and no more than one answer a step."""
-
 import io
 import sys
 

@@ -1,5 +1,3 @@
-"""The question at the terminal: shows who asks for what, obeys nothing that it shows, takes only clear answers."""
-
 import asyncio
 import io
 import os
@@ -103,12 +101,12 @@ def test_the_question_shows_who_asks_and_for_what(shown: str) -> None:
     assert shown in drawn(make_question())
 
 
-def test_a_session_grant_is_offered_only_with_a_scope() -> None:
+def test_a_session_grant_is_offered_and_answered_only_with_a_scope_and_a_dangerous_call_says_so() -> None:
     assert "[2] allow for this session: /project" in drawn(make_question())
     assert "[2]" not in drawn(make_question(scope=""))
 
+    assert read_answer("2", make_question(scope="")) is None
 
-def test_a_dangerous_call_says_so() -> None:
     assert "DANGEROUS" in drawn(make_question(is_dangerous=True, risk="critical"))
 
 
@@ -164,10 +162,6 @@ def test_an_answer_is_read_with_its_reason(line: str, choice: Choice, reason: st
 @pytest.mark.parametrize("line", ["", " ", "4", "y", "n", "f", "yess", "allow_for"])
 def test_what_is_no_clear_answer_is_none(line: str) -> None:
     assert read_answer(line, make_question()) is None
-
-
-def test_a_session_grant_that_is_not_offered_cannot_be_answered() -> None:
-    assert read_answer("2", make_question(scope="")) is None
 
 
 @pytest.mark.spec("PER-13.k")

@@ -20,10 +20,16 @@ async def checked(monkeypatch: pytest.MonkeyPatch, endpoint: str, **variables: s
     return await check_telemetry(load_settings())
 
 
-async def test_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_telemetry_that_is_off_is_said_and_a_variable_that_cannot_be_followed_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     finding = await checked(monkeypatch, "")
 
     assert (finding.level, finding.says.partition(":")[0]) == (Level.OK, "off")
+
+    finding = await checked(monkeypatch, "http://127.0.0.1:4318", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+
+    assert (finding.level, "expected http/protobuf" in finding.says) == (Level.WARN, True)
 
 
 async def test_a_collector_that_answers_is_named_without_the_password_of_its_url(
@@ -49,12 +55,6 @@ async def test_a_collector_that_does_not_answer_warns(monkeypatch: pytest.Monkey
 
     assert finding.level is Level.WARN
     assert finding.says.startswith(f"the collector at 127.0.0.1:{port} does not answer: ")
-
-
-async def test_a_variable_that_cannot_be_followed_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = await checked(monkeypatch, "http://127.0.0.1:4318", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
-
-    assert (finding.level, "expected http/protobuf" in finding.says) == (Level.WARN, True)
 
 
 async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

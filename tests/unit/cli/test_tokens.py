@@ -1,5 +1,3 @@
-"""``soong tokens``: what it makes, what it refuses."""
-
 import os
 import socket
 import time

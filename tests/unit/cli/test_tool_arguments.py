@@ -84,13 +84,11 @@ def test_a_word_that_cannot_be_read_says_what_it_may_be(words: list[str], told: 
     assert len(str(refused.value)) < 300
 
 
-def test_an_open_schema_takes_any_name() -> None:
+def test_an_open_schema_takes_any_name_and_json_joins_words() -> None:
     schema: JsonObject = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": True}
 
     assert read_arguments("a.tool", schema, ["a=1", "b=1"], None) == {"a": "1", "b": 1}
 
-
-def test_json_and_words_are_shown_together() -> None:
     assert read_arguments("a.tool", SCHEMA, ["limit=2"], '{"path": "x"}') == {"path": "x", "limit": 2}
     with pytest.raises(UsageError, match="'path' is given twice"):
         read_arguments("a.tool", SCHEMA, ["path=y"], '{"path": "x"}')

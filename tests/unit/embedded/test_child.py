@@ -55,15 +55,13 @@ async def test_a_worker_whose_settings_are_wrong_is_hopeless_at_once_and_says_wh
     assert child.health().problem == "SOONG_SLOTS='x' is wrong"
 
 
-async def test_a_worker_that_cannot_start_for_another_reason_is_tried_a_few_times(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_start_is_tried_a_few_times_and_one_that_was_ready_always(tmp_path: Path) -> None:
     child = worker("failed the database is away", "1")
 
     seen = [(await ended(child, tmp_path)).is_hopeless for _ in range(3)]
 
     assert seen == [False, False, True]
 
-
-async def test_a_worker_that_was_ready_is_never_one_that_does_not_start(tmp_path: Path) -> None:
     child = worker("ready", str(EXIT_USAGE))
 
     seen = [(await ended(child, tmp_path)).is_hopeless for _ in range(4)]

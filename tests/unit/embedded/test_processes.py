@@ -53,13 +53,11 @@ def test_a_program_on_a_leash_dies_with_its_starter(how: signal.Signals) -> None
     assert not child.is_running()
 
 
-def test_without_the_kernels_help_a_watcher_ends_the_program() -> None:
+def test_a_leashed_program_ends_with_its_own_code_or_by_a_watcher() -> None:
     not_our_parent = os.getppid() + 1_000_000
 
     assert die_with_parent.watch(not_our_parent, _SLEEPER) == -signal.SIGKILL
 
-
-def test_a_leashed_program_ends_with_its_own_code() -> None:
     done = subprocess.run(die_with_parent.command([sys.executable, "-c", "raise SystemExit(7)"]), check=False)
 
     assert done.returncode == 7
@@ -175,13 +173,13 @@ def test_the_runtime_folder_is_made_for_us_alone(tmp_path: Path, monkeypatch: py
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_runtime_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_runtime_folder_that_is_a_link_or_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
 
     assert "is a link" in runtime_folder_problem(tmp_path / "link")
 
-
-def test_a_runtime_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 4242)
 

@@ -71,12 +71,17 @@ def test_a_pid_used_again_is_another_process_whatever_the_clock_says() -> None:
     assert not make_record(birth=f"{'0' * len(boot)}/{ticks}").is_process_alive
 
 
-def test_of_a_record_without_a_birth_the_start_counts() -> None:
+def test_of_a_record_without_a_birth_the_start_counts_and_an_ended_process_is_not_alive() -> None:
     start = start_of(os.getpid())
     assert start is not None
 
     assert make_record(birth="").is_process_alive
     assert not make_record(birth="", started_at=start - 3600).is_process_alive
+
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+
+    assert not make_record(pid=child.pid).is_process_alive
 
 
 def test_a_record_of_an_older_version_is_understood(tmp_path: Path) -> None:
@@ -92,13 +97,6 @@ def test_a_record_of_an_older_version_is_understood(tmp_path: Path) -> None:
     assert found == make_record(birth="")
     assert found is not None
     assert found.is_process_alive
-
-
-def test_a_process_that_has_ended_is_not_alive() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-
-    assert not make_record(pid=child.pid).is_process_alive
 
 
 @pytest.mark.parametrize(

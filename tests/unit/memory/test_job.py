@@ -1,5 +1,3 @@
-"""The Memory Extraction Job: when there is one, what it reads, and where what it proposes goes (MEM-02)."""
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

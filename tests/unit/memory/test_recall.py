@@ -1,5 +1,3 @@
-"""internal.recall_memory: who has it, what it adds to the context, and what it does to a run (MEM-01)."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

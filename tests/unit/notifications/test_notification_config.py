@@ -1,5 +1,3 @@
-"""``[notifications]``: what is wrong with it is said with its place; secrets are references."""
-
 from datetime import time
 
 import pytest

@@ -1,5 +1,3 @@
-"""An owner's background work ends with the owner."""
-
 import asyncio
 import gc
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""An expansion that ends its owner, or fails there for an unknown reason, is not begun for ever."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -72,16 +72,13 @@ async def test_openai_function_tools_have_its_form_and_lead_back_to_the_call(ses
     assert (session.run_dirs.project / "x").read_text() == "made"
 
 
-@pytest.mark.spec("REG-11.b")
-async def test_anthropic_tools_have_its_form(session: DirectSession) -> None:
+@pytest.mark.spec("REG-11.b", "REG-11.c")
+async def test_anthropic_and_mcp_tools_have_their_forms(session: DirectSession) -> None:
     tools = export_tools(session).anthropic()
 
     assert {frozenset(one) for one in tools} == {frozenset({"name", "description", "input_schema"})}
     assert "code__read_file" in [one["name"] for one in tools]
 
-
-@pytest.mark.spec("REG-11.c")
-async def test_mcp_tools_have_its_form_under_their_canonical_names(session: DirectSession) -> None:
     tools = [McpTool.model_validate(one) for one in export_tools(session).mcp()]
 
     hints = {one.name: one.annotations.read_only_hint for one in tools if one.annotations is not None}

@@ -1,5 +1,3 @@
-"""Which failures are tried again by themselves, how often and when (DAG-05)."""
-
 import pytest
 from msgspec.structs import replace
 

@@ -13,12 +13,10 @@ def test_it_listens_beyond_this_machine_only_with_a_name(host: str) -> None:
         listen(host, 0, ())
 
 
-def test_a_port_that_is_taken_is_said_so() -> None:
+def test_a_free_port_is_taken_and_reported_and_one_that_is_taken_is_refused() -> None:
     with listen("127.0.0.1", 0, ()) as first, pytest.raises(PortHeldError, match="another program listens there"):
         listen("127.0.0.1", first.getsockname()[1], ())
 
-
-def test_a_free_port_is_taken_and_reported() -> None:
     with listen("127.0.0.1", 0, ()) as listener:
         assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 

@@ -45,11 +45,9 @@ def test_steps_that_use_tools_need_the_marked_project_at_its_path(tmp_path: Path
     }
 
 
-def test_a_folder_without_a_mark_is_needed_by_nothing(tmp_path: Path) -> None:
+def test_nothing_is_needed_without_a_mark_or_where_all_workers_are_here(tmp_path: Path) -> None:
     assert not any(projects_among(step.needs) for step in submitted(tmp_path, needs_project=True).values())
 
-
-def test_where_all_workers_are_here_nothing_is_asked_for(tmp_path: Path) -> None:
     mark_project(tmp_path)
 
     assert not any(projects_among(step.needs) for step in submitted(tmp_path, needs_project=False).values())

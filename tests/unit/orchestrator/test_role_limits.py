@@ -1,5 +1,3 @@
-"""What a child never has, whatever its definition, its dispatcher or the configuration asks for (ETS-06)."""
-
 from typing import Final
 
 import pytest

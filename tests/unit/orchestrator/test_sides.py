@@ -1,5 +1,3 @@
-"""What a principal may have another's session do: steer what its plan says, and never say what its runs do."""
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,5 +1,3 @@
-"""The request that is made of a call, and the check of a decision on it."""
-
 from typing import Any
 
 import pytest
@@ -82,15 +80,18 @@ def test_a_request_advises_against_what_is_dangerous_or_critical() -> None:
     assert ask(make_call(risk=Risk.CRITICAL)).suggested is Choice.DENY
 
 
-@pytest.mark.spec("PER-20", "PER-08")
-def test_no_session_grant_is_offered_in_strict_mode_or_for_critical_risk() -> None:
+@pytest.mark.spec("PER-20", "PER-08", "PER-09", "PER-08.b")
+def test_a_session_grant_is_offered_but_in_strict_mode_for_critical_risk_and_a_network_confirmed_each_time() -> None:
     assert ask(make_call()).scope == "/work/out"
     assert ask(make_call(), Policy(mode=Mode.STRICT)).scope == ""
     assert ask(make_call(risk=Risk.CRITICAL)).scope == ""
 
+    target = Target(kind="host", scope="example.org", shown="https://example.org/x", host="example.org")
+    call = make_call("web.fetch", tags=frozenset({"network"}), target=target)
 
-@pytest.mark.spec("PER-08.b")
-def test_a_dangerous_call_with_a_scope_may_be_granted_for_the_session() -> None:
+    assert ask(call, Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK))).scope == ""
+    assert ask(call).scope == "example.org"
+
     target = Target(kind="command", scope="/usr/bin/ls @ /work", shown="ls /work")
 
     assert ask(make_call(tags=frozenset({"dangerous"}), target=target)).offers_session
@@ -192,12 +193,3 @@ def test_a_request_carries_its_host_and_that_it_goes_out() -> None:
     assert (request.host, request.scope, request.is_outward) == ("example.org", "example.org", True)
     assert facts_of(request).is_outward
     assert not ask(make_call()).is_outward
-
-
-@pytest.mark.spec("PER-09", "PER-20")
-def test_no_grant_is_offered_where_the_network_is_confirmed_each_time() -> None:
-    target = Target(kind="host", scope="example.org", shown="https://example.org/x", host="example.org")
-    call = make_call("web.fetch", tags=frozenset({"network"}), target=target)
-
-    assert ask(call, Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK))).scope == ""
-    assert ask(call).scope == "example.org"

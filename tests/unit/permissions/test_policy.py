@@ -1,5 +1,3 @@
-"""Deny beats ask beats allow; what only reads is allowed, all else asks; nothing lifts what is dangerous."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

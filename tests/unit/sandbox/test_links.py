@@ -29,15 +29,13 @@ def test_a_second_name_counts_unless_a_package_manager_explains_it(
     assert stands_linked(name) is expected
 
 
-def test_one_name_no_file_and_what_is_no_file_are_not_linked(tmp_path: Path) -> None:
+def test_one_name_what_is_no_file_and_what_only_the_systems_owner_fills_are_not_linked(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
 
     assert not stands_linked(tmp_path / "x")
     assert not stands_linked(tmp_path / "gone")
     assert not stands_linked(tmp_path)
 
-
-def test_what_only_the_systems_owner_fills_is_read_freely(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     os.link(tmp_path / "a", tmp_path / "b")
 

@@ -18,11 +18,15 @@ def test_a_folder_is_marked_once_and_keeps_its_id(tmp_path: Path) -> None:
     assert made.startswith("prj_")
 
 
-def test_each_folder_has_an_id_of_its_own(tmp_path: Path) -> None:
+def test_each_folder_has_an_id_of_its_own_in_a_mark_that_others_can_read(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
 
     assert mark_project(tmp_path / "a") != mark_project(tmp_path / "b")
+
+    mark_project(tmp_path)
+
+    assert ((tmp_path / ".soong").stat().st_mode & 0o777, (tmp_path / MARK).stat().st_mode & 0o777) == (0o755, 0o644)
 
 
 @pytest.mark.parametrize("text", ["", "prj_", "prj_XYZ", "prj_0123456789abcdef\nmore", "x" * 5000, "../../etc"])
@@ -55,9 +59,3 @@ def test_a_link_in_the_project_leads_the_mark_nowhere_else(tmp_path: Path) -> No
     with pytest.raises(InvalidConfigError, match="is a link, expected a folder"):
         mark_project(tmp_path / "project")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_workers_of_another_user_can_read_a_mark(tmp_path: Path) -> None:
-    mark_project(tmp_path)
-
-    assert ((tmp_path / ".soong").stat().st_mode & 0o777, (tmp_path / MARK).stat().st_mode & 0o777) == (0o755, 0o644)

@@ -1,5 +1,3 @@
-"""A subreaper ends a program that hangs, and no program that only got no time to give a sign of life."""
-
 import os
 import signal
 import subprocess

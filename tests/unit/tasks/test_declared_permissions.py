@@ -1,5 +1,3 @@
-"""What a step says it will ask for: read with every problem, stored, looked up, and a wish all the while (PER-17)."""
-
 import pytest
 from msgspec import convert
 

@@ -107,13 +107,11 @@ def test_children_are_named_by_key_and_learn_what_their_item_is() -> None:
     assert bound.inputs == {"one": {"name": "y z"}, "all": 2}
 
 
-def test_what_an_item_brings_is_not_expanded_again_in_its_child() -> None:
+def test_what_an_item_brings_is_not_expanded_again_and_breaks_no_id() -> None:
     (child,) = expand([{"name": "${inputs.greeting}"}])
 
     assert bind_step(child.spec, {"greeting": "leak"}, {}).inputs["one"] == {"name": "${inputs.greeting}"}
 
-
-def test_brackets_and_control_characters_in_a_key_cannot_break_ids() -> None:
     (child,) = expand([{"name": "a]/b[\n"}])
 
     assert child.step_id == "m[a_/b__]"

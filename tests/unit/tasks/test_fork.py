@@ -1,5 +1,3 @@
-"""A fork is a plan: what runs again in it, what has its recorded result, and that it says exactly that (DAG-11)."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -100,8 +98,13 @@ def test_the_step_and_all_below_it_run_again() -> None:
     assert steps["sum"] == cast(Any, PLAN["steps"])[2]
 
 
-def test_a_map_step_runs_again_as_a_whole() -> None:
+def test_a_map_step_runs_again_as_a_whole_and_what_is_kept_waits_for_nothing() -> None:
     assert again(forked(rows(), "each")) == ["each", "sum", "send"]
+
+    steps = forked(rows(find=StepStatus.FAILED), "send")
+
+    assert "depends_on" not in steps["each"]
+    assert steps["sum"]["depends_on"] == ["each"]
 
 
 def test_what_did_not_complete_runs_again() -> None:
@@ -114,13 +117,6 @@ def test_what_did_not_complete_runs_again() -> None:
         for step in rows(item=StepStatus.FAILED)
     ]
     assert "each" in again(forked(broken, "send"))
-
-
-def test_a_step_that_is_kept_waits_for_nothing_that_runs_again() -> None:
-    steps = forked(rows(find=StepStatus.FAILED), "send")
-
-    assert "depends_on" not in steps["each"]
-    assert steps["sum"]["depends_on"] == ["each"]
 
 
 def test_the_inputs_are_those_that_the_task_was_given() -> None:

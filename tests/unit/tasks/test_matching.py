@@ -65,22 +65,18 @@ def test_what_is_missing_is_named(pool: str, needs: tuple[str, ...], workers: li
     assert lacking(pool, needs, workers) == words
 
 
-def test_what_a_plan_asks_for_is_distinguished_from_what_a_step_is_made_of() -> None:
+def test_what_a_plan_asks_for_is_distinguished_from_what_a_step_is_made_of_and_what_all_have() -> None:
     needs = ("gpu", "host:big", "protocol:1", *tools_needed(["code.search"]), *functions_needed(["team.f"]))
 
     assert declared(needs) == ("gpu", "host:big")
     assert labels((*needs, "version:1")) == ("gpu",)
 
-
-def test_functions_that_every_worker_has_are_not_needed() -> None:
     assert functions_needed(["builtin.echo", "", "team.f"]) == ("function:team.f",)
+
+    assert in_words("project:prj_1@/srv/shop") == "the project at /srv/shop"
 
 
 def test_a_catalogue_is_distinguished_from_another_by_its_schemas_alone() -> None:
     one, other = catalogue_of({"a": {}, "b": {"type": "object"}}), catalogue_of({"a": {}, "b": {"type": "array"}})
 
     assert one == catalogue_of({"b": {"type": "object"}, "a": {}}) != other
-
-
-def test_a_project_is_named_by_its_folder() -> None:
-    assert in_words("project:prj_1@/srv/shop") == "the project at /srv/shop"

@@ -1,5 +1,3 @@
-"""Settings of model requests: of a step and of a command, and what is refused."""
-
 from collections.abc import Mapping
 
 import pytest

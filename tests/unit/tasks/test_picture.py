@@ -49,10 +49,15 @@ def test_every_step_is_drawn_below_what_it_waits_for_and_next_to_no_other() -> N
 
 
 @pytest.mark.spec("DAG-08.c")
-def test_every_dependency_is_an_edge() -> None:
+def test_every_dependency_is_an_edge_with_status_and_title_reported() -> None:
     picture = svg(plan(StepSpec("a"), StepSpec("b", depends_on=("a",)), StepSpec("c", depends_on=("a", "b"))))
 
     assert len(list(ET.fromstring(picture).iter(f"{SPACE}path"))) == 3
+
+    picture = svg(plan(StepSpec("a", title="Look")), {"a": StepStatus.FAILED})
+
+    assert "Look (failed)" in picture
+    assert re.search(r'fill="#f9d6d5"', picture)
 
 
 def strokes(picture: str) -> list[list[tuple[float, float]]]:
@@ -106,13 +111,6 @@ def test_a_steps_first_line_is_its_largest_and_no_line_covers_another() -> None:
     assert len(lines) > 1
     assert [line.get("font-size") for line in lines] == [None, *["10"] * (len(lines) - 1)]
     assert all(low - high == 15 for high, low in pairwise(heights))
-
-
-def test_status_and_title_are_reported() -> None:
-    picture = svg(plan(StepSpec("a", title="Look")), {"a": StepStatus.FAILED})
-
-    assert "Look (failed)" in picture
-    assert re.search(r'fill="#f9d6d5"', picture)
 
 
 @given(st.text(max_size=60), st.sampled_from(StepKind), st.text(max_size=20))

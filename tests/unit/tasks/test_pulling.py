@@ -77,14 +77,12 @@ def test_what_cannot_be_dispatched_is_refused_by_name(document: JsonObject, said
         read_dispatch(document, task, KNOWN)
 
 
-def test_pull_workers_on_the_script_model_need_a_script() -> None:
+@pytest.mark.spec("DIS-10")
+def test_pull_workers_need_a_script_on_the_script_model_and_count_as_children() -> None:
     with pytest.raises(InvalidPlanError, match="no script"):
         pull_workers({}, planner=Planner(KNOWN, default_model="script"))
     assert pull_workers({"script": "builtin.echo"}, planner=Planner(KNOWN, default_model="script"))
 
-
-@pytest.mark.spec("DIS-10")
-def test_pull_workers_count_as_children_of_the_task() -> None:
     with pytest.raises(LimitExceededError):
         pull_workers({"count": 3}, planner=Planner(KNOWN, default_model="m", max_children=4))
 

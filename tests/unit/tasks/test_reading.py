@@ -1,5 +1,3 @@
-"""A bad plan is refused with one message that names every place and its hint."""
-
 import re
 from pathlib import Path
 

@@ -99,23 +99,19 @@ def test_every_status_is_reached_from_the_first(machine: Machine) -> None:
 
 
 @each_machine
-def test_every_status_that_is_no_end_leads_to_an_end(machine: Machine) -> None:
+def test_whatever_has_not_ended_leads_to_an_end_and_can_be_cancelled_and_only_a_retry_leads_out_of_one(
+    machine: Machine,
+) -> None:
     leading = set(machine.ends)
     for _ in machine.statuses:
         leading |= {status for (status, _), target in machine.table.items() if target in leading}
 
     assert leading == set(machine.statuses)
 
-
-@each_machine
-def test_whatever_has_not_ended_can_be_cancelled(machine: Machine) -> None:
     cancellable = {status for status, event in machine.table if event == "cancel"}
 
     assert cancellable == set(machine.statuses) - machine.ends
 
-
-@each_machine
-def test_only_a_retry_leads_out_of_an_end(machine: Machine) -> None:
     assert {event for status, event in machine.table if status in machine.ends} <= {"retry"}
 
 

@@ -1,5 +1,3 @@
-"""The total of children of one run: a plan, a map or growth beyond it is refused with ``limit_exceeded``."""
-
 from collections.abc import AsyncIterator
 
 import pytest

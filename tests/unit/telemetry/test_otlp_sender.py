@@ -64,14 +64,12 @@ def test_a_collector_gets_spans_as_the_variables_say(monkeypatch: pytest.MonkeyP
     assert receiver.services == {"ours"}
 
 
-def test_headers_are_sent_and_the_kind_of_message_is_said() -> None:
+def test_headers_are_sent_with_the_kind_of_message_and_a_redirect_takes_them_nowhere() -> None:
     with server(200, {}) as (url, got):
         assert posted(OtlpTarget(url, {"x-key": "k", "content-type": "text/html"})) == ""
 
     assert (got[0]["x-key"], got[0]["content-type"]) == ("k", "application/x-protobuf")
 
-
-def test_a_redirect_takes_the_key_nowhere() -> None:
     with server(200, {}) as (elsewhere, got), server(307, {"Location": elsewhere}) as (url, _):
         assert posted(OtlpTarget(url, {"x-key": "k"})) == "it answered 307"
 

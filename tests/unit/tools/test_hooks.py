@@ -42,9 +42,11 @@ def bench_with(*hooks: NamedHook[PreHook], post: tuple[NamedHook[PostHook], ...]
     return make_bench([make_tool()], hooks=Hooks(hooks, post))
 
 
-@pytest.mark.spec("EXE-02.a", "EXE-02.d")
-async def test_after_a_hooks_denial_nobody_is_asked() -> None:
+@pytest.mark.spec("EXE-02.a", "EXE-02.d", "EXE-13")
+async def test_after_a_hooks_denial_nobody_is_asked_and_without_a_reason_the_hook_is_named() -> None:
     assert await denied(bench_with(pre(PreOutcome("deny", "not on Fridays")))) == "not on Fridays"
+
+    assert await denied(bench_with(pre(PreOutcome("deny")))) == "the hook 'checker' refused the call"
 
 
 @pytest.mark.spec("EXE-13.f")
@@ -361,11 +363,6 @@ async def test_deny_beats_ask_and_the_reason_is_of_the_one_that_denied() -> None
 
     assert await denied(bench) == "no"
     assert [note["outcome"] for _, note in bench.log.notes] == ["ask", "deny"]
-
-
-@pytest.mark.spec("EXE-13")
-async def test_a_denial_without_a_reason_names_the_hook() -> None:
-    assert await denied(bench_with(pre(PreOutcome("deny")))) == "the hook 'checker' refused the call"
 
 
 @pytest.mark.spec("EXE-13.c")

@@ -1,5 +1,3 @@
-"""What is recorded of a call: its inputs, facts and decision apart, its events, what it adds to the context."""
-
 import asyncio
 from collections.abc import Mapping
 from datetime import timedelta

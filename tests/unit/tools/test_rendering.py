@@ -59,14 +59,12 @@ def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None
 
 
 @pytest.mark.spec("RES-06.a", "EXE-08")
-def test_a_model_gets_an_error_with_what_to_do_and_what_there_was_until_then() -> None:
+def test_a_model_gets_an_error_with_what_to_do_and_a_refusal_is_no_failure() -> None:
     told = for_model(FAILED)
 
     assert told.content == "text_not_found: no such text\nhint: look again\nuntil then:\nhalf of it"
     assert told.outcome == "failed"
 
-
-def test_a_refusal_is_distinguished_from_a_failure() -> None:
     denied = ToolResult("c", error=ToolFailure(ErrorType.PERMISSION_DENIED, "no"))
 
     assert for_model(denied).outcome == "denied"
@@ -113,11 +111,9 @@ def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> Non
     assert shown.encode()
 
 
-def test_the_spaces_of_scripts_stay_for_a_person() -> None:
+def test_text_for_a_person_keeps_the_spaces_of_scripts_and_says_by_how_much_it_is_cut() -> None:
     assert for_person(ToolResult("c", (TextBlock("\u3000段落\xa0!"),))) == "\u3000段落\xa0!"
 
-
-def test_long_text_for_a_person_is_cut_and_says_by_how_much() -> None:
     result = ToolResult("c", (TextBlock("x" * 10_000),), summary="y" * 1_000)
 
     assert for_person(result, max_chars=100).endswith("… 9900 more characters")

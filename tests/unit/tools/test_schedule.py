@@ -121,9 +121,15 @@ async def test_nothing_crosses_the_border_of_a_group() -> None:
     assert executor.order == ["+r0", "-r0", "+w1", "-w1", "+r2", "-r2"]
 
 
-@pytest.mark.spec("EXE-04.a")
-async def test_a_failed_read_stops_nothing() -> None:
+@pytest.mark.spec("EXE-04.a", "EXE-04.c", "EXE-04")
+async def test_a_failed_read_or_agent_stops_nothing_and_an_unknown_tool_counts_as_a_write() -> None:
     assert words(await run_turn(calls("rsw"), Executor(frozenset({"r0", "s1"})))) == ["execution_failed"] * 2 + ["ok"]
+
+    assert words(await run_turn(calls("?r"), Executor(frozenset({"?0"})))) == ["execution_failed", "not_run"]
+
+    results = await run_turn(calls("aaar"), Executor(frozenset({"a1"})))
+
+    assert words(results) == ["ok", "execution_failed", "ok", "ok"]
 
 
 @pytest.mark.spec("EXE-04.b", "RES-04.c")
@@ -134,18 +140,6 @@ async def test_a_failed_write_stops_the_later_calls() -> None:
 
     assert words(results) == ["ok", "execution_failed", "not_run", "not_run"]
     assert executor.order[-2:] == ["not_run r2", "not_run a3"]
-
-
-@pytest.mark.spec("EXE-04.c")
-async def test_an_unknown_tool_counts_as_a_write() -> None:
-    assert words(await run_turn(calls("?r"), Executor(frozenset({"?0"})))) == ["execution_failed", "not_run"]
-
-
-@pytest.mark.spec("EXE-04")
-async def test_one_failed_agent_cancels_no_sibling_and_stops_only_itself() -> None:
-    results = await run_turn(calls("aaar"), Executor(frozenset({"a1"})))
-
-    assert words(results) == ["ok", "execution_failed", "ok", "ok"]
 
 
 @pytest.mark.spec("EXE-11")

@@ -1,5 +1,3 @@
-"""Waiting for people counts to no time limit."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""Toolsets are switched by the configuration, as one or tool by tool (REG-12)."""
-
 import pytest
 
 from soong.orchestrator.client.tool_registry import registry_of

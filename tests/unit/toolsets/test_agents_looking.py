@@ -1,5 +1,3 @@
-"""Agents look at what they may start, at who lives, and at what they have started (DIS-01, DIS-04)."""
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -171,12 +169,12 @@ def test_a_child_that_did_not_complete_is_an_error(
     assert (failure.type, failure.hint, words in failure.message) == (type_, START_ANOTHER, True)
 
 
-def test_a_child_that_completed_is_its_facts(rows: tuple[Task, Step]) -> None:
+@pytest.mark.spec("EXE-04.f")
+def test_a_child_that_completed_is_its_facts_and_one_that_no_worker_takes_an_error_that_says_why(
+    rows: tuple[Task, Step],
+) -> None:
     assert child_outcome(ended(rows[1], StepStatus.COMPLETED), FACTS, lack="", hint="") == FACTS
 
-
-@pytest.mark.spec("EXE-04.f")
-def test_a_child_that_no_worker_takes_is_an_error_that_says_why(rows: tuple[Task, Step]) -> None:
     failure = failure_in(child_outcome(rows[1], FACTS, lack="the label 'gpu'", hint=START_ANOTHER))
 
     assert (failure.type, "'a': the label 'gpu'" in failure.message) == (ErrorType.WORKER_INCOMPATIBLE, True)

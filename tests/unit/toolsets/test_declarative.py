@@ -1,5 +1,3 @@
-"""Definition files: which are taken, and what is said of the others."""
-
 import json
 import os
 from collections.abc import Callable
@@ -285,14 +283,12 @@ def test_a_file_that_is_no_sound_definition_is_refused_by_name(
     assert expected in said
 
 
-def test_more_files_than_are_read_are_an_error(home: Path) -> None:
+def test_too_many_files_and_a_folder_that_others_can_write_are_refused_whole(home: Path) -> None:
     for number in range(501):
         write(home, f"{number:03}", name=f"team.n{number}")
 
     assert complaint(home) == f"{home}/tools: holds 501 files; keep at most 500"
 
-
-def test_a_folder_that_others_can_write_is_refused_whole(home: Path) -> None:
     write(home)
     (home / "tools").chmod(0o777)
 

@@ -1,5 +1,3 @@
-"""code.edit_file held to ``git diff`` and ``git apply``: on random files, on damaged diffs."""
-
 import asyncio
 import random
 import re

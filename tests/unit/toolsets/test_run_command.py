@@ -33,12 +33,17 @@ def commands(tmp_path: Path) -> Commands:
 
 
 @pytest.mark.spec("CMD-01.a", "CMD-01.e", "CMD-06")
-def test_the_tool_writes_is_dangerous_and_has_two_minutes() -> None:
+def test_the_tool_writes_is_dangerous_has_two_minutes_and_may_reach_out() -> None:
     tool = next(tool for tool in CodeTools().tools() if tool.name == "code.run_command")
 
     assert (tool.permission, tool.timeout) == (Permission.WRITE, timedelta(milliseconds=120_000))
     assert {"code", "write", "dangerous"} <= tool.tags
     assert timedelta(milliseconds=120_000) == DEFAULT_TIMEOUT
+
+    tool = next(tool for tool in CodeTools().tools() if tool.name == "code.run_command")
+
+    assert tool.traits_of({"argv": ["curl", "https://example.org"]}) == Traits(is_open_world=True)
+    assert tool.traits_of({"argv": ["ls"]}) == Traits()
 
 
 @pytest.mark.spec("CMD-01.h")
@@ -379,13 +384,6 @@ print({secret!r} * 3000)
     for piece in ("canary-k3", "k3yk3y", "AKIAIOS", "MIIEpA", "first-half", "second-half"):
         assert piece not in everything
     assert "[redacted]" in text_of(result)
-
-
-def test_a_program_made_for_the_network_counts_as_reaching_out() -> None:
-    tool = next(tool for tool in CodeTools().tools() if tool.name == "code.run_command")
-
-    assert tool.traits_of({"argv": ["curl", "https://example.org"]}) == Traits(is_open_world=True)
-    assert tool.traits_of({"argv": ["ls"]}) == Traits()
 
 
 async def test_a_process_stopped_by_the_command_is_ended_too(commands: Commands) -> None:

@@ -56,8 +56,16 @@ def test_what_runs_no_string_is_not_taken_for_it(line: str) -> None:
     assert shell_string([program], arguments) == ""
 
 
-def test_a_shell_is_known_by_what_its_name_leads_to() -> None:
+def test_a_shell_is_known_by_what_its_name_leads_to_a_network_client_by_its_name_and_nothing_missing_is_harmless() -> (
+    None
+):
     assert shell_string(["./tool", "/usr/bin/dash"], ["-c", "x"]) == "dash"
+
+    assert not is_harmless(Path("/bin/cat/ls"))
+    assert not is_harmless(Path("/usr/local/bin/ls"))
+
+    assert is_network_client("/usr/bin/curl")
+    assert not is_network_client("ls")
 
 
 @pytest.mark.parametrize("word", ["sh", "env", "su", "watch", "-S", "-x"])
@@ -108,13 +116,3 @@ def test_a_program_is_harmless_by_the_file_that_it_is_and_not_by_its_name(tmp_pa
     assert not is_harmless(copy)
     assert not is_harmless(link)
     assert not is_harmless(Path("/usr/bin", f"{name}.x"))
-
-
-def test_what_is_not_there_is_not_harmless() -> None:
-    assert not is_harmless(Path("/bin/cat/ls"))
-    assert not is_harmless(Path("/usr/local/bin/ls"))
-
-
-def test_programs_made_for_the_network_are_known() -> None:
-    assert is_network_client("/usr/bin/curl")
-    assert not is_network_client("ls")

@@ -1,5 +1,3 @@
-"""Skills: found at two levels, read strictly, loaded into the context."""
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,9 +127,14 @@ def test_skills_of_a_project_are_words_of_strangers(shelves: Shelves, is_read: b
     assert [reads_untrusted(tool) for tool in shelves.tools()] == [is_read, is_read]
 
 
-async def test_there_may_be_no_skills_at_all(shelves: Shelves) -> None:
+async def test_there_may_be_no_skills_and_a_folder_without_a_skill_file_is_none(shelves: Shelves) -> None:
     assert await shelves.listed() == []
     assert text_of(await shelves.call("list_skills")) == "there are no skills"
+
+    (shelves.home / "skills" / "notes").mkdir(parents=True)
+    (shelves.home / "skills" / "file.md").write_text("x")
+
+    assert await shelves.listed() == []
 
 
 @pytest.mark.spec("SKL-01")
@@ -145,13 +148,6 @@ async def test_an_unknown_skill_is_refused_and_the_known_ones_are_named(shelves:
     assert result.error is not None
     assert result.error.type is ErrorType.FILE_NOT_FOUND
     assert result.error.hint == "known: 'review', 'release'"
-
-
-async def test_a_folder_without_a_skill_file_is_no_skill(shelves: Shelves) -> None:
-    (shelves.home / "skills" / "notes").mkdir(parents=True)
-    (shelves.home / "skills" / "file.md").write_text("x")
-
-    assert await shelves.listed() == []
 
 
 @pytest.mark.spec("SKL-01")

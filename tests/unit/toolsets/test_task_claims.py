@@ -1,5 +1,3 @@
-"""A child claims an additional step by its id, works on it and reports it; every refusal says what to do."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -118,10 +116,23 @@ async def test_it_sees_its_own_and_the_ready_steps_that_are_agents_work(child: C
     assert [step["id"] for step in seen["ready"]] == ["one", "two"]
 
 
-async def test_claiming_the_own_step_again_changes_nothing(child: Child) -> None:
+@pytest.mark.spec("ETS-07.b")
+async def test_claiming_the_own_step_again_changes_nothing_and_that_of_another_run_or_none_is_refused(
+    child: Child,
+) -> None:
     await child.do("claim_step", step_id="own")
 
     assert (await child.step("own")).fence == child.claim.fence
+
+    error = await child.refused("update_step", step_id="function", progress="mine")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
+
+    identity = structs.replace(child.claim.identity, step_key="", task_id="")
+
+    error = await replace(child, claim=structs.replace(child.claim, identity=identity)).refused("get")
+
+    assert error.type is ErrorType.STEP_NOT_CLAIMED
 
 
 @pytest.mark.spec("DAG-03.b")
@@ -130,14 +141,6 @@ async def test_progress_of_a_lease_that_is_lost_is_refused(child: Child) -> None
 
     with pytest.raises(LeaseLostError):
         await stale.call("update_step", progress="late")
-
-
-async def test_a_run_without_a_step_has_none_to_show(child: Child) -> None:
-    identity = structs.replace(child.claim.identity, step_key="", task_id="")
-
-    error = await replace(child, claim=structs.replace(child.claim, identity=identity)).refused("get")
-
-    assert error.type is ErrorType.STEP_NOT_CLAIMED
 
 
 @pytest.mark.spec("DAG-03.f")
@@ -268,13 +271,6 @@ async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> Non
     assert error.type is ErrorType.LEASE_LOST
     assert "it is ready" in error.message
     assert (await child.step("two")).output is None
-
-
-@pytest.mark.spec("ETS-07.b")
-async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
-    error = await child.refused("update_step", step_id="function", progress="mine")
-
-    assert error.type is ErrorType.STEP_NOT_CLAIMED
 
 
 @pytest.mark.spec("ETS-07.b")

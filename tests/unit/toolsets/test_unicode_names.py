@@ -1,5 +1,3 @@
-"""File names with accents: the two Unicode forms of a letter name one file, as the listing shows it."""
-
 import unicodedata
 
 import pytest

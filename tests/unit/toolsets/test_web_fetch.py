@@ -1,5 +1,3 @@
-"""web.fetch as an agent uses it: Markdown of pages, pages of long texts, robots.txt."""
-
 import pytest
 
 from soong.shared.tools.result import ErrorType

@@ -1,5 +1,3 @@
-"""What a run holds beside its own step ends with it, is given back with it, or is stopped alone (DAG-03)."""
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,5 +1,3 @@
-"""When a worker process begins anew, and that it does not when it is to end."""
-
 import os
 import random
 import signal
@@ -99,17 +97,13 @@ async def retired_at(**events: list[int]) -> Hours:
     return hours
 
 
-async def test_a_worker_that_holds_a_step_does_not_end_however_long_that_takes() -> None:
+async def test_a_worker_ends_after_its_last_step_however_long_that_takes_and_wakes_once_in_its_idle_time() -> None:
     hours = await retired_at(started=[59], ended=[100_000])
 
     assert hours.now_s == 100_000 + 60
 
-
-async def test_a_worker_that_holds_several_steps_waits_for_the_last_of_them() -> None:
     assert (await retired_at(started=[1, 2], ended=[10, 500])).now_s == 500 + 60
 
-
-async def test_it_wakes_once_in_its_idle_time_and_not_more_often() -> None:
     hours = await retired_at(started=[1], ended=[30])
 
     assert hours.slept == [60, 30]

@@ -128,6 +128,9 @@ output-not-an-object
 unknown-field
   - {id: a, instructons: x}
   p.yaml:3 steps[0].instructons | unknown field 'instructons' | did you mean 'instructions'?
+a-word-of-other-systems
+  - {id: a, instructions: x, function: builtin.echo}
+  p.yaml:3 steps[0].function | does not belong here | `kind: python` calls a step function, by `call:`
 nothing-to-do
   - {id: a}
   p.yaml:3 steps[0] | does not say what to do | instructions

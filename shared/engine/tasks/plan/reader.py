@@ -170,9 +170,20 @@ def _elsewhere(model: type[BaseModel], name: str) -> str:
     if name in WorkDocument.model_fields and not issubclass(model, WorkDocument):
         return "a map step is not run itself; write it into its `step`"
     kinds = [name_of for name_of, kind in KINDS.items() if name in field_names(kind.document)]
-    return f"only a step of `kind: {kinds[0]}` has it; set the kind, or remove it" if len(kinds) == 1 else ""
+    if len(kinds) == 1:
+        return f"only a step of `kind: {kinds[0]}` has it; set the kind, or remove it"
+    return _OTHER_WORDS.get(name, "")
 
 
+_CALL: Final = "a step with `kind: python` calls a step function, by `call:`"
+_OTHER_WORDS: Final = {
+    **dict.fromkeys(("function", "python", "func"), _CALL),
+    **dict.fromkeys(("run", "command", "cmd"), f"{_CALL}; an agent runs programs by the tool `code.run_command`"),
+    **dict.fromkeys(("with", "args", "params", "input"), "write `inputs:`"),
+    **dict.fromkeys(("prompt", "goal", "task"), "write `instructions:`"),
+    **{"after": "write `depends_on:`", "tools": "write `allowed_tools:`", "type": "write `kind:`"},
+}
+"""What other systems call a field of a step."""
 _STAND_INS: Final[JsonObject] = {
     "title": "-",
     "steps": [{"id": "-", "instructions": "-"}],

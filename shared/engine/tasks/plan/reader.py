@@ -181,7 +181,9 @@ _OTHER_WORDS: Final = {
     **dict.fromkeys(("run", "command", "cmd"), f"{_CALL}; an agent runs programs by the tool `code.run_command`"),
     **dict.fromkeys(("with", "args", "params", "input"), "write `inputs:`"),
     **dict.fromkeys(("prompt", "goal", "task"), "write `instructions:`"),
-    **{"after": "write `depends_on:`", "tools": "write `allowed_tools:`", "type": "write `kind:`"},
+    "after": "write `depends_on:`",
+    "tools": "write `allowed_tools:`",
+    "type": "write `kind:`",
 }
 """What other systems call a field of a step."""
 _STAND_INS: Final[JsonObject] = {

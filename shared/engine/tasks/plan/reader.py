@@ -185,7 +185,7 @@ _OTHER_WORDS: Final = {
     "tools": "write `allowed_tools:`",
     "type": "write `kind:`",
 }
-"""What other systems call a field of a step."""
+"""Names that other systems have for a field of a step."""
 _STAND_INS: Final[JsonObject] = {
     "title": "-",
     "steps": [{"id": "-", "instructions": "-"}],

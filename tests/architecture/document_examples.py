@@ -86,12 +86,7 @@ def perform(sitting: Sitting, home: Path, programs: Path = PROGRAMS) -> list[tup
     done = subprocess.run(
         ["/bin/bash", "--norc", "-c", script],
         cwd=project,
-        env={
-            "PATH": f"{programs}:{os.defpath}",
-            "HOME": str(home),
-            "TERM": "dumb",
-            "COLUMNS": "120",
-        },
+        env={"PATH": f"{programs}:{os.defpath}", "HOME": str(home), "TERM": "dumb", "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -138,8 +138,7 @@ async def test_a_claim_loop_and_a_run_that_want_the_same_step_get_it_once(
         own = await scene.start(work("own", priority=1), work("wanted"))
 
         answer, advance = await asyncio.gather(
-            further(scene, own, "wanted"),
-            take_turn(other_store, scene.worker, now_us=scene.now_us),
+            further(scene, own, "wanted"), take_turn(other_store, scene.worker, now_us=scene.now_us)
         )
 
         claims = [answer] if isinstance(answer, Claim) else []
@@ -353,9 +352,7 @@ async def test_a_cancel_is_reported_to_the_worker_that_holds_it(scene: ContractH
 
     statuses = await scene.statuses(own.identity.task_id)
     assert workers == {scene.worker}
-    assert list(told) == [
-        Interrupt(claim.identity.run_id, claim.step_key, claim.fence, "cancel", "not needed"),
-    ]
+    assert list(told) == [Interrupt(claim.identity.run_id, claim.step_key, claim.fence, "cancel", "not needed")]
     assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.CANCELLED, "after": StepStatus.SKIPPED}
 
 

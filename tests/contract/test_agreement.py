@@ -174,13 +174,7 @@ class StoresAgree(RuleBasedStateMachine):
     def advance(self, worker_id: str, ends: Sequence[StepEnd], claim: int, live: int) -> None:
         def act(store: Store) -> Coroutine[object, object, Advance]:
             return store.claims.advance(
-                worker_id,
-                ends,
-                claim=claim,
-                pools=("default",),
-                capabilities=(),
-                live_workers=live,
-                now_us=self.now_us,
+                worker_id, ends, claim=claim, pools=("default",), capabilities=(), live_workers=live, now_us=self.now_us
             )
 
         advance = self.both(act)

@@ -64,11 +64,7 @@ async def test_owner_takes_the_root_run_of_an_ask_up(scene: ContractHarness) -> 
     run = await scene.store.runs.run(open_ask.run_id)
     assert (open_ask.task_id, open_ask.status) == (task_id, TaskStatus.RUNNING)
     assert (claim.identity, claim.fence, claim.is_resumed) == (run.identity, 1, False)
-    assert (claim.spec.instructions, claim.surface, claim.identity.role) == (
-        "find the bug",
-        SURFACE,
-        Role.ORCHESTRATOR,
-    )
+    assert (claim.spec.instructions, claim.surface, claim.identity.role) == ("find the bug", SURFACE, Role.ORCHESTRATOR)
     assert (run.status, run.worker_id, run.token) == (RunStatus.RUNNING, scene.own.owner_id, claim.token)
     assert (await scene.store.tasks.task(task_id)).kind is TaskKind.ASK
 

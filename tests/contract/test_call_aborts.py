@@ -116,11 +116,7 @@ async def test_the_owner_finds_the_aborts_of_its_asks(scene: ContractHarness) ->
 async def test_calls_under_way_are_those_of_the_log_that_have_no_end(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     queued = NewEvent(EventType.TOOL_QUEUED, {"tools": {"c1": "test.c1", "c2": "test.c2"}})
-    log = [
-        (EventType.TOOL_STARTED, "c1"),
-        (EventType.TOOL_STARTED, "c3"),
-        (EventType.TOOL_COMPLETED, "c1"),
-    ]
+    log = [(EventType.TOOL_STARTED, "c1"), (EventType.TOOL_STARTED, "c3"), (EventType.TOOL_COMPLETED, "c1")]
     events = [queued] + [NewEvent(kind, {"tool_call_id": call, "tool": f"test.{call}"}) for kind, call in log]
     await scene.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=scene.now_us)
 

@@ -9,10 +9,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.permissions.signing import SigningKey
-from soong.shared.permissions.store import (
-    ClosedQuestion,
-    OpenQuestions,
-)
+from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness
@@ -182,12 +179,7 @@ async def test_no_decision_says_that_nobody_answered_once_somebody_has(scene: Co
 
     async def decided(*, if_unanswered: bool) -> None:
         await scene.store.consent.decide(
-            scene.own,
-            decision,
-            state=RequestState.DECIDED,
-            events=[],
-            now_us=scene.now_us,
-            if_unanswered=if_unanswered,
+            scene.own, decision, state=RequestState.DECIDED, events=[], now_us=scene.now_us, if_unanswered=if_unanswered
         )
 
     with pytest.raises(AlreadyDecidedError) as refusal:

@@ -26,13 +26,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.request import (
-    Choice,
-    PermissionCallback,
-    PermissionDecision,
-    PermissionRequest,
-    Question,
-)
+from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest, Question
 from soong.shared.permissions.signing import Signer
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store

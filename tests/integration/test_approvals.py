@@ -259,10 +259,7 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
         asking, question = await asked(bench)
         who = question.request.identity
 
-        text = list_text(
-            documents_of(await bench.store.consent.questions()),
-            bench.clock.now_us(),
-        )
+        text = list_text(documents_of(await bench.store.consent.questions()), bench.clock.now_us())
 
         for word in (
             question.request.id[-8:],

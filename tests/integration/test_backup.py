@@ -182,11 +182,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[SoongError], str]] = {
         ForgedError,
         "'home/hooks/more' is not what",
     ),
-    "a damaged database": (
-        lambda path: changed(path, with_damaged_rows),
-        ForgedError,
-        "its database cannot be used",
-    ),
+    "a damaged database": (lambda path: changed(path, with_damaged_rows), ForgedError, "its database cannot be used"),
     "a newer schema": (
         lambda path: changed(path, lambda files: with_schema(files, "9999", path.parent)),
         SchemaVersionError,

@@ -114,10 +114,5 @@ async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) ->
 
     outcomes = {which: await deployment.try_(TAINT, run=run) for which, run in others.items()}
 
-    assert outcomes == {
-        "held by another": NOTHING,
-        "ended": NOTHING,
-        "queued": DENIED,
-        "the session's own": DENIED,
-    }
+    assert outcomes == {"held by another": NOTHING, "ended": NOTHING, "queued": DENIED, "the session's own": DENIED}
     assert [await deployment.bench.store.runs.is_tainted(run) for run in others.values()] == [False] * len(others)

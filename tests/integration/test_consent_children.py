@@ -12,14 +12,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import (
-    Callback,
-    ConsentHarness,
-    documents_of,
-    make_call,
-    next_owner,
-    verdicts,
-)
+from tests.integration.consent import Callback, ConsentHarness, documents_of, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, make_step, make_task, open_worker
 from tests.waiting import until
 
@@ -110,10 +103,7 @@ async def test_a_question_names_the_child_and_the_model_that_it_is_from(open_ben
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
         (request,) = await bench.pending()
 
-        text = list_text(
-            documents_of(await bench.store.consent.questions()),
-            bench.clock.now_us(),
-        )
+        text = list_text(documents_of(await bench.store.consent.questions()), bench.clock.now_us())
 
         assert request.identity == identity
         for word in ("reviewer", "anthropic:claude-small", identity.agent_id, identity.step_title):

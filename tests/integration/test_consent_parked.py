@@ -44,9 +44,7 @@ async def error(bench: ConsentHarness, claim: Claim) -> object:
 
 
 @pytest.mark.spec("PER-13", "PER-12")
-async def test_the_answer_to_a_parked_run_wakes_owners_and_is_used_once_by_its_next_life(
-    open_bench: OpenBench,
-) -> None:
+async def test_the_answer_to_a_parked_run_wakes_owners_and_is_used_once_by_its_next_life(open_bench: OpenBench) -> None:
     person = Callback(gate=asyncio.Event())
     async with open_bench(person) as bench:
         claim, request = await parked(bench)

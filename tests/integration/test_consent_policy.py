@@ -27,12 +27,7 @@ READ = Traits(is_read_only=True, is_concurrency_safe=True)
 def fetch(claim: Claim, call_id: str = "call_1", host: str = "example.org") -> GateCall:
     target = Target(kind="host", scope=host, shown=f"https://{host}/", host=host)
     return make_call(
-        claim,
-        call_id,
-        definition=FETCH,
-        traits=replace(READ, is_open_world=True),
-        target=target,
-        risk=Risk.READ,
+        claim, call_id, definition=FETCH, traits=replace(READ, is_open_world=True), target=target, risk=Risk.READ
     )
 
 

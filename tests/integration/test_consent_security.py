@@ -51,11 +51,7 @@ async def security(bench: ConsentHarness, claim: Claim) -> tuple[list[str], list
         (lambda answer: replace(answer, provenance=Provenance()), Policy(), "not_a_person"),
         (lambda answer: replace(answer, principal="mallory"), Policy(), "foreign_principal"),
         (lambda answer: replace(answer, input_digest="0" * 64), Policy(), "wrong_digest"),
-        (
-            lambda answer: replace(answer, choice=Choice.ALLOW_FOR_SESSION),
-            Policy(mode=Mode.STRICT),
-            "unoffered_choice",
-        ),
+        (lambda answer: replace(answer, choice=Choice.ALLOW_FOR_SESSION), Policy(mode=Mode.STRICT), "unoffered_choice"),
     ],
     ids=["from a run", "from nowhere", "another principal", "another input", "a choice that was not offered"],
 )

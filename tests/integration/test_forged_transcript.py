@@ -120,10 +120,7 @@ async def test_an_honest_worker_does_nothing_that_a_bad_one_wrote_into_a_queued_
     assert outcomes == [{"refused": "InsufficientPrivilege"}] * len(tried)
 
 
-PAST_THE_DATABASE = {
-    "a transcript of a run that never started": (),
-    "and a start that no claim counted": (STARTED,),
-}
+PAST_THE_DATABASE = {"a transcript of a run that never started": (), "and a start that no claim counted": (STARTED,)}
 
 
 @pytest.mark.spec("OPS-12", "DAG-09")

@@ -47,8 +47,7 @@ async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Contrac
 
     for number in range(STEPS):
         await asyncio.gather(
-            grow(owner, task, root, f"g{number}", f"p{number}"),
-            worker.advance([completed(claims[f"p{number}"])]),
+            grow(owner, task, root, f"g{number}", f"p{number}"), worker.advance([completed(claims[f"p{number}"])])
         )
     # Nothing else looks again at what one of these missed while other steps can run.
     assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is None

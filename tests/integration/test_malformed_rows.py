@@ -93,10 +93,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         f"{WORKER} VALUES ('', 'n', 'h', '[]', '[]', 'live', {OWN_CREDENTIAL})",
         OUT_OF_RANGE,
     ),
-    "a report that is not JSON": (
-        f"{REPORT} VALUES (%(own)s, 'x', '{{', 1)",
-        NOT_JSON,
-    ),
+    "a report that is not JSON": (f"{REPORT} VALUES (%(own)s, 'x', '{{', 1)", NOT_JSON),
     "a report that nobody could load": (
         f"{REPORT} VALUES (%(own)s, 'x', '{{\"a\": \"' || repeat('x', 2000000) || '\"}}', 1)",
         DENIED,
@@ -105,10 +102,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "a usage that is not JSON": ("UPDATE runs SET usage = 'x' WHERE id = %(own)s", NOT_JSON),
     "an output that is not JSON": ("UPDATE steps SET output = 'x' WHERE key = %(own_step)s", NOT_JSON),
     "an error that is no object": ("UPDATE steps SET error = '[]' WHERE key = %(own_step)s", DENIED),
-    "an event that is no object": (
-        f"{EVENT} SELECT id, last_seq + 1, 'x', 1, '[]' {NEXT_EVENT}",
-        DENIED,
-    ),
+    "an event that is no object": (f"{EVENT} SELECT id, last_seq + 1, 'x', 1, '[]' {NEXT_EVENT}", DENIED),
     "a node that is no object": (
         "INSERT INTO nodes (run_id, number, parent, kind, payload, created_us) VALUES (%(own)s, 1, 0, 'user', '5', 1)",
         DENIED,
@@ -119,15 +113,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a turn beyond all": ("UPDATE sessions SET last_claimed = 9223372036854775807", DENIED),
     "a turn far beyond the others'": ("UPDATE sessions SET last_claimed = last_claimed + 100000000", DENIED),
-    "as many starts as there can be": (
-        "UPDATE steps SET starts = 9007199254740991 WHERE key = %(own_step)s",
-        DENIED,
-    ),
+    "as many starts as there can be": ("UPDATE steps SET starts = 9007199254740991 WHERE key = %(own_step)s", DENIED),
     "a place before all others'": ("UPDATE steps SET is_unparked = 9 WHERE key = %(own_step)s", DENIED),
-    "a start after the year 9999": (
-        "UPDATE runs SET started_us = 9223372036854775807 WHERE id = %(own)s",
-        DENIED,
-    ),
+    "a start after the year 9999": ("UPDATE runs SET started_us = 9223372036854775807 WHERE id = %(own)s", DENIED),
 }
 
 

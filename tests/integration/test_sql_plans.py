@@ -52,11 +52,7 @@ LEADING |= {
 }
 """The first column of each index of a growing table."""
 
-POSTGRES_ONLY = (
-    "postgres_hot_path.",
-    "run_log_buffer.CHANGE_AND_LOG",
-    "run_writes.APPEND_ALL",
-)
+POSTGRES_ONLY = ("postgres_hot_path.", "run_log_buffer.CHANGE_AND_LOG", "run_writes.APPEND_ALL")
 EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
     "keys.UNUSED": "when a person revokes a key, of all that was signed",
@@ -78,7 +74,7 @@ EXEMPT = {
 }
 
 EXEMPT_WITHIN_ONE_TASK = {
-    "metrics.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready",
+    "metrics.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready"
 }
 
 

@@ -23,10 +23,7 @@ from tests.scripted import calls as made
 from tests.scripted import error_of as last_error
 from tests.waiting import until
 
-WRITE: JsonObject = {
-    "call": "code.write_file",
-    "with": {"path": "out/a.md", "content": "x"},
-}
+WRITE: JsonObject = {"call": "code.write_file", "with": {"path": "out/a.md", "content": "x"}}
 READ: JsonObject = {"call": "code.read_file", "with": {"path": "notes.md"}}
 
 

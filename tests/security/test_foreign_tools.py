@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from soong.shared.tools.definition import Permission, Target, Traits
-from soong.shared.tools.result import (
-    ArtifactRef,
-    ContextNode,
-    ErrorType,
-    TextBlock,
-    ToolFailure,
-    ToolResult,
-)
+from soong.shared.tools.result import ArtifactRef, ContextNode, ErrorType, TextBlock, ToolFailure, ToolResult
 from tests.unit.tools.parts import gives, make_bench, make_tool
 
 DIGEST = "0" * 64

@@ -7,13 +7,7 @@ from typing import Final
 import pytest
 import redis
 
-from soong.shared.engine.wire.notifier import (
-    MAX_LENGTH,
-    OWNERS_CHANNEL,
-    REQUESTS,
-    session_channel,
-    worker_channel,
-)
+from soong.shared.engine.wire.notifier import MAX_LENGTH, OWNERS_CHANNEL, REQUESTS, session_channel, worker_channel
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber

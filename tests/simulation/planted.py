@@ -86,13 +86,6 @@ class DoubleStore(MemoryStore):
     """Forgets which decisions were used, and which calls were begun."""
 
     @transaction
-    def start_call(
-        self,
-        call: CallRow,
-        fence: int,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> None:
+    def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         held_run(self.rows, call.run_id, fence)
         write_events(self.rows, call.run_id, events, now_us)

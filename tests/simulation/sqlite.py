@@ -51,12 +51,7 @@ class InlineDatabase:
         with self._connection.begin():
             return function(Transaction(self._connection))
 
-    async def write(
-        self,
-        function: Callable[[Transaction], T],
-        *,
-        flush: Flush = Flush.BEFORE_RETURN,
-    ) -> T:
+    async def write(self, function: Callable[[Transaction], T], *, flush: Flush = Flush.BEFORE_RETURN) -> T:
         del flush
         await others_run()
         return self.do(function)

@@ -141,12 +141,7 @@ class ScriptedWork:
                 await never()
         output: Json = {"sum": 1 + total(script["from"]), "items": list(range(_number(script["items"])))}
         return StepEnd(
-            claim.step_key,
-            claim.identity.run_id,
-            claim.fence,
-            StepStatus.COMPLETED,
-            EndReason.COMPLETED,
-            output=output,
+            claim.step_key, claim.identity.run_id, claim.fence, StepStatus.COMPLETED, EndReason.COMPLETED, output=output
         )
 
 

@@ -88,10 +88,7 @@ def test_an_abort_ends_the_run_and_its_step_which_nothing_tries_again(cli: CliHa
 
 @pytest.mark.spec("EXE-07.h")
 def test_a_command_of_a_worker_is_aborted_and_its_agent_goes_on(cli: CliHarness, wires: Wires) -> None:
-    wires.will(
-        agent(ToolCall("code__run_command", {"argv": ["sleep", "120"]})),
-        agent(text="it was aborted"),
-    )
+    wires.will(agent(ToolCall("code__run_command", {"argv": ["sleep", "120"]})), agent(text="it was aborted"))
     running, run = command_under_way(cli)
 
     aborted = cli.run("runs", "abort", run["id"], "--continue", "--reason", "too slow")

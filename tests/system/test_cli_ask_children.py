@@ -120,8 +120,7 @@ def test_a_child_has_the_model_of_its_call_of_its_definition_or_of_its_parent(cl
     calls = (
         ToolCall("agent__create_sub_agent", {"title": "of its call", "instructions": "A", "model": BROKEN}),
         ToolCall(
-            "agent__create_sub_agent",
-            {"title": "of both", "instructions": "B", "model": BROKEN, "agent": "thinker"},
+            "agent__create_sub_agent", {"title": "of both", "instructions": "B", "model": BROKEN, "agent": "thinker"}
         ),
         ToolCall("agent__create_sub_agent", {"title": "of its definition", "instructions": "C", "agent": "thinker"}),
         ToolCall("agent__create_sub_agent", {"title": "of its parent", "instructions": "D"}),

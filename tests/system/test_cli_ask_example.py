@@ -45,11 +45,7 @@ def test_what_is_granted_is_fixed_and_what_is_not_is_told(cli: CliHarness, wires
         said("gpt-5-mini", FINDING),
         called("gpt-5", ("agent__dispatch_worker", {})),
         called("gpt-5", ("agent__dispatch_worker", fix)),
-        called(
-            "gpt-4o",
-            edit("src/stats.py", "(len(values) - 1)", "len(values)"),
-            edit("version.py", "1999", "2026"),
-        ),
+        called("gpt-4o", edit("src/stats.py", "(len(values) - 1)", "len(values)"), edit("version.py", "1999", "2026")),
         said("gpt-4o", "stats.py is fixed; version.py was denied"),
         called("gpt-5", ("agent__task_complete", {})),
         said("gpt-5", "One of two is fixed."),

@@ -333,14 +333,7 @@ async def test_workers_that_die_at_every_border_ask_once_and_repeat_no_write(
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 IN_OWNER = ("callback:asked", "answer:after", "decide:before", "decide:after", "hint:before", "hint:after")
 IN_WORKER = (
-    *(
-        "raise_request:after",
-        "hint:before",
-        "hint:after",
-        "settled:return",
-        "start_call:before",
-        "start_call:after",
-    ),
+    *("raise_request:after", "hint:before", "hint:after", "settled:return", "start_call:before", "start_call:after"),
     *("tool:after", "end_call:after", "end:before"),
 )
 
@@ -363,8 +356,7 @@ async def test_redis_that_dies_at_every_border_costs_neither_a_question_nor_a_ca
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with Deployment(url, redis.url, tmp_path, extra=SETTINGS, has_own_owner=False) as service:
         await asyncio.gather(
-            start_owner(service, *IN_OWNER, FAULT_STRIKE="stop"),
-            start_worker(service, *IN_WORKER, FAULT_STRIKE="stop"),
+            start_owner(service, *IN_OWNER, FAULT_STRIKE="stop"), start_worker(service, *IN_WORKER, FAULT_STRIKE="stop")
         )
         task = await service.submit(plan("a line"), project=service.home)
 

@@ -95,11 +95,7 @@ def calls_of(cli: CliHarness, page: str) -> dict[str, list[tuple[str, dict[str, 
             ("git_log", {"repo_path": here, "max_count": 1}, "the first one"),
         ],
         "time": [
-            (
-                "convert_time",
-                {"source_timezone": "UTC", "time": "09:00", "target_timezone": "Asia/Tokyo"},
-                "18:00",
-            )
+            ("convert_time", {"source_timezone": "UTC", "time": "09:00", "target_timezone": "Asia/Tokyo"}, "18:00")
         ],
         "fetch": [("fetch", {"url": page}, "Nine lives")],
     }

@@ -28,8 +28,7 @@ def appends(file: Path) -> dict[str, Json]:
         "instructions": "x",
         "allowed_tools": ["code.run_command", "code.read_file"],
         **calls(
-            call("code.read_file", path=str(file)),
-            call("code.run_command", argv=["python3", "-c", told, str(file)]),
+            call("code.read_file", path=str(file)), call("code.run_command", argv=["python3", "-c", told, str(file)])
         ),
     }
 

@@ -126,10 +126,7 @@ def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness)
     assert "code.write_file asks" in others
 
 
-WRITER: Mapping[str, Json] = {
-    "allowed_tools": ["code.write_file"],
-    "script": "tests.write_path",
-}
+WRITER: Mapping[str, Json] = {"allowed_tools": ["code.write_file"], "script": "tests.write_path"}
 
 
 @pytest.mark.spec("PER-04", "PER-18")

@@ -44,11 +44,7 @@ PLAN: JsonObject = {
             "kind": "map",
             "over": "${inputs.names}",
             "as": "name",
-            "step": {
-                "instructions": "Read ${name}.",
-                "inputs": {"path": "${name}"},
-                "script": "tests.read_path",
-            },
+            "step": {"instructions": "Read ${name}.", "inputs": {"path": "${name}"}, "script": "tests.read_path"},
         },
         {
             "id": "report",
@@ -149,9 +145,7 @@ async def test_a_plan_or_a_result_that_is_another_is_found(kept: tuple[Settings,
     each = next(step for step in record.steps if step.kind is StepKind.MAP)
     other = replace(each, spec=replace(each.spec, over=["one.txt", "three.txt"]))
     changed = replace(
-        record,
-        task=replace(record.task, plan=plan),
-        steps=[other if step is each else step for step in record.steps],
+        record, task=replace(record.task, plan=plan), steps=[other if step is each else step for step in record.steps]
     )
 
     found = await replayed(settings, changed)

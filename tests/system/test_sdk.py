@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 
-from soong import (
-    Choice,
-    PermissionDecision,
-    PermissionRequest,
-    Soong,
-    TaskStatus,
-    UsageError,
-    open_tools,
-)
+from soong import Choice, PermissionDecision, PermissionRequest, Soong, TaskStatus, UsageError, open_tools
 from soong.orchestrator.schemas.task import TaskLimitSchema
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Budget, session_scope

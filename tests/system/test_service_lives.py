@@ -124,22 +124,14 @@ def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: CliHa
     cli.assert_nothing_left()
 
 
-def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
-    cli: CliHarness,
-) -> None:
+def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(cli: CliHarness) -> None:
     """It hangs on a database that takes connections and says nothing, as long as its driver waits for one."""
     listener = listen("127.0.0.1", 0, ())
     parent, ours = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         child = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "soong.orchestrator.http",
-                *map(str, (listener.fileno(), parent)),
-            ],
+            [sys.executable, "-P", "-m", "soong.orchestrator.http", *map(str, (listener.fileno(), parent))],
             env={**cli.env, "SOONG_DATABASE_URL": f"postgresql://{address}/x", "SOONG_REDIS_URL": f"redis://{address}"},
             pass_fds=(listener.fileno(), parent),
         )

@@ -9,9 +9,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
 from tests.system.deployment import Deployment
 
-pytestmark = [
-    pytest.mark.parametrize("service", ["sqlite"], indirect=True),
-]
+pytestmark = [pytest.mark.parametrize("service", ["sqlite"], indirect=True)]
 MODULE = "tests.system.step_exceptions"
 KINDS = ("plain", "cheap", "async")
 

@@ -172,8 +172,5 @@ def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> No
     assert failed["exit_code"] == 1
     assert (resumed["id"], resumed["status"]) == (failed["id"], "completed")
     runs = cli.json("runs", "list", "--task", failed["id"])
-    assert [run["model"] for run in runs if run["step"]] == [
-        "script",
-        "mistral:without-package",
-    ]
+    assert [run["model"] for run in runs if run["step"]] == ["script", "mistral:without-package"]
     interrupted(service)

@@ -73,10 +73,7 @@ def test_a_file_of_mode_0644_behind_a_link_is_read(tmp_path: Path) -> None:
     [
         ("[tools]\ndangerus = true", "tools.dangerus: there is no such field; known here: dangerous, shell, hidden"),
         ("tolls = 1", "tolls: there is no such field; known here: permission, tools, paths"),
-        (
-            '[[permission.rules]]\neffect = "ask"\ntool = "a.b"',
-            "rules[0].tool: there is no such field; known here:",
-        ),
+        ('[[permission.rules]]\neffect = "ask"\ntool = "a.b"', "rules[0].tool: there is no such field; known here:"),
         ('[[hooks.pre]]\nname = "a"\ncommand = "ls -l"', "hooks.pre[0].command: takes a list, such as ['a', 'b']"),
         ("tools = 3", "tools: takes a table of fields"),
         ('[tools]\ndangerous = "yes"', "tools.dangerous: takes true or false"),

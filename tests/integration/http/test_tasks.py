@@ -75,11 +75,7 @@ async def test_a_plan_brings_its_limits_and_the_result_tells_what_is_used(scene:
 @pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize(
     ("header", "stored"),
-    [
-        (SPAN, SPAN),
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736", ""),
-        ("", ""),
-    ],
+    [(SPAN, SPAN), ("00-4bf92f3577b34da6a3ce929d0e0e4736", ""), ("", "")],
     ids=["well formed", "malformed", "none"],
 )
 async def test_the_trace_of_a_task_hangs_under_the_callers_span(

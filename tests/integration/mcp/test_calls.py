@@ -62,9 +62,7 @@ async def test_a_tool_is_called_on_both_wires_and_its_result_has_data_text_and_a
 
 
 @pytest.mark.spec("MCP-01.f", "EXE-09")
-async def test_progress_is_told_and_an_interrupted_call_is_cancelled_at_the_server(
-    scene: McpScene,
-) -> None:
+async def test_progress_is_told_and_an_interrupted_call_is_cancelled_at_the_server(scene: McpScene) -> None:
     scene.log.notes.clear()
     call = asyncio.create_task(scene.call("mcp.t.wait", seconds=30))
     await until(lambda: bool(scene.progress))
@@ -177,9 +175,7 @@ async def test_what_a_server_asks_a_person_is_a_question_of_the_run_whose_call_i
 
 
 @pytest.mark.spec("MCP-01.d")
-async def test_a_question_is_declined_where_it_cannot_be_known_which_of_several_calls_it_is_of(
-    scene: McpScene,
-) -> None:
+async def test_a_question_is_declined_where_it_cannot_be_known_which_of_several_calls_it_is_of(scene: McpScene) -> None:
     scene.log.notes.clear()
     before = len(scene.gate.asked)
     other = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))

@@ -13,13 +13,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunEvent
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.claims import (
-    ClaimingRun,
-    ClaimRefusal,
-    RequestedStep,
-    limited,
-    refusal,
-)
+from soong.shared.engine.tasks.claims import ClaimingRun, ClaimRefusal, RequestedStep, limited, refusal
 from soong.shared.engine.tasks.spec import ClaimMode
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import Claim, Lease, Step

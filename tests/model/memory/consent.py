@@ -17,11 +17,7 @@ from soong.shared.permissions.audit_log.notes import (
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import (
-    ClosedQuestion,
-    DecisionReceipt,
-    OpenQuestions,
-)
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.ending import unpark, withdraw
@@ -36,13 +32,7 @@ class MemoryConsent(Part):
     """The consent part of the store."""
 
     @transaction
-    def raise_request(
-        self,
-        request: PermissionRequest,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> str:
+    def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> str:
         run = held_run(self.rows, request.identity.run_id, request.fence)
         for standing in self.rows.requests.values():
             same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id

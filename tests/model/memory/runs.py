@@ -133,14 +133,7 @@ class MemoryRuns(Part):
     def last_runs(self, task_id: str) -> LastRuns:
         return last_runs_of(self.rows, task_id)
 
-    async def start_call(
-        self,
-        call: CallRow,
-        fence: int,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> None:
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         try:
             await self._start_call(call, fence, events, now_us)
         except AlreadyConsumedError:
@@ -148,13 +141,7 @@ class MemoryRuns(Part):
             raise
 
     @transaction
-    def _start_call(
-        self,
-        call: CallRow,
-        fence: int,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> None:
+    def _start_call(self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
         held_run(self.rows, call.run_id, fence)
         if call.decision_id:
             if call.decision_id in self.rows.consumed or not self._may_use(call):

@@ -13,14 +13,7 @@ import psutil
 import psycopg
 import redis
 
-from tests.servers import (
-    free_port,
-    plain_environment,
-    postgres_programs,
-    redis_executable,
-    run_bounded,
-    short_folder,
-)
+from tests.servers import free_port, plain_environment, postgres_programs, redis_executable, run_bounded, short_folder
 from tests.unit.sandbox.families import is_alive
 from tests.waiting import blocking_looks, wait_until
 

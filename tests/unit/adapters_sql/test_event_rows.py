@@ -98,12 +98,7 @@ def test_nodes_of_one_write_share_rows_up_to_a_size_and_to_a_result() -> None:
 
     rows = [(run_id, back, parent, preceding) for run_id, parent, _, _, preceding, back, _ in buffer.node_rows()]
 
-    assert rows == [
-        ("r", 1, None, '[[null,"user",{}]]'),
-        ("r", 0, None, ""),
-        ("wide", 1, None, ""),
-        ("wide", 0, 0, ""),
-    ]
+    assert rows == [("r", 1, None, '[[null,"user",{}]]'), ("r", 0, None, ""), ("wide", 1, None, ""), ("wide", 0, 0, "")]
 
 
 def new_run(run_id: str, *, step_key: str = "t/a") -> NewRun:

@@ -28,10 +28,7 @@ UPDATE = re.compile(
 TAKES = re.compile(r"\bstatus(?: \|\| '')? (?:= '(\w+)'|IN \(((?:'\w+'(?:, )?)+)\))")
 WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}, "take only": {"ready"}}
 """The statements that move what has been locked and read before, and from which statuses."""
-IN_ONE = {
-    ("pending", "waiting"): ("expanding",),
-    ("pending", "running"): ("ready",),
-}
+IN_ONE = {("pending", "waiting"): ("expanding",), ("pending", "running"): ("ready",)}
 """Moves that one statement makes together, and what lies between."""
 
 

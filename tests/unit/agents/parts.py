@@ -38,10 +38,7 @@ from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.code.toolset import CodeTools
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-KNOWN = PlanNames(
-    tools=Catalogue().names,
-    definitions=builtin_definitions().ids,
-)
+KNOWN = PlanNames(tools=Catalogue().names, definitions=builtin_definitions().ids)
 
 
 @dataclass

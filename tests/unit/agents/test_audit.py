@@ -162,10 +162,7 @@ async def test_two_audits_of_the_same_tree_write_the_same_report(small_project: 
 
 
 async def test_a_hostile_line_does_not_hide_its_package_from_the_report(small_project: Path, tmp_path: Path) -> None:
-    lines = [
-        "deep = f(" + " + ".join(["x"] * 400) + ")",
-        "f(beyond=1e999, half='\\ud800', long=99999999999999999999)",
-    ]
+    lines = ["deep = f(" + " + ".join(["x"] * 400) + ")", "f(beyond=1e999, half='\\ud800', long=99999999999999999999)"]
     for number, line in enumerate(lines):
         folder = small_project / f"hostile{number}"
         folder.mkdir()

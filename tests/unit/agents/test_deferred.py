@@ -16,13 +16,7 @@ from soong.shared.core.config import ToolsConfig, parse_config
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.tools.deferred import (
-    MAX_LOADED,
-    DeferredTools,
-    ToolSearch,
-    deferred_of,
-    with_search,
-)
+from soong.shared.tools.deferred import MAX_LOADED, DeferredTools, ToolSearch, deferred_of, with_search
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.surface import TOOL_SEARCH, SurfaceRequest, compute_surface
@@ -32,11 +26,7 @@ from tests.unit.agents.test_loop import Talker, calls, says
 
 ON = ToolsConfig(defer=("big.*",))
 CONTROL = ToolDefinition(
-    "test.note",
-    "Notes.",
-    {"type": "object", "properties": {}},
-    ToolSearch(ON).tools()[0].handler,
-    Permission.READONLY,
+    "test.note", "Notes.", {"type": "object", "properties": {}}, ToolSearch(ON).tools()[0].handler, Permission.READONLY
 )
 
 

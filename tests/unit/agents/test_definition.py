@@ -1,11 +1,7 @@
 import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.shared.agents.definition import (
-    AgentDefinition,
-    AgentDefinitionRegistry,
-    builtin_definitions,
-)
+from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry, builtin_definitions
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.reader import plan_from_json

@@ -222,10 +222,7 @@ STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, A
     ),
     "a denied write, and what is not run after it": (
         task_of(),
-        [
-            calls(("test__write_it", {"text": "c"}, "c1"), ("test__shout", {"text": "b"}, "c2")),
-            says("so be it"),
-        ],
+        [calls(("test__write_it", {"text": "c"}, "c1"), ("test__shout", {"text": "b"}, "c2")), says("so be it")],
         {"gate": RuleGate(allows=lambda _call: False)},
     ),
     "a tool that there is not, and a wrong argument": (
@@ -271,11 +268,7 @@ STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, A
         [shout(1), shout(2)],
         {"budgets": Budgets(spent_at=3, of="turns")},
     ),
-    "an answer that is cut": (
-        task_of(),
-        [ModelResponse([TextPart("one ")], finish_reason="length"), says("two")],
-        {},
-    ),
+    "an answer that is cut": (task_of(), [ModelResponse([TextPart("one ")], finish_reason="length"), says("two")], {}),
     "as many turns as there may be": (task_of(limits=AgentLimits(max_turns=2)), [shout(1), shout(2)], {}),
 }
 

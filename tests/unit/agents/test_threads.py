@@ -79,10 +79,7 @@ async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> No
 async def test_what_the_model_is_shown_is_what_runs_and_what_is_recorded() -> None:
     """jin-bo/agentao#255: two registries, the model saw one list and the runner executed another."""
     notebook = Notebook()
-    talker = Talker(
-        calls(("test__shout", {"text": "a"}, "c1"), ("test__write_it", {"text": "b"}, "c2")),
-        says("done"),
-    )
+    talker = Talker(calls(("test__shout", {"text": "a"}, "c1"), ("test__write_it", {"text": "b"}, "c2")), says("done"))
 
     end, _ = await run(talker, make_task(tools=(SHOUT,)), notebook=notebook)
 

@@ -43,15 +43,9 @@ def validated(tmp_path: Path, step: str, module: str = RESEARCH, **environment: 
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (
-            "{id: a, kind: python, call: research.cuont}",
-            "function 'research.cuont'; did you mean 'research.count'",
-        ),
+        ("{id: a, kind: python, call: research.cuont}", "function 'research.cuont'; did you mean 'research.count'"),
         ("{id: a, script: research.noet}", "no scripted agent 'research.noet'; did you mean 'research.note'"),
-        (
-            "{id: a, script: research.note}",
-            "'code.raed_file', which does not exist; did you mean 'code.read_file'",
-        ),
+        ("{id: a, script: research.note}", "'code.raed_file', which does not exist; did you mean 'code.read_file'"),
         (
             "{id: a, script: builtin.calls, inputs: {calls: [{call: code.raed_file}]}}",
             "steps[0].inputs.calls[0].call: there is no tool 'code.raed_file'; did you mean 'code.read_file'",

@@ -123,10 +123,7 @@ def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path)
             ["--tool", "code.write_file", "path=out/a.md", "content=x"],
             ("allow", "policy", "allow code.write_file:{project}/out", "config.toml", None),
         ),
-        (
-            ["--tool", "code.write_file", "path=b.md", "content=x"],
-            ("ask", "policy", "default", "runtime", None),
-        ),
+        (["--tool", "code.write_file", "path=b.md", "content=x"], ("ask", "policy", "default", "runtime", None)),
         (
             ["--tool", "code.write_file", "path=b.md", "content=x", "--allow", "code.*:{project}/b.md"],
             ("allow", "policy", "allow code.*:{project}/b.md", "--allow", None),
@@ -147,14 +144,8 @@ def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path)
             ["--tool", "code.read_file", "path=/proc/self/environ"],
             ("deny", "sandbox", "not_regular_file", "sandbox", "not_regular_file"),
         ),
-        (
-            ["--tool", "code.read_file", "--args", '{"path": ".env"}'],
-            ("ask", "policy", "default", "runtime", None),
-        ),
-        (
-            ["--tool", "agent.task_get"],
-            ("allow", "policy", "default", "runtime", None),
-        ),
+        (["--tool", "code.read_file", "--args", '{"path": ".env"}'], ("ask", "policy", "default", "runtime", None)),
+        (["--tool", "agent.task_get"], ("allow", "policy", "default", "runtime", None)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

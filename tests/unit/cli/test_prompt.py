@@ -13,15 +13,7 @@ from rich.console import Console
 
 from soong.orchestrator.approvals.full_input import EXACT
 from soong.orchestrator.cli.console import table
-from soong.orchestrator.cli.prompt import (
-    Keyboard,
-    ReadLine,
-    TerminalPrompt,
-    choices,
-    document_of,
-    picture,
-    read_answer,
-)
+from soong.orchestrator.cli.prompt import Keyboard, ReadLine, TerminalPrompt, choices, document_of, picture, read_answer
 from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TypedAnswer
 from soong.orchestrator.cli.summary import Document
 from soong.shared.core.errors import UnavailableError

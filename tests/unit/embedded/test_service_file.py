@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.embedded.service_file import (
-    ServiceLock,
-    ServiceRecord,
-    own_record,
-    read_record,
-    start_of,
-)
+from soong.orchestrator.embedded.service_file import ServiceLock, ServiceRecord, own_record, read_record, start_of
 from tests.stepped_clock import step_clock
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a start is a time of the clock")

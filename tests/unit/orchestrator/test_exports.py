@@ -79,9 +79,9 @@ async def test_anthropic_and_mcp_tools_have_their_forms(session: DirectSession) 
     assert {frozenset(one) for one in tools} == {frozenset({"name", "description", "input_schema"})}
     assert "code__read_file" in [one["name"] for one in tools]
 
-    tools = [McpTool.model_validate(one) for one in export_tools(session).mcp()]
+    of_mcp = [McpTool.model_validate(one) for one in export_tools(session).mcp()]
 
-    hints = {one.name: one.annotations.read_only_hint for one in tools if one.annotations is not None}
+    hints = {one.name: one.annotations.read_only_hint for one in of_mcp if one.annotations is not None}
     assert (hints["code.read_file"], hints["code.write_file"]) == (True, False)
 
 

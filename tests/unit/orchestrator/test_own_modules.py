@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.embedded.child import ModuleFile
-from soong.orchestrator.embedded.own_modules import (
-    ModuleDifference,
-    difference,
-    module_files_of,
-)
+from soong.orchestrator.embedded.own_modules import ModuleDifference, difference, module_files_of
 
 
 def written(path: Path, at_ns: int) -> Path:

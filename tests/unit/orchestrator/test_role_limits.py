@@ -67,11 +67,7 @@ def test_tools_that_start_and_watch_agents_are_readonly() -> None:
     is_dangerous=st.booleans(),
 )
 def test_no_definition_and_no_dispatch_gives_a_child_what_it_never_has(
-    role: Role,
-    suggested: tuple[str, ...] | None,
-    allowed: tuple[str, ...] | None,
-    mode: RunMode,
-    is_dangerous: bool,
+    role: Role, suggested: tuple[str, ...] | None, allowed: tuple[str, ...] | None, mode: RunMode, is_dangerous: bool
 ) -> None:
     definition = AgentDefinition("any", "Any", "Any.", "Do it.", suggested_tools=suggested, mode=mode)
     config = Config(tools=ToolsConfig(dangerous=is_dangerous))

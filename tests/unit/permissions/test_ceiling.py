@@ -62,11 +62,7 @@ def facts_of(tool: ToolDefinition) -> CallFacts:
 @pytest.mark.spec("PER-18.a", "ETS-06.d", "ETS-03.a", "ETS-01.a")
 @given(CONFIGS, CHILDREN, st.sampled_from(RunMode), NAMES, NAMES)
 def test_the_tool_set_of_every_dispatch_is_inside_the_policy_and_never_shows_the_black_list(
-    config: Config,
-    role: Role,
-    mode: RunMode,
-    suggested: tuple[str, ...] | None,
-    allowed: tuple[str, ...] | None,
+    config: Config, role: Role, mode: RunMode, suggested: tuple[str, ...] | None, allowed: tuple[str, ...] | None
 ) -> None:
     """lvndry/jazz#336, antiv/mate#101: a child could be given tools that its parent was denied."""
     request = surface_request(config, role, mode, default_tools=suggested, allowed_tools=allowed)

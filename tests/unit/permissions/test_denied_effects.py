@@ -132,10 +132,7 @@ ACTIONS: st.SearchStrategy[PreAction] = st.sampled_from(["none", "allow", "ask",
 HOOKS = st.lists(st.tuples(ACTIONS, st.none() | st.sampled_from(FOLDERS)), max_size=2)
 PEOPLE = st.none() | st.lists(st.sampled_from([*Choice, None]), min_size=1, max_size=3)
 POLICIES = st.builds(
-    Policy,
-    st.lists(RULES, max_size=6).map(tuple),
-    st.sampled_from(Mode),
-    is_dangerous_enabled=st.booleans(),
+    Policy, st.lists(RULES, max_size=6).map(tuple), st.sampled_from(Mode), is_dangerous_enabled=st.booleans()
 )
 DISPATCHES = st.none() | st.lists(PATTERNS, max_size=3).map(tuple)
 

@@ -171,11 +171,7 @@ def test_what_a_rule_allows_runs_and_what_one_denies_is_refused_with_its_source(
 @pytest.mark.spec("PER-20")
 @pytest.mark.parametrize(
     "policy",
-    [
-        Policy(mode=Mode.STRICT),
-        Policy((Rule(Effect.ASK, "*"),)),
-        Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK)),
-    ],
+    [Policy(mode=Mode.STRICT), Policy((Rule(Effect.ASK, "*"),)), Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK))],
     ids=["strict", "ask rule", "each time"],
 )
 def test_where_each_call_is_asked_nothing_is_offered(project: Path, policy: Policy) -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from soong.shared.sandbox import subreaper
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux"),
-]
+pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")]
 
 LIMIT_S = 30.0
 BEGIN = """

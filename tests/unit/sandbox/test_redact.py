@@ -104,9 +104,9 @@ def test_json_is_redacted_in_values_and_keys_and_a_clean_value_stays_the_same_ob
 
     assert redactor([SECRET]).value(value) == {"a": [MARK, 1, None, {"b": f"x {MARK}"}], MARK: True}
 
-    value: Json = {"a": ["b", 1, {"c": None}]}
+    clean: Json = {"a": ["b", 1, {"c": None}]}
 
-    assert redactor([SECRET]).value(value) is value
+    assert redactor([SECRET]).value(clean) is clean
 
 
 @pytest.mark.spec("EVT-05")

@@ -147,10 +147,7 @@ def test_files_that_others_cannot_read_are_hidden_and_folders_that_they_cannot_e
 
     hidden = secrets_below(tmp_path)
 
-    assert set(hidden) == {
-        Mount(tmp_path / "shared" / "server.conf", "empty"),
-        Mount(tmp_path / "closed", "private"),
-    }
+    assert set(hidden) == {Mount(tmp_path / "shared" / "server.conf", "empty"), Mount(tmp_path / "closed", "private")}
 
 
 def test_a_project_that_is_the_home_shows_no_key_of_the_person(tmp_path: Path) -> None:

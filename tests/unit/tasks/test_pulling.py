@@ -19,8 +19,7 @@ from tests.unit.agents.parts import row_of, task_of
 pytestmark = pytest.mark.spec("DAG-03")
 
 KNOWN = PlanNames(
-    tools=frozenset({*PULL_WORKER_TOOLS, "code.read_file"}),
-    definitions=frozenset({"default_worker_agent", "reviewer"}),
+    tools=frozenset({*PULL_WORKER_TOOLS, "code.read_file"}), definitions=frozenset({"default_worker_agent", "reviewer"})
 )
 ROOT = RunIdentity("sess_1", "run_root", "agent_root", Role.ORCHESTRATOR, "orchestrator")
 PLAN = """\

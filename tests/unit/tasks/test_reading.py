@@ -9,8 +9,7 @@ from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_fr
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
 
 KNOWN = PlanNames(
-    tools=frozenset({"code.read_file", "code.search"}),
-    definitions=frozenset({"default_worker_agent", "reviewer"}),
+    tools=frozenset({"code.read_file", "code.search"}), definitions=frozenset({"default_worker_agent", "reviewer"})
 )
 
 

@@ -99,7 +99,4 @@ def test_keys_of_mappings_are_not_templates() -> None:
 def test_references_are_found_with_their_places() -> None:
     found = list(references({"a": ["x", "${inputs.name} ${my.step}"], "b": 3}))
 
-    assert [(place, reference.text) for place, reference in found] == [
-        (("a", 1), "inputs.name"),
-        (("a", 1), "my.step"),
-    ]
+    assert [(place, reference.text) for place, reference in found] == [(("a", 1), "inputs.name"), (("a", 1), "my.step")]

@@ -47,10 +47,7 @@ def test_beyond_the_total_the_setting_is_named(standing: int, added: int) -> Non
 
 
 def mapped(items: int) -> JsonObject:
-    return {
-        "title": "t",
-        "steps": [{"id": "each", "kind": "map", "over": list(range(items)), "step": ECHO}],
-    }
+    return {"title": "t", "steps": [{"id": "each", "kind": "map", "over": list(range(items)), "step": ECHO}]}
 
 
 @pytest.mark.spec("DIS-10.d")

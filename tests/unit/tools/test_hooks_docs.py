@@ -66,10 +66,7 @@ async def test_the_program_of_the_example_denies_vendored_code(tmp_path: Path) -
     allowed = await bench.call("code.write_file", text="/p/own/x.py")
 
     assert refused.error is not None
-    assert (refused.error.type, refused.error.message) == (
-        ErrorType.HOOK_DENIED,
-        "vendored code is not edited by hand",
-    )
+    assert (refused.error.type, refused.error.message) == (ErrorType.HOOK_DENIED, "vendored code is not edited by hand")
     assert allowed.ok
 
 

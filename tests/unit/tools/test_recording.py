@@ -13,14 +13,7 @@ from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import (
-    ContextNode,
-    ErrorType,
-    TextBlock,
-    ToolError,
-    ToolFailure,
-    ToolResult,
-)
+from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.rendering import for_model
 from tests.model.clock import FakeClock
 from tests.unit.tools.parts import gives, make_bench, make_tool, raising
@@ -77,12 +70,7 @@ async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_all
     (record,) = bench.log.records
     assert (
         record.facts.items()
-        >= {
-            "traits": Traits().as_json(),
-            "risk": "write",
-            "scope": "/p/[redacted]",
-            "shown": "/p/[redacted]/x",
-        }.items()
+        >= {"traits": Traits().as_json(), "risk": "write", "scope": "/p/[redacted]", "shown": "/p/[redacted]/x"}.items()
     )
     assert (record.decision["author"], record.decision["rule"]) == ("grant", "code.*:/p")
     assert (record.decision["is_allowed"], record.decision_id, record.is_write) == (is_allowed, "dec_1", True)
@@ -177,10 +165,7 @@ async def test_a_tool_cannot_speak_as_a_hook_and_stop_the_run(is_raised: bool) -
     result = await make_bench([make_tool(handler=handler)]).call("test.echo")
 
     assert result.error is not None
-    assert (result.error.type, dict(result.error.details)) == (
-        ErrorType.EXECUTION_FAILED,
-        {"said_type": "hook_denied"},
-    )
+    assert (result.error.type, dict(result.error.details)) == (ErrorType.EXECUTION_FAILED, {"said_type": "hook_denied"})
 
 
 @pytest.mark.spec("EVT-04")

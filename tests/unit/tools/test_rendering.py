@@ -5,23 +5,9 @@ from typing import Any
 import pytest
 
 from soong.shared.core.jsontext import dump
-from soong.shared.tools.result import (
-    ArtifactRef,
-    ContextNode,
-    ErrorType,
-    JsonBlock,
-    TextBlock,
-    ToolFailure,
-    ToolResult,
-)
+from soong.shared.tools.result import ArtifactRef, ContextNode, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results import rendering
-from soong.shared.tools.results.rendering import (
-    for_model,
-    for_person,
-    for_telemetry,
-    log_line,
-    status_of,
-)
+from soong.shared.tools.results.rendering import for_model, for_person, for_telemetry, log_line, status_of
 
 REF = ArtifactRef("ab" * 32, 5_000, "text/plain", "out.txt")
 FULL = ToolResult(

@@ -151,11 +151,7 @@ async def test_one_dispatch_claims_more_than(many: int, workers: int) -> None:
 @pytest.mark.spec("EXE-07.c", "DIS-05")
 @pytest.mark.parametrize(
     ("how", "aborted_calls", "reason"),
-    [
-        ("cancel", 0, EndReason.CANCELLED),
-        ("cancel", 2, EndReason.ABORTED_TOOLS),
-        ("abort", 0, EndReason.ABORTED_TOOLS),
-    ],
+    [("cancel", 0, EndReason.CANCELLED), ("cancel", 2, EndReason.ABORTED_TOOLS), ("abort", 0, EndReason.ABORTED_TOOLS)],
     ids=["no tool", "tools", "abort"],
 )
 async def test_a_stopped_run_says_whether_tools_were_cut_off_with_it(

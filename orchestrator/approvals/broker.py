@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -127,14 +127,6 @@ class Look:
         return decide.by_answer(self.session, self.request, answer, may_grant=self.may_grant)
 
 
-class RunEvents(Protocol):
-    """Shows the ends of runs."""
-
-    def cancelled(self, run_id: str, node_name: str) -> None:
-        """Blocking. Raises: UnavailableError."""
-        ...
-
-
 class ApprovalContext(Value):
     """The dependencies of every session's broker."""
 
@@ -146,8 +138,8 @@ class ApprovalContext(Value):
     owner_id: Callable[[], str]
     home: str = msgspec.field(default_factory=lambda: str(Path.home()))
     redactor: Redactor = msgspec.field(default_factory=Redactor)
-    events: RunEvents | None = None
-    """Without them nothing shows runs."""
+    show_cancelled: Callable[[str, str], None] | None = None
+    """Shows that a run was cancelled, by its id and a worker's node name. Blocking. Raises: UnavailableError."""
 
     async def sign(self, decision: Decision) -> Decision:
         """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
@@ -158,13 +150,13 @@ class ApprovalContext(Value):
 
         Raises: UnavailableError of the store.
         """
-        if self.events is None or (await self.store.runs.run(run_id)).status is not RunStatus.CANCELLED:
+        if self.show_cancelled is None or (await self.store.runs.run(run_id)).status is not RunStatus.CANCELLED:
             return
         workers = await self.store.sessions.workers()
         if not workers:
             return  # Flower would list a worker that does not exist
         try:
-            await asyncio.to_thread(self.events.cancelled, run_id, workers[0].node_name)
+            await asyncio.to_thread(self.show_cancelled, run_id, workers[0].node_name)
         except UnavailableError as error:
             log.warning("flower_events_unsent", error=str(error))
 

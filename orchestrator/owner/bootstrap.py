@@ -102,7 +102,7 @@ def _orchestrator(
     def owner_id() -> str:  # known to the broker before the orchestrator has registered
         return built[0].owner_id if built else ""
 
-    events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
+    show = CeleryRunEvents(make_celery(settings.redis_url)).cancelled if settings.flower_events else None
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     followers = _followers(settings, catalogue.config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
@@ -119,7 +119,7 @@ def _orchestrator(
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
         dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
         broker=ApprovalBroker(
-            ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, events=events)
+            ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, show_cancelled=show)
         ),
         recorder=folders,
         agents=owner_agents(

@@ -2,20 +2,17 @@
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+from soong.shared.core.config_section import ConfigSection, Text
 
-Text = Annotated[str, Field(min_length=1)]
 _NAME: Final = r"\.?[^./][^/]*"
 Inside = Annotated[str, Field(pattern=f"^{_NAME}(/{_NAME})*$")]
 AcpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 
 
-class AcpAgentConfig(BaseModel):
+class AcpAgentConfig(ConfigSection):
     """``[acp.agents.NAME]``: a program that speaks the Agent Client Protocol, for ``agent: acp:NAME``."""
-
-    model_config = _STRICT
 
     command: tuple[Text, ...] = Field(
         default=(), strict=False, description="Program and arguments; no shell. Left out: that of the built-in agent."
@@ -52,10 +49,8 @@ class AcpAgentConfig(BaseModel):
     )
 
 
-class AcpConfig(BaseModel):
+class AcpConfig(ConfigSection):
     """``[acp]``: agents of others that run as children (ACP-01)."""
-
-    model_config = _STRICT
 
     agents: dict[AcpName, AcpAgentConfig] = Field(
         default_factory=dict, description="By name: lower-case letters, digits, `_` and `-`."

@@ -1,8 +1,9 @@
 """The base of every section of ``config.toml``: it is closed, frozen, and converts nothing in silence."""
 
+import re
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from soong.shared.core.texts import dotted
 
@@ -17,6 +18,18 @@ class ConfigSection(BaseModel):
     """One table of the configuration. Its validator is built when a file is read: most homes have none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+def matching(pattern: str, problem: str, *, is_optional: bool = False) -> AfterValidator:
+    """Return what holds a text (or, if optional, an empty one) to a pattern; ``problem`` shows it at ``{!r}``."""
+    form = re.compile(pattern, re.ASCII | re.DOTALL)
+
+    def checked(value: str) -> str:
+        if not form.fullmatch(value) and (value or not is_optional):
+            raise ValueError(problem.format(value))
+        return value
+
+    return AfterValidator(checked)
 
 
 _WORDS: Final = {

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from soong.shared.core.config_section import ConfigSection, Seconds, Text
+from soong.shared.core.config_section import ConfigSection, Seconds, Text, matching
 
 SERVER_ID: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 OWN_ID: Final = "soong"
@@ -23,7 +23,6 @@ INNER_REFERENCE: Final = re.compile(r"\$\{(env|file):([^}]+)\}")
 PUBLIC_VARIABLES: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"})
 """Variables whose values are public, although a server refers to them."""
 
-_TAG: Final = re.compile(r"[a-z0-9][a-z0-9_-]*", re.ASCII)
 _REFERENCED: Final = "; `env:NAME` is the variable of the worker, `file:PATH` the content of a file, also inside a "
 _IN_TEXT: Final = "value as `${env:NAME}` or `${file:PATH}`"
 
@@ -45,23 +44,15 @@ def _url(value: str) -> str:
     return value
 
 
-def _tag(value: str) -> str:
-    if not _TAG.fullmatch(value):
-        raise ValueError(f"{value!r} is not a tag: a-z, 0-9, '_' and '-'")
-    return value
-
-
-def _secret_reference(value: str) -> str:
-    if value and not WHOLE_REFERENCE.fullmatch(value):
-        raise ValueError("is a secret in plain text; expected a reference, env:NAME or file:PATH")
-    return value
+_Tag = Annotated[Text, matching(r"[a-z0-9][a-z0-9_-]*", "{!r} is not a tag: a-z, 0-9, '_' and '-'")]
+_IN_PLAIN: Final = "is a secret in plain text; expected a reference, env:NAME or file:PATH"
 
 
 class McpOAuthConfig(ConfigSection):
     """``[mcp.servers.<id>.oauth]``: the client that `soong mcp login` is at the authorization server of a server."""
 
     client_id: str = Field(default="", description="A client that was registered beforehand; else one is registered.")
-    client_secret: Annotated[str, AfterValidator(_secret_reference)] = Field(
+    client_secret: Annotated[str, matching(WHOLE_REFERENCE.pattern, _IN_PLAIN, is_optional=True)] = Field(
         default="", description="Its secret, by reference: `env:NAME` or `file:PATH`."
     )
     client_auth: Literal["client_secret_basic", "client_secret_post"] = Field(
@@ -109,7 +100,7 @@ class McpServerConfig(ConfigSection):
     trusted: bool = Field(
         default=False, description="Believe what the server declares of its tools: read-only, closed world."
     )
-    tags: tuple[Annotated[Text, AfterValidator(_tag)], ...] = Field(
+    tags: tuple[_Tag, ...] = Field(
         default=(), strict=False, description="More tags of its tools, such as `network` or `dangerous`."
     )
     timeout_s: Seconds = Field(default=100.0, strict=False, description="Longest call of one of its tools.")

@@ -13,34 +13,14 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from soong.shared.core.config_section import ConfigSection, Text
+from soong.shared.core.config_section import ConfigSection, Text, matching
 from soong.shared.core.mcp_config import WHOLE_REFERENCE
 
 EventName: TypeAlias = Literal["question", "failure", "budget", "end", "worker_lost"]
 EVENTS: Final[tuple[EventName, ...]] = get_args(EventName)
 RiskName: TypeAlias = Literal["read", "write", "execute", "critical"]
 
-CHANNEL_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
-_CLOCK_TIME: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
-_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]{1,64}@[^\s@<>,;:\"\\]{1,255}", re.ASCII)
 _URL: Final = re.compile(r"[!-~]+")
-_HOST: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}", re.ASCII)
-
-
-def _channel_name(name: str) -> str:
-    if not CHANNEL_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name of a channel: 1 to 32 of a-z, 0-9, '_' and '-', beginning with a-z")
-    return name
-
-
-def _reference(value: str) -> str:
-    if not WHOLE_REFERENCE.fullmatch(value):
-        raise ValueError("is a secret, so it is given by reference: 'env:NAME' or 'file:PATH'")
-    return value
-
-
-def _optional_reference(value: str) -> str:
-    return _reference(value) if value else value
 
 
 def check_url(value: str) -> str:
@@ -72,12 +52,6 @@ def _base(value: str) -> str:
     return value.rstrip("/")
 
 
-def _clock_time(value: str) -> str:
-    if not _CLOCK_TIME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a time of day, such as '22:00'")
-    return value
-
-
 def _zone(value: str) -> str:
     try:
         ZoneInfo(value)
@@ -86,22 +60,28 @@ def _zone(value: str) -> str:
     return value
 
 
-def _address(value: str) -> str:
-    if not _ADDRESS.fullmatch(value):
-        raise ValueError(f"{value!r} is not an e-mail address, such as 'ops@example.org'")
-    return value
-
-
-def _host(value: str) -> str:
-    if not _HOST.fullmatch(value):
-        raise ValueError(f"{value!r} is not a host name, such as 'smtp.example.org'")
-    return value
-
-
-Secret: TypeAlias = Annotated[str, AfterValidator(_reference)]
-OptionalSecret: TypeAlias = Annotated[str, AfterValidator(_optional_reference)]
-Address: TypeAlias = Annotated[str, AfterValidator(_address)]
-ClockTime: TypeAlias = Annotated[str, AfterValidator(_clock_time)]
+_BY_REFERENCE: Final = "is a secret, so it is given by reference: 'env:NAME' or 'file:PATH'"
+Secret: TypeAlias = Annotated[str, matching(WHOLE_REFERENCE.pattern, _BY_REFERENCE)]
+OptionalSecret: TypeAlias = Annotated[str, matching(WHOLE_REFERENCE.pattern, _BY_REFERENCE, is_optional=True)]
+Address: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[^\s@<>,;:\"\\]{1,64}@[^\s@<>,;:\"\\]{1,255}", "{!r} is not an e-mail address, such as 'ops@example.org'"
+    ),
+]
+Host: TypeAlias = Annotated[
+    str, matching(r"[A-Za-z0-9._:-]{1,255}", "{!r} is not a host name, such as 'smtp.example.org'")
+]
+ClockTime: TypeAlias = Annotated[
+    str, matching(r"([01][0-9]|2[0-3]):[0-5][0-9]", "{!r} is not a time of day, such as '22:00'")
+]
+_Name: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[a-z][a-z0-9_-]{0,31}",
+        "{!r} is not a name of a channel: 1 to 32 of a-z, 0-9, '_' and '-', beginning with a-z",
+    ),
+]
 
 
 class QuietHours(ConfigSection):
@@ -163,7 +143,7 @@ class WebhookConfig(ChannelConfig):
 class EmailConfig(ChannelConfig):
     """``[notifications.email.NAME]``: a mailbox, by SMTP."""
 
-    host: Annotated[str, AfterValidator(_host)] = Field(description="The mail server.")
+    host: Host = Field(description="The mail server.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(default=587, description="Its port.")
     security: Literal["starttls", "tls", "none"] = Field(
         default="starttls", description="`tls` from the first byte (port 465), or `none`, which takes no password."
@@ -215,9 +195,6 @@ class NotificationRule(ConfigSection):
     risks: tuple[RiskName, ...] = Field(
         default=("read", "write", "execute", "critical"), strict=False, description="Risks of questions."
     )
-
-
-_Name: TypeAlias = Annotated[str, AfterValidator(_channel_name)]
 
 
 class NotificationsConfig(ConfigSection):

@@ -31,9 +31,24 @@ async def hang_deaf(ledger: str, until: str) -> str:
     return "ended"
 
 
+@tools.tool("test.hang_deaf_limited", permission=Permission.READONLY, timeout=timedelta(seconds=1))
+async def hang_deaf_limited(ledger: str, until: str) -> str:
+    """Wait as the one above does, beyond a time limit."""
+    return await hang_deaf(ledger, until)
+
+
 @scripted_agent("tests.hang_in_deaf_tool")
 async def hang_in_deaf_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     return await agent.call("test.hang_deaf", ledger=inputs["ledger"], until=inputs["until"])
+
+
+@scripted_agent("tests.hang_in_limited_deaf_tool")
+async def hang_in_limited_deaf_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Call a coroutine that takes no notice of its time limit, and say what came of it."""
+    try:
+        return await agent.call("test.hang_deaf_limited", ledger=inputs["ledger"], until=inputs["until"])
+    except ToolCallError as error:
+        return {"type": error.type}
 
 
 @scripted_agent("tests.hang_in_tool")

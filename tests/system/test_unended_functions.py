@@ -178,22 +178,29 @@ def test_a_function_reaches_its_time_limit_during_a_pause(scene: Scene) -> None:
     scene.until_status(task, "failed", 8)
 
 
-def test_an_agent_that_has_completed_does_not_wait_for_the_thread_of_its_tool(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("script", "tool"),
+    [("tests.hang_in_tool", "test.hang"), ("tests.hang_in_limited_deaf_tool", "test.hang_deaf_limited")],
+    ids=["thread", "coroutine"],
+)
+def test_an_agent_that_has_completed_does_not_wait_for_its_tool_that_still_runs(
+    scene: Scene, script: str, tool: str
+) -> None:
     task = scene.submit(
-        scene.ledger.agent("agent", "tests.hang_in_tool"),
+        scene.ledger.agent("agent", script),
         {"id": "after", "kind": "python", "call": "builtin.echo", "depends_on": ["agent"]},
     )
 
     completed = scene.until_status(task, "completed", 8)
 
     assert completed["steps"]["agent"]["output"] == {"type": "timeout"}
-    stuck = '"function": "test.hang"'
-    until(lambda: stuck in _log_of_worker(scene), "its thread counts as stuck", scene.service.cli.logs)
-    left_over = "agent (test.hang): completed, still running"
+    stuck = f'"function": "{tool}"'
+    until(lambda: stuck in _log_of_worker(scene), "it counts as stuck", scene.service.cli.logs)
+    left_over = f"agent ({tool}): completed, still running"
     until(lambda: left_over in scene.cli("status"), "status names it", scene.service.cli.logs)
     assert left_over in scene.cli("workers", "list")
     scene.ledger.let_end()
-    until(lambda: left_over not in scene.cli("status"), "its thread has ended", scene.service.cli.logs)
+    until(lambda: left_over not in scene.cli("status"), "it has ended", scene.service.cli.logs)
 
 
 def test_the_thread_of_a_scripted_agent_keeps_its_step_after_a_cancellation(scene: Scene) -> None:

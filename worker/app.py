@@ -20,7 +20,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.notifier import DISPATCH_TASK, queue_of
 from soong.shared.storage.celery.app import make_celery
-from soong.worker.lifetime import RecycleLimits
+from soong.worker.lifetime import InheritedPipe, RecycleLimits
 from soong.worker.process import LoopThread, WorkerProcess
 
 log = get_logger(__name__)
@@ -67,17 +67,11 @@ def is_dispatch(headers: Mapping[str, object], payload: object) -> bool:
             return False
 
 
-class ParentPipe:
-    """The inherited pipe whose end means that the process that started us has ended (SOONG_PARENT_FD), if there is one.
-
-    Made once, before any child of ours could inherit it.
-    """
+class ParentPipe(InheritedPipe):
+    """The pipe whose end means that the process that started us has ended."""
 
     def __init__(self) -> None:
-        text = os.environ.pop(PARENT_FD, "")
-        self._descriptor = int(text) if text else -1
-        if text:
-            os.set_inheritable(self._descriptor, False)
+        super().__init__(PARENT_FD)
 
     def watch(self, orphaned: Callable[[], None]) -> None:
         """Call ``orphaned`` when our starter has ended."""
@@ -89,12 +83,6 @@ class ParentPipe:
 
         if self._descriptor >= 0:
             threading.Thread(target=wait, name="soong-parent", daemon=True).start()
-
-    def pass_on(self) -> None:
-        """Leave it to the program that this process executes next."""
-        if self._descriptor >= 0:
-            os.set_inheritable(self._descriptor, True)
-            os.environ[PARENT_FD] = str(self._descriptor)
 
 
 def make_worker(app: Celery, settings: Settings, node_name: str) -> Any:

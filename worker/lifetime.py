@@ -197,15 +197,33 @@ class Retirement:
         return self.after_s if self._held else self._idle_since_s + self.after_s - self.clock.monotonic_s()
 
 
-class Pulse:
-    """The inherited pipe to the subreaper, if there is one. Made once, before any child of ours could inherit it."""
+class InheritedPipe:
+    """A pipe that the starter of this process has given it, by its number in the environment, if there is one.
 
-    def __init__(self, hang_s: float) -> None:
-        text = os.environ.pop(PULSE_FD, "")
+    Made once, before any child of ours could inherit it.
+    """
+
+    def __init__(self, variable: str) -> None:
+        text = os.environ.pop(variable, "")
+        self._variable = variable
         self._descriptor = int(text) if text.isdigit() else -1
-        self._hang_s = hang_s
         if self._descriptor >= 0:
             os.set_inheritable(self._descriptor, False)
+
+    def pass_on(self) -> None:
+        """Leave it to the program that this process executes next."""
+        if self._descriptor >= 0:
+            os.set_inheritable(self._descriptor, True)
+            os.environ[self._variable] = str(self._descriptor)
+
+
+class Pulse(InheritedPipe):
+    """The pipe to the subreaper."""
+
+    def __init__(self, hang_s: float) -> None:
+        super().__init__(PULSE_FD)
+        self._hang_s = hang_s
+        if self._descriptor >= 0:
             os.set_blocking(self._descriptor, False)
 
     async def beat(self) -> None:
@@ -223,8 +241,7 @@ class Pulse:
         """Leave the pipe to the program that this process executes next; until it beats, no sign is expected."""
         if self._descriptor >= 0:
             self._say(0)
-            os.set_inheritable(self._descriptor, True)
-            os.environ[PULSE_FD] = str(self._descriptor)
+        super().pass_on()
 
     def _say(self, silent_s: float) -> None:
         with suppress(OSError):  # the subreaper is gone, and we with it; or it is stopped, and the pipe full
@@ -242,14 +259,11 @@ class Lifetime:
     """Celery has started. Before that no call is heard, for the process could not stop in order."""
 
 
-class StatusPipe:
-    """One report of one start. Made once, before any child of ours could inherit the pipe."""
+class StatusPipe(InheritedPipe):
+    """One report of one start."""
 
     def __init__(self) -> None:
-        text = os.environ.pop(STATUS_FD, "")
-        self._descriptor = int(text) if text.isdigit() else -1
-        if self._descriptor >= 0:
-            os.set_inheritable(self._descriptor, False)
+        super().__init__(STATUS_FD)
 
     def ready(self) -> None:
         """Report that work is taken from now on. Only the first report counts."""

@@ -1,9 +1,9 @@
 """The inputs for making rows of plans and of pull workers: tools, agent definitions, functions, surfaces."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -90,10 +90,14 @@ class Planner(Value):
             LimitExceededError: with them the task would have too many steps.
         """
         check_total(len(steps), dispatch.count, self.max_children)
-        made = partial(
-            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
-        )
-        return pull_workers(dispatch, task, steps, root, grow=made)
+        taken = {step.step_id for step in steps}
+        numbered = ((number, f"pull-worker-{number}") for number in itertools.count(1))
+        free = itertools.islice((one for one in numbered if one[1] not in taken), dispatch.count)
+        planned = [replace(dispatch.step, id=step_id, title=f"Pull worker {number}") for number, step_id in free]
+        made = self._grown(planned, task, root, project=project, origin=origin)
+        limited = [replace(step.spec, max_steps=dispatch.max_steps) for step in made]
+        added = (replace(step, is_pull_worker=True, spec=spec) for step, spec in zip(made, limited, strict=True))
+        return TaskChange(steps=tuple(added), reason=f"{dispatch.count} pull workers dispatched")
 
     def change(
         self,
@@ -123,11 +127,8 @@ class Planner(Value):
             attempts.append(retried_step(step, last[step.key], plan, self.surface_of, origin))
         key_of = {name: step.key for name, step in by_id.items()}
         key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
-        made = partial(
-            grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
-        )
         return TaskChange(
-            steps=made(update.steps, task, root),
+            steps=self._grown(update.steps, task, root, project=project, origin=origin),
             edges=tuple((key_of[child], key_of[parent]) for child, parent in update.edges),
             attempts=tuple(attempts),
             priorities={key_of[name]: priority for name, priority in update.priorities.items()},
@@ -135,6 +136,12 @@ class Planner(Value):
             cancelled=tuple(key_of[name] for name in update.cancelled),
             reason=update.reason,
         )
+
+    def _grown(
+        self, steps: Sequence[StepSpec], task: Task, root: RunIdentity, *, project: tuple[str, ...], origin: Origin
+    ) -> tuple[NewStep, ...]:
+        own: dict[str, Any] = {"surface_of": self.surface_of, "default_model": self.default_model}
+        return grown(steps, task, root, project=project, origin=origin, **own)
 
 
 def check_total(standing: int, added: int, limit: int) -> None:
@@ -184,29 +191,3 @@ def _at_dispatch(report: Report) -> Report:
         report(path[2:] if path[:1] == ("steps",) else path, problem, hint)
 
     return moved
-
-
-Grow: TypeAlias = Callable[[Sequence[StepSpec], Task, RunIdentity], Sequence[NewStep]]
-"""Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.new_tasks.grown`)."""
-
-
-def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
-    """Return the change that adds the pull workers to a task with the given steps.
-
-    Raises:
-        InvalidPlanError: they would run on the script model and have no script.
-    """
-    taken = {step.step_id for step in steps}
-    ids: list[str] = []
-    number = 0
-    while len(ids) < dispatch.count:
-        number += 1
-        if (step_id := f"pull-worker-{number}") not in taken:
-            ids.append(step_id)
-    planned = [replace(dispatch.step, id=step_id, title=f"Pull worker {step_id[12:]}") for step_id in ids]
-    made = grow(planned, task, root)
-    limited = [replace(step.spec, max_steps=dispatch.max_steps) for step in made]
-    return TaskChange(
-        steps=tuple(replace(step, is_pull_worker=True, spec=spec) for step, spec in zip(made, limited, strict=True)),
-        reason=f"{dispatch.count} pull workers dispatched",
-    )

@@ -152,19 +152,17 @@ class SqlConsentStore(StorePart):
         return await self._database.read(lambda tx: questions_of(tx, session_id, include_closed, beyond, limit))
 
     async def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
-        def write(tx: Transaction) -> int:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> int:
             check_owned(tx, ownership)
             named = {"session_id": ownership.session_id, "run_id": run_id}
             closed = tx.count(DROP_EXCESS, kept=list(kept), **named)
             if closed:
-                run_log = RunLogBuffer(now_us)
                 note = of_dropped_questions(ownership.session_id, run_id, closed)
                 run_log.note(run_id, EventType.SECURITY, **note.data)
-                run_log.flush(tx)
                 self._trail.note(tx, [note], now_us)
             return closed
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def answer(self, answer: Answer) -> None:
         # Words may hold a key that was typed at the wrong place: neither a row nor the asker gets it.
@@ -226,16 +224,14 @@ class SqlConsentStore(StorePart):
         return await self._database.write(write)
 
     async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
-        def write(tx: Transaction) -> bool:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> bool:
             append_held(tx, RunWrite(run_id, fence, now_us))
             rows = tx.rows(EXPIRE_DECISION, run_id=run_id, tool_call_id=tool_call_id)
-            run_log = RunLogBuffer(now_us)
             for (request_id,) in rows:
                 run_log.note(run_id, EventType.PERMISSION_EXPIRED, request_id=request_id, tool_call_id=tool_call_id)
-            run_log.flush(tx)
             return bool(rows)
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def withdraw_orphans(self, session_id: str, *, now_us: int) -> Sequence[str]:
         def write(tx: Transaction) -> list[str]:

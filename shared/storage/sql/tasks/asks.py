@@ -80,19 +80,17 @@ class SqlAskStore(StorePart):
         await self._database.write(write)
 
     async def end_ask(self, ownership: Ownership, task_id: str, end: StepEnd, *, now_us: int) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             if TaskStatus(was).is_terminal:
                 return frozenset()
             append_held(tx, RunWrite(end.run_id, end.fence, now_us, end.nodes, end.events))
             reason = end.error.message if end.error else ""
-            run_log = RunLogBuffer(now_us)
             workers = cancel_all(tx, run_log, task_id, "the run that started it has ended", now_us)
             end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), _ENDS[end.status], reason, now_us, end=end)
-            run_log.flush(tx)
             return workers
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     def _claim(self, tx: Transaction, task_id: str, run_id: str, fence: int, now_us: int) -> Claim:
         run_log = RunLogBuffer(now_us)

@@ -125,55 +125,70 @@ class SqlFailures(StorePart):
 
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
         ready = await asyncio.to_thread(_child_rows, children, now_us, is_postgres=self._database.is_postgres)
-        return await self._database.write(lambda tx: _expand(tx, ownership, step_key, children, ready, now_us))
+        return await self._write_logged(
+            lambda tx, run_log: _expand(tx, run_log, ownership, step_key, children, ready, now_us), now_us
+        )
 
     async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
             if status == StepStatus.EXPANDING:
-                run_log = RunLogBuffer(now_us)
                 tell_opened(run_log, root_run_of(tx, task_id), step_key, kind, ready_us)
                 _fail_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, error, now_us)
-                run_log.flush(tx)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
     async def retry_step(
         self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
     ) -> None:
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             status, *_, is_settled, _, _, _ = owned_step(tx, ownership, step_key)
             if is_settled:
                 raise InvalidTransitionError("step", f"{status}, settled", StepEvent.RETRY)
             if status != StepStatus.FAILED:
                 advance_step(StepStatus(status), StepEvent.RETRY)
                 raise InvalidTransitionError("step", status, StepEvent.RETRY)
-            run_log = RunLogBuffer(now_us)
             run_log.create(run, RunStatus.QUEUED)
             start_again(tx, run_log, [(step_key, run, not_before_us)])
             paused = select(tasks.c.id).where((tasks.c.id == steps.c.task_id) & (tasks.c.status == "paused")).exists()
             tx.execute(steps.update().where((steps.c.key == step_key) & paused).values(is_paused=1))
-            run_log.flush(tx)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
     async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
         due_us = await self._database.read(owned_read(ownership, lambda tx: _next_due(tx, ownership)))
         if due_us is None or due_us > now_us:
             return due_us
 
-        def write(tx: Transaction) -> int | None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> int | None:
             check_owned(tx, ownership)
-            run_log = RunLogBuffer(now_us)
             for key, run_id in tx.paced(tx.rows(PROMOTE, session_id=ownership.session_id, now_us=now_us)):
                 run_log.note(run_id, EventType.STEP_READY, step=key)
-            run_log.flush(tx)
             return _next_due(tx, ownership)
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
-        await self._database.write(lambda tx: _settle(tx, ownership, step_key, policy, now_us))
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
+            status, _, task_id, step_id, map_key, is_settled, *_ = owned_step(tx, ownership, step_key)
+            if status != StepStatus.FAILED:
+                raise InvalidTransitionError("step", status, "settle")
+            if is_settled or not tx.count(SETTLE, key=step_key):
+                return
+            match policy:
+                case FailurePolicy.KEEP:
+                    unlock_after(tx, [step_key], now_us)
+                case FailurePolicy.SKIP_DEPENDENTS:
+                    skip_below(tx, run_log, step_key, now_us)
+                    if map_key:
+                        error = StepError("failed", f"its item {step_id} failed")
+                        _fail_map(tx, run_log, map_key, task_id, StepStatus.WAITING, error, now_us)
+                case FailurePolicy.FAIL_TASK:
+                    cancel_all(tx, run_log, task_id, f"step {step_id} failed", now_us)
+                case _:
+                    assert_never(policy)
+
+        await self._write_logged(write, now_us)
 
 
 def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
@@ -211,6 +226,7 @@ def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) 
 
 def _expand(
     tx: Transaction,
+    run_log: RunLogBuffer,
     ownership: Ownership,
     step_key: str,
     children: Sequence[NewStep],
@@ -220,7 +236,6 @@ def _expand(
     status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
     if status != StepStatus.EXPANDING:
         return False
-    run_log = RunLogBuffer(now_us)
     root_run_id = root_run_of(tx, task_id)
     tell_opened(run_log, root_run_id, step_key, kind, ready_us)
     run_log.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
@@ -233,7 +248,6 @@ def _expand(
             tx.rows(PAUSE_CHILDREN, key=step_key)
     else:
         complete_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, now_us)
-    run_log.flush(tx)
     return True
 
 
@@ -273,25 +287,3 @@ def _fail_map(
 ) -> None:
     if move_map(tx, step_key, was, StepStatus.FAILED, now_us, error=error):
         run_log.note(root_run_of(tx, task_id), EventType.STEP_FAILED, step=step_key, **error.as_json())
-
-
-def _settle(tx: Transaction, ownership: Ownership, step_key: str, policy: FailurePolicy, now_us: int) -> None:
-    status, _, task_id, step_id, map_key, is_settled, *_ = owned_step(tx, ownership, step_key)
-    if status != StepStatus.FAILED:
-        raise InvalidTransitionError("step", status, "settle")
-    if is_settled or not tx.count(SETTLE, key=step_key):
-        return
-    run_log = RunLogBuffer(now_us)
-    match policy:
-        case FailurePolicy.KEEP:
-            unlock_after(tx, [step_key], now_us)
-        case FailurePolicy.SKIP_DEPENDENTS:
-            skip_below(tx, run_log, step_key, now_us)
-            if map_key:
-                error = StepError("failed", f"its item {step_id} failed")
-                _fail_map(tx, run_log, map_key, task_id, StepStatus.WAITING, error, now_us)
-        case FailurePolicy.FAIL_TASK:
-            cancel_all(tx, run_log, task_id, f"step {step_id} failed", now_us)
-        case _:
-            assert_never(policy)
-    run_log.flush(tx)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
-from sqlalchemy import literal, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from soong.shared.core.errors import InvalidConfigError
@@ -19,8 +18,7 @@ from soong.shared.engine.tasks.retention import EndedTask, Footprint, NamedArtif
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import driver_error
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import metadata
-from soong.shared.storage.sql.engine.tables.work import UNSETTLED, runs
+from soong.shared.storage.sql.engine.tables.work import UNSETTLED
 from soong.shared.storage.sql.engine.transaction import Transaction, footprint, used_bytes
 
 T = TypeVar("T")
@@ -292,23 +290,19 @@ def page_of(
 
     The place is None when no row follows.
     """
-    columns = metadata.tables[table].c
-    keys = [columns[name] for name in order]
-    if table in _TASK_COLUMNS:
-        task = columns[_TASK_COLUMNS[table]].label("task")
-    else:
-        task = select(runs.c.task_id).where(runs.c.id == columns["run_id"]).scalar_subquery().label("task")
-    wanted = (
-        select(columns[column], task, *keys)
-        .where(columns[column].like("%digest%") | columns[column].like("%artifact%"))
-        .order_by(*keys)
-        .limit(PAGE)
+    task = _TASK_COLUMNS.get(table) or f"(SELECT task_id FROM runs WHERE runs.id = {table}.run_id)"
+    keys, values = ", ".join(order), ", ".join(f":{name}" for name in order)
+    beyond = f"AND ({keys}) > ({values})" if after else ""
+    wanted = Statement(
+        f"page of {table}.{column}: what may name an artifact, in the order of its rows",
+        f"""
+        SELECT {column}, {task}, {keys} FROM {table}
+        WHERE ({column} LIKE '%digest%' OR {column} LIKE '%artifact%') {beyond} ORDER BY {keys} LIMIT {PAGE}
+        """,
     )
-    if after:
-        wanted = wanted.where(tuple_(*keys) > tuple_(*(literal(value) for value in after)))
 
     def read(tx: Transaction) -> tuple[list[NamedArtifact], Sequence[Any] | None]:
-        rows: Sequence[Sequence[Any]] = tx.execute(wanted).all()
+        rows = tx.rows(wanted, **dict(zip(order, after, strict=bool(after))))
         named = [
             NamedArtifact(digest, task_id or "", kind)
             for text, task_id, *_ in rows

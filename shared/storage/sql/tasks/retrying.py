@@ -100,15 +100,13 @@ class SqlRetrying(StorePart):
         now_us: int,
         command_id: str = "",
     ) -> None:
-        def write(tx: Transaction) -> None:
-            run_log = RunLogBuffer(now_us)
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             keys = _retry(tx, run_log, ownership, task_id, runs, (again, regrown), origin, now_us)
             if model:
                 tx.rows(SET_MODEL, model=model, keys=keys)
-            run_log.flush(tx)
             command_done(tx, command_id)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
 
 def _retry(

@@ -224,10 +224,9 @@ class SqlTaskCommands(SqlChanging):
         now_us: int,
         command_id: str = "",
     ) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             advance_task(TaskStatus(was), event)
-            run_log = RunLogBuffer(now_us)
             if event is TaskEvent.COMPLETE:
                 rows = tx.rows(IDS_BY_STATUS, task_id=task_id)
                 check_over([step_id for status, step_id in rows if StepStatus(status) not in STEP_ENDS])
@@ -237,11 +236,10 @@ class SqlTaskCommands(SqlChanging):
                 workers = cancel_all(tx, run_log, task_id, reason, now_us)
             tell_maps(tx, run_log, task_id, root_run_id)
             end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
-            run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def cancel_task(
         self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
@@ -250,31 +248,27 @@ class SqlTaskCommands(SqlChanging):
         return await self.end_task(ownership, task_id, TaskEvent.CANCEL, now_us=now_us, **named)
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             status = advance_task(TaskStatus(was), TaskEvent.PAUSE)
             move_task(tx, task_id, status, reason, None)
             _pause_steps(tx, task_id, is_paused=1)
             if was != status:
-                run_log = RunLogBuffer(now_us)
                 run_log.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
-                run_log.flush(tx)
             return frozenset(tx.column(HOLDERS, task_id=task_id))
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             status = advance_task(TaskStatus(was), TaskEvent.RESUME)
             if was != status:
                 move_task(tx, task_id, status, "", None)
                 _pause_steps(tx, task_id, is_paused=0)
-                run_log = RunLogBuffer(now_us)
                 run_log.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
-                run_log.flush(tx)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
     async def abort_call(self, ownership: Ownership, abort: CallAbort, *, now_us: int) -> None:
         def write(tx: Transaction) -> None:
@@ -286,16 +280,14 @@ class SqlTaskCommands(SqlChanging):
         await self._database.write(write)
 
     async def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             was, *_ = owned_task(tx, ownership, task_id)
             if TaskStatus(was).is_terminal:
                 return
-            run_log = RunLogBuffer(now_us)
             tx.count(STOP_AT_LIMIT, scope=task_scope(task_id), reason=plain(reason))
             cancel_unheld(tx, run_log, task_id, reason, now_us)
-            run_log.flush(tx)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
 
 def _open_tasks(rows: Sequence[Row]) -> Iterator[OpenTask]:

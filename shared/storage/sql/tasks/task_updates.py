@@ -159,33 +159,29 @@ class SqlChanging(StorePart):
     async def update_task(
         self, ownership: Ownership, task_id: str, change: TaskChange, *, now_us: int, command_id: str = ""
     ) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str]:
             was, root_run_id, _ = owned_task(tx, ownership, task_id)
             if TaskStatus(was).is_terminal:
                 raise InvalidTransitionError("task", was, "update")
-            changing = _Changing(
-                tx, RunLogBuffer(now_us), task_id, root_run_id, change, now_us, was == TaskStatus.PAUSED
-            )
+            changing = _Changing(tx, run_log, task_id, root_run_id, change, now_us, was == TaskStatus.PAUSED)
             workers = changing.write()
-            changing.run_log.flush(tx)
             command_done(tx, command_id)
             return workers
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
-        def write(tx: Transaction) -> int:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> int:
             _, root_run_id, _ = owned_task(tx, ownership, task_id)
             keys = tx.column(LOCK_PENDING, task_id=task_id)
-            run_log, count = RunLogBuffer(now_us), 0
+            count = 0
             for key, kind, run_id, open_deps in tx.rows(RECOUNT, keys=keys) if keys else ():
                 if not open_deps:
                     count += 1
                     _open(tx, run_log, key, StepKind(kind), run_id or root_run_id)
-            run_log.flush(tx)
             return count
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
 
 def _open(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:

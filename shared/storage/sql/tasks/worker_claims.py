@@ -125,13 +125,10 @@ class SqlWorkerClaims(StorePart):
         )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
-        def write(tx: Transaction) -> frozenset[str]:
-            run_log = RunLogBuffer(now_us)
-            stale = free_steps(tx, run_log, worker_id, held, reason, now_us)
-            run_log.flush(tx)
-            return stale
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str]:
+            return free_steps(tx, run_log, worker_id, held, reason, now_us)
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def park(
         self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
@@ -144,16 +141,14 @@ class SqlWorkerClaims(StorePart):
     async def report_progress(
         self, worker_id: str, held: Lease, progress: str, *, error: StepError | None = None, now_us: int
     ) -> None:
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
             parameters = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence, "worker_id": worker_id}
             text = None if error is None else pack(error.as_json())
             if not tx.count(REPORT_PROGRESS, progress=plain(progress), error=text, **parameters):
                 raise LeaseLostError(held.run_id, held.fence)
-            run_log = RunLogBuffer(now_us)
             run_log.note(held.run_id, EventType.STEP_PROGRESS, step=held.step_key, progress=progress)
-            run_log.flush(tx)
 
-        await self._database.write(write)
+        await self._write_logged(write, now_us)
 
     async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
         rows = await self._database.read(lambda tx: tx.rows(INTERRUPTS, worker_id=worker_id))
@@ -169,15 +164,12 @@ class SqlWorkerClaims(StorePart):
     async def expire_worker(
         self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
     ) -> frozenset[str] | None:
-        def write(tx: Transaction) -> frozenset[str] | None:
+        def write(tx: Transaction, run_log: RunLogBuffer) -> frozenset[str] | None:
             if not tx.count(EXPIRE_WORKER, worker_id=worker_id, beat=beat):
                 return None
-            run_log = RunLogBuffer(now_us)
-            concerned = expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
-            run_log.flush(tx)
-            return concerned
+            return expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
 
-        return await self._database.write(write)
+        return await self._write_logged(write, now_us)
 
     async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
         found = await self._database.read(_bad_workers)

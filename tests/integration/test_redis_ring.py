@@ -10,7 +10,7 @@ import redis
 
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.wire.notifier import REQUESTS, Subscription
+from soong.shared.engine.wire.notifier import REQUESTS, Subscription, run_channel
 from soong.shared.storage.redis.client import DirectConnection, RedisClients
 from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
@@ -113,7 +113,7 @@ async def test_a_run_that_nobody_follows_is_left_out_for_a_while_and_then_heard_
     await notifier.notify_runs(["run_1", "run_2"])
     assert await heard(first, "run_1") == ["run_1"]
     assert await second.wait(0) == ()
-    notifier._unfollowed.update(run_2=asyncio.get_running_loop().time())
+    notifier._unfollowed[run_channel("run_2")] = asyncio.get_running_loop().time()
     await notifier.notify_runs(["run_2"])
 
     assert await heard(second, "run_2") == ["run_2"]

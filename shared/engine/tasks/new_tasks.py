@@ -80,9 +80,7 @@ def new_task(
     project = project_needed(session.project_id, session.project)
     is_limited = not plan.limits.is_unlimited
     lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin, is_limited)
-    titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
-    surfaces = Surfaces(surface_of)
-    steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
+    steps = _new_steps(plan.steps, lineage, inputs, surface_of, default_model)
     return NewTask(
         id=task_id,
         session_id=session.id,
@@ -172,9 +170,7 @@ def grown(
     check_models(steps, default_model, "update add_steps")
     is_limited = bool(task.plan.get("limits"))
     lineage = Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin, is_limited)
-    titles = Titles(scope_of(task.inputs, {}), ExpansionBudget("the titles of the steps"))
-    surfaces = Surfaces(surface_of)
-    return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
+    return _new_steps(steps, lineage, task.inputs, surface_of, default_model)
 
 
 class Titles(Value):
@@ -245,6 +241,14 @@ class Lineage(Value):
         return NewRun(identity, surface, new_token())
 
 
+def _new_steps(
+    steps: Sequence[StepSpec], lineage: "Lineage", inputs: JsonObject, surface_of: SurfaceOf, default_model: str
+) -> tuple[NewStep, ...]:
+    titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
+    surfaces = Surfaces(surface_of)
+    return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
+
+
 def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
     work = step.work
     surface, needed = surfaces.of(work)
@@ -301,16 +305,11 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
     An attempt that somebody asked for is theirs, and may fail as often as the plan allows. ``model`` replaces the model
     of an agent.
     """
-    identity = RunIdentity(
-        session_id=last.identity.session_id,
+    identity = replace(
+        last.identity,
         run_id=new_id("run"),
         agent_id=new_id("agent"),
-        role=last.identity.role,
         definition=step.definition,
-        parent_run_id=last.identity.parent_run_id,
-        parent_agent_id=last.identity.parent_agent_id,
-        task_id=step.task_id,
-        step_key=step.key,
         step_title=step.title,
         model=(model or step.model) if step.model else "",
         origin=last.identity.origin if asked_by is None else asked_by,

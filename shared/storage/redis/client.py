@@ -27,7 +27,7 @@ from soong.shared.core.errors import InvalidConfigError
 COMMAND_CONNECTIONS = 16
 BLOCKING_CONNECTIONS = 64
 
-Command: TypeAlias = Sequence[str | int]
+Command: TypeAlias = tuple[str | int, ...]
 """Its name and arguments."""
 
 

@@ -12,9 +12,9 @@ rows, and again within a second.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -40,9 +40,8 @@ MAX_EXPIRIES = 1_000
 """Streams whose last expiry command we remember."""
 MAX_UNFOLLOWED = 10_000
 
-# (how, where, id): all of a hint but what comes with the id of a raised request: its session.
-_How: TypeAlias = Literal["publish", "call", "stream"]
-_Hint: TypeAlias = tuple[_How, str, str]
+_RUNS: Final = run_channel("")
+"""The start of the channels of runs."""
 
 
 class RedisNotifier:
@@ -53,7 +52,8 @@ class RedisNotifier:
     def __init__(self, client: "Redis") -> None:
         self._client = client
         self._connection = DirectConnection(client)
-        self._waiting: dict[_Hint, str] = {}
+        self._waiting: dict[Command, None] = {}
+        """Hints as commands; one to owners names a session, and is sent with the others of its batch."""
         self._sending: asyncio.Task[None] | None = None
         self._sent_s = -timing.HINTS_S
         self._urgent = asyncio.Event()
@@ -62,27 +62,27 @@ class RedisNotifier:
         self._expiries: dict[str, float] = {}
         """By stream: when its expiry was set last."""
         self._unfollowed: dict[str, float] = {}
-        """By run: until when nobody follows it, as far as we know."""
+        """By channel of a run: until when nobody follows it, as far as we know."""
         self.dropped = 0
 
     async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         for session_id in sessions or ("",):
-            self._put("publish", OWNERS_CHANNEL, session_id)
+            self._put("PUBLISH", OWNERS_CHANNEL, session_id)
 
     async def notify_worker(self, worker_id: str) -> None:
-        self._put("publish", worker_channel(worker_id), worker_id)
+        self._put("PUBLISH", worker_channel(worker_id), _payload())
 
     async def call_worker(self, worker_id: str) -> None:
-        self._put("call", worker_channel(worker_id), worker_id)
+        self._put("PUBLISH", worker_channel(worker_id), _payload(claim=True))
 
     async def notify_session(self, session_id: str) -> None:
-        self._put("publish", session_channel(session_id), session_id)
+        self._put("PUBLISH", session_channel(session_id), _payload())
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         now_s = asyncio.get_running_loop().time()
-        for run_id in run_ids:
-            if self._unfollowed.get(run_id, now_s) <= now_s:
-                self._put("publish", run_channel(run_id), run_id, is_urgent=False)
+        for channel in map(run_channel, run_ids):
+            if self._unfollowed.get(channel, now_s) <= now_s:
+                self._put("PUBLISH", channel, _payload(), is_urgent=False)
 
     async def publish_answer(self, run_id: str, payload: str) -> int:
         try:
@@ -91,10 +91,10 @@ class RedisNotifier:
             return 0  # nobody depends on it
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
-        self._put("stream", REQUESTS, request_id, session_id)
+        self._add(REQUESTS, "request", request_id, *(("session", session_id) if session_id else ()))
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None:
-        self._put("stream", decisions_of(worker_id), request_id)
+        self._add(decisions_of(worker_id), "request", request_id)
 
     async def close(self) -> None:
         """Send what waits, for a short while."""
@@ -106,8 +106,11 @@ class RedisNotifier:
         await asyncio.gather(self._sending, return_exceptions=True)
         await self._connection.close()
 
-    def _put(self, how: _How, where: str, id: str, beside: str = "", *, is_urgent: bool = True) -> None:
-        self._keep((how, where, id), beside)
+    def _add(self, stream: str, *fields: str) -> None:
+        self._put("XADD", stream, "MAXLEN", "~", MAX_LENGTH, "*", "v", "1", *fields)
+
+    def _put(self, *command: str | int, is_urgent: bool = True) -> None:
+        self._keep(command)
         if is_urgent:
             self._urgent.set()
         if self._sending is None or self._sending.done():
@@ -132,48 +135,37 @@ class RedisNotifier:
                 self._expiries.clear()  # the server may come back without our streams
                 # Older hints first, so that the limit drops the oldest.
                 later, self._waiting = self._waiting, batch
-                for hint, beside in later.items():
-                    self._keep(hint, beside)
+                for command in later:
+                    self._keep(command)
                 await asyncio.sleep(timing.retry_s(failures))
                 failures += 1
             else:
                 failures = 0
 
-    def _keep(self, hint: _Hint, beside: str) -> None:
-        self._waiting[hint] = beside
+    def _keep(self, command: Command) -> None:
+        self._waiting[command] = None
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
             self.dropped += 1
 
-    async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
-        sessions = [subject for _, where, subject in batch if where == OWNERS_CHANNEL and subject]
+    async def _send_batch(self, batch: Collection[Command]) -> None:
+        sessions = [str(command[2]) for command in batch if command[1] == OWNERS_CHANNEL]
         commands: list[Command] = []
-        followed: dict[int, str] = {}
-        for (how, where, subject), beside in batch.items():
-            if how == "stream":
-                commands += self._additions(where, subject, beside)
-            elif how == "call":
-                commands.append(("PUBLISH", where, _payload(claim=True)))
-            elif where != OWNERS_CHANNEL:
-                if where == run_channel(subject):
-                    followed[len(commands)] = subject
-                commands.append(("PUBLISH", where, _CHANGED))
-            elif not subject:
-                commands.append(("PUBLISH", where, _payload(sessions=[])))
-        if sessions:
-            commands.append(("PUBLISH", OWNERS_CHANNEL, _payload(sessions=sessions)))
-        answers = await self._connection.execute(commands)
+        for command in batch:
+            if command[1] != OWNERS_CHANNEL:
+                commands.append(command)
+            if command[0] == "XADD" and command[1] != REQUESTS and self._is_expiry_due(str(command[1])):
+                # Incarnations come and go: their streams end some time after their last entry.
+                commands.append(("EXPIRE", command[1], timing.DAY_S))
+        commands += [("PUBLISH", OWNERS_CHANNEL, _payload(sessions=[]))] if "" in sessions else []
+        if named := [session_id for session_id in sessions if session_id]:
+            commands.append(("PUBLISH", OWNERS_CHANNEL, _payload(sessions=named)))
+        answers = zip(commands, await self._connection.execute(commands), strict=True)
+        followed = [(str(command[1]), number) for command, number in answers if str(command[1]).startswith(_RUNS)]
         until_s = asyncio.get_running_loop().time() + timing.UNFOLLOWED_S
         if len(self._unfollowed) + len(followed) > MAX_UNFOLLOWED:
             self._unfollowed.clear()
-        self._unfollowed |= {run_id: until_s for place, run_id in followed.items() if not answers[place]}
-
-    def _additions(self, stream: str, request_id: str, session_id: str) -> Iterator[Command]:
-        more = ("session", session_id) if session_id else ()
-        yield ("XADD", stream, "MAXLEN", "~", MAX_LENGTH, "*", "v", "1", "request", request_id, *more)
-        if stream != REQUESTS and self._is_expiry_due(stream):
-            # Incarnations come and go: their streams end some time after their last entry.
-            yield ("EXPIRE", stream, timing.DAY_S)
+        self._unfollowed |= {channel: until_s for channel, number in followed if not number}
 
     def _is_expiry_due(self, stream: str) -> bool:
         now_s = asyncio.get_running_loop().time()
@@ -193,6 +185,3 @@ class RedisNotifier:
 
 def _payload(**fields: object) -> str:
     return json.dumps({"v": 1, **fields}, separators=(",", ":"))
-
-
-_CHANGED: Final = _payload()

@@ -4,13 +4,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from typing import Any, Final
 
 from sqlalchemy import RootTransaction
 
 from soong.shared.permissions.store import OpenQuestions
+from soong.shared.storage.redis.client import Command
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.sql.consent.consent import SqlConsentStore
 from soong.shared.storage.sql.engine.database import Database
@@ -125,8 +126,8 @@ def _watch_commits() -> None:
 def _watch_hints() -> None:
     original = RedisNotifier._send_batch  # where hints leave the process; nothing public is that exact
 
-    async def sending(self: RedisNotifier, batch: Mapping[Any, str]) -> None:
-        is_meant = any(how == "stream" for how, _, _ in batch)
+    async def sending(self: RedisNotifier, batch: Collection[Command]) -> None:
+        is_meant = any(command[0] == "XADD" for command in batch)
         if is_meant:
             reach(f"{HINT}:before")
         await original(self, batch)

@@ -3,12 +3,10 @@
 A map step's value is the list of its children's outputs in item order; it is gathered when it is read, never copied.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
@@ -108,18 +106,17 @@ class Contexts:
     """The context of claims in addition to their steps, with its immutable part kept parsed. Used by one thread."""
 
     def __init__(self) -> None:
-        self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
-        self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
-        self._policies: OrderedDict[str, JsonObject] = OrderedDict()
+        self._surfaces: dict[str, JsonObject] = {}
+        self._tasks: dict[str, tuple[JsonObject, str]] = {}
+        self._policies: dict[str, JsonObject] = {}
 
     def of_runs(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what claims get, given the rows of ``CLAIM_CONTEXT``."""
-        runs = {row.id: row for row in rows}
         return ClaimContext(
-            runs,
-            _kept(self._tasks, {run.task_id for run in runs.values()}, lambda missing: _tasks(tx, missing)),
-            _kept(self._surfaces, {run.surface for run in runs.values()}, lambda missing: _surfaces(tx, missing)),
-            _kept(self._policies, {run.policy for run in runs.values()}, _policies),
+            {row.id: row for row in rows},
+            _kept(self._tasks, {row.task_id for row in rows}, lambda missing: _tasks(tx, missing)),
+            _kept(self._surfaces, {row.surface for row in rows}, lambda missing: _surfaces(tx, missing)),
+            _kept(self._policies, {row.policy for row in rows}, lambda missing: {one: unpack(one) for one in missing}),
         )
 
 
@@ -177,27 +174,17 @@ def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObje
     return {id_: (unpack(inputs), title) for id_, inputs, title in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
 
 
-def _policies(texts: Sequence[str]) -> dict[str, JsonObject]:
-    return {text: unpack(text) for text in texts}
-
-
 def _surfaces(tx: Transaction, digests: Sequence[str]) -> dict[str, JsonObject]:
     return {digest: unpack(body) for digest, body in tx.rows(SURFACES, digests=digests)}
 
 
-def _kept(
-    cache: "OrderedDict[str, T]", keys: set[str], read: Callable[[Sequence[str]], Mapping[str, T]]
-) -> dict[str, T]:
+def _kept(cache: dict[str, T], keys: set[str], read: Callable[[Sequence[str]], Mapping[str, T]]) -> dict[str, T]:
     """Return what these keys name, reading what is not kept yet."""
-    missing = sorted(key for key in keys if key not in cache)
+    if missing := sorted(keys - cache.keys()):
+        cache.update(read(missing))
     found = {key: cache[key] for key in keys if key in cache}
-    if missing:
-        found.update(read(missing))
-        cache.update((key, found[key]) for key in missing if key in found)
-    for key in keys & cache.keys():
-        cache.move_to_end(key)
     while len(cache) > KEPT:
-        cache.popitem(last=False)
+        del cache[next(iter(cache))]
     return found
 
 
@@ -231,7 +218,7 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     children: dict[str, dict[str, StepResult]] = {}
     found = tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ()
     for item in found:
-        children.setdefault(item.map_key, {})[item.key] = _result(item, _Lists())
+        children.setdefault(item.map_key, {})[item.key] = _result(item, {})
     of_items = {key: result for items in children.values() for key, result in items.items()}
     rows = tx.rows(REMAINS, keys=sorted({*unclean, *of_items}))
     open_writes = _open_writes(tx, [row.run_id for row in rows if row.run_id])
@@ -286,7 +273,7 @@ def _object(text: str | None) -> JsonObject | None:
 
 def _result(row: Row, lists: "_Lists") -> StepResult:
     try:
-        value = lists.of(row.key) if StepKind(row.kind).traits.has_items else output_of(row.output)
+        value = _value(row, lists)
     except MalformedError as error:
         words = f"the row of {row.step_id!r} is malformed: {error}"
         return StepResult(
@@ -296,35 +283,34 @@ def _result(row: Row, lists: "_Lists") -> StepResult:
     return StepResult(row.step_id, StepStatus(row.status), value, outcome)
 
 
-@dataclass(slots=True)
-class _Lists:
-    """The outputs of map steps by key, and what is wrong with one of their items, if it is."""
+_Lists: TypeAlias = Mapping[str, Sequence[Json] | MalformedError]
+"""The outputs of map steps by key, or what is wrong with one of their items."""
 
-    outputs: dict[str, list[Json]] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
 
-    def of(self, key: str) -> Sequence[Json]:
-        """Raises: MalformedError when the row of an item is malformed."""
-        if key in self.problems:
-            raise MalformedError(self.problems[key])
-        return self.outputs.get(key, [])
+def _value(row: Row, lists: _Lists) -> Json:
+    """Return the output of a step, of a map step its list. Raises: MalformedError."""
+    if not StepKind(row.kind).traits.has_items:
+        return output_of(row.output)
+    found = lists.get(row.key, ())
+    if isinstance(found, MalformedError):
+        raise found
+    return found
 
 
 def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
     """Return, by map key, the children's outputs in item order; the output of a child map is its own list."""
-    lists = _Lists()
     if not map_keys:
-        return lists
+        return {}
     rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
     inner = _map_outputs(tx, [row.key for row in rows if StepKind(row.kind).traits.has_items])
+    lists: dict[str, list[Json]] = {}
+    problems: dict[str, MalformedError] = {}
     for row in rows:
         try:
-            value: Json = inner.of(row.key) if StepKind(row.kind).traits.has_items else output_of(row.output)
+            lists.setdefault(row.map_key, []).append(_value(row, inner))
         except MalformedError as error:
-            lists.problems.setdefault(row.map_key, f"item {row.key}: {error}")
-            continue
-        lists.outputs.setdefault(row.map_key, []).append(value)
-    return lists
+            problems.setdefault(row.map_key, MalformedError(f"item {row.key}: {error}"))
+    return {**lists, **problems}
 
 
 def tell_malformed(tx: Transaction, run_log: RunLogBuffer, claims: Iterable[Claim], now_us: int) -> None:

@@ -22,6 +22,7 @@ _NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
 COUNTED: Final = 100_000
 """How far ready steps of a lane are counted: nobody needs to know of more, and counting takes time."""
 
+# No join: a reader has no settings that keep the planner from reading all that has ended for one.
 NEXT_IN_LINE: Final = Statement(
     "next in line: by pool, since when the next step of each lane and priority has waited: since a worker's end opened "
     "it, or since the last event of its log",
@@ -42,15 +43,26 @@ NEXT_IN_LINE: Final = Statement(
                 AND s.status = 'ready' AND s.is_paused = 0 AND s.priority < level.priority)
         FROM level WHERE level.priority IS NOT NULL
     )
-    SELECT waiting.pool, min(coalesce(CASE WHEN waiting.starts = 0 THEN waiting.ready_us END, (
+    SELECT waiting.pool, min(coalesce(waiting.ready_us, (
         SELECT event.time_us FROM events AS event
         WHERE event.run_id = waiting.run_id AND event.seq = (SELECT last_seq FROM runs WHERE id = waiting.run_id)
     ), (SELECT created_us FROM runs WHERE id = waiting.run_id)))
-    FROM level JOIN steps AS waiting ON waiting.key = (
-        SELECT s.key FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
-        AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0 ORDER BY s.ordinal LIMIT 1
-    )
-    WHERE level.priority IS NOT NULL AND waiting.claim_mode = 'assigned' GROUP BY waiting.pool
+    FROM (
+        SELECT (SELECT s.pool FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
+                ORDER BY s.ordinal LIMIT 1) AS pool,
+               (SELECT s.run_id FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
+                ORDER BY s.ordinal LIMIT 1) AS run_id,
+               (SELECT CASE WHEN s.starts = 0 THEN s.ready_us END FROM steps s
+                WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
+                AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0
+                ORDER BY s.ordinal LIMIT 1) AS ready_us,
+               (SELECT s.claim_mode FROM steps s WHERE s.lane = level.lane AND s.status = 'ready' AND s.is_paused = 0
+                LIMIT 1) AS claim_mode
+        FROM level WHERE level.priority IS NOT NULL
+    ) AS waiting WHERE waiting.claim_mode = 'assigned'
+    GROUP BY waiting.pool
     """,
 )
 QUESTIONS: Final = Statement(

@@ -158,8 +158,8 @@ class AskRunner:
         """Run an agent to its end and write it. Never raises but for a cancellation."""
         task_id = claim.identity.task_id
         try:
-            end = await self._end_of(claim, signal)
-            await self._write(ownership, task_id, end)
+            end = with_report(await self._agent_end(claim, signal), signal.incidents)
+            await self._write(ownership, task_id, clean_end(end, self.redactor))
         except asyncio.CancelledError:
             if signal.stop == "release":
                 await self._put_down(ownership, claim)
@@ -171,10 +171,6 @@ class AskRunner:
         except Exception:  # nobody awaits this task: a fault is logged here, and the next look tries again
             log.exception("ask_failed", task=task_id)
             await asyncio.sleep(timing.RETRY_EVERY_S)
-
-    async def _end_of(self, claim: Claim, signal: StopSignal) -> StepEnd:
-        end = with_report(await self._agent_end(claim, signal), signal.incidents)
-        return clean_end(end, self.redactor)
 
     async def _agent_end(self, claim: Claim, signal: StopSignal) -> StepEnd:
         limit_s = claim.spec.timeout_s
@@ -234,16 +230,15 @@ class AskRunner:
 
     async def _write(self, ownership: Ownership, task_id: str, end: StepEnd) -> None:
         """Write an end, however long the database is away: what the agent did is not done twice."""
-        for worker_id in sorted(await self._written(ownership, task_id, end)):
-            await self.notifier.notify_worker(worker_id)
-
-    async def _written(self, ownership: Ownership, task_id: str, end: StepEnd) -> frozenset[str]:
-        while True:
+        workers: frozenset[str] | None = None
+        while workers is None:
             try:
-                return await self.asks.end_ask(ownership, task_id, end, now_us=self.clock.now_us())
+                workers = await self.asks.end_ask(ownership, task_id, end, now_us=self.clock.now_us())
             except UnavailableError as error:
                 log.warning("ask_end_unanswered", task=task_id, error=str(error))
                 await asyncio.sleep(timing.RETRY_EVERY_S)
+        for worker_id in sorted(workers):
+            await self.notifier.notify_worker(worker_id)
 
     async def _put_down(self, ownership: Ownership, claim: Claim) -> None:
         try:

@@ -5,7 +5,7 @@ owner that dies in between leaves nothing for its successor to repeat.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from msgspec.structs import replace
 
@@ -82,6 +82,8 @@ class Commands:
     async def _do(self, ownership: Ownership, command: Command) -> None:
         now_us = self.clock.now_us()
         reason = str(command.detail.get("reason") or f"asked for by {command.principal}")
+        task_id = command.subject
+        how: dict[str, Any] = {"reason": reason, "now_us": now_us, "command_id": command.id}
         match command.kind:
             case CommandKind.PAUSE | CommandKind.RESUME | CommandKind.CANCEL:
                 await self._steer_all(ownership, command, reason, now_us)
@@ -92,9 +94,9 @@ class Commands:
             case CommandKind.UPDATE:
                 await self._update(ownership, command, now_us)
             case CommandKind.COMPLETE:
-                await self._end(ownership, command, TaskEvent.COMPLETE, reason, now_us)
+                await self._wake(await self.tasks.end_task(ownership, task_id, TaskEvent.COMPLETE, **how))
             case CommandKind.FAIL:
-                await self._end(ownership, command, TaskEvent.FAIL, reason, now_us)
+                await self._wake(await self.tasks.end_task(ownership, task_id, TaskEvent.FAIL, **how))
             case CommandKind.SPAWN:
                 await self._spawn(ownership, command, now_us)
             case CommandKind.DISPATCH:
@@ -244,20 +246,6 @@ class Commands:
         origin = command.origin_in(session)
         change = planner.pull_workers(dispatch, task, steps, root, project=_project(session), origin=origin)
         await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
-
-    async def _end(
-        self,
-        ownership: Ownership,
-        command: Command,
-        event: Literal[TaskEvent.COMPLETE, TaskEvent.FAIL],
-        reason: str,
-        now_us: int,
-    ) -> None:
-        await self._wake(
-            await self.tasks.end_task(
-                ownership, command.subject, event, reason=reason, now_us=now_us, command_id=command.id
-            )
-        )
 
     async def _wake(self, worker_ids: frozenset[str]) -> None:
         for worker_id in sorted(worker_ids):

@@ -1,7 +1,7 @@
 """The sessions of one incarnation of an owner, as its rows name them, and its work that runs in the background."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from soong.shared.core.errors import UnavailableError
@@ -16,25 +16,16 @@ Routine = Callable[[], Coroutine[Any, Any, None]]
 """A part of an owner's work. It is called when it starts: what is stopped before leaves no coroutine behind."""
 
 
-class OwnedSessions(Mapping[str, Ownership]):
+class OwnedSessions(dict[str, Ownership]):
     """By id, what this owner writes with in each of its sessions."""
 
     def __init__(self, sessions: SessionStore) -> None:
+        super().__init__()
         self._sessions = sessions
-        self._owned: dict[str, Ownership] = {}
         self.active: set[str] = set()
         """Those in which a task runs."""
         self.closing: set[str] = set()
         """Those that the end of their task closes."""
-
-    def __getitem__(self, session_id: str, /) -> Ownership:
-        return self._owned[session_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._owned)
-
-    def __len__(self) -> int:
-        return len(self._owned)
 
     async def adopt(self, owner_id: str) -> set[str]:
         """Adopt the sessions that have no owner; return their ids."""
@@ -47,7 +38,7 @@ class OwnedSessions(Mapping[str, Ownership]):
     async def busy(self, owner_id: str) -> set[str]:
         """Return the sessions with open work whose rows name this owner, whether we remember them or not."""
         busy = set(await self._sessions.busy_sessions(owner_id))
-        for session_id in sorted(busy - self._owned.keys()):
+        for session_id in sorted(busy - self.keys()):
             session = await self._sessions.session(session_id)
             if session.owner_id == owner_id:
                 self._remember(session)
@@ -56,20 +47,21 @@ class OwnedSessions(Mapping[str, Ownership]):
     def forget(self, ownership: Ownership) -> bool:
         """Forget a session, unless it has become ours again in the meantime; say whether it was forgotten."""
         session_id = ownership.session_id
-        if self._owned.get(session_id) != ownership:
+        if self.get(session_id) != ownership:
             return False
-        del self._owned[session_id]
+        del self[session_id]
         self.active.discard(session_id)
         self.closing.discard(session_id)
         return True
 
     def clear(self) -> None:
         """Forget all: another owner may have them."""
-        for known in (self._owned, self.active, self.closing):
-            known.clear()
+        super().clear()
+        self.active.clear()
+        self.closing.clear()
 
     def _remember(self, session: Session) -> None:
-        self._owned[session.id] = session.ownership
+        self[session.id] = session.ownership
         if session.closes_with_task:
             self.closing.add(session.id)
 

@@ -180,7 +180,7 @@ class Scheduler:
         if work.is_expanding and await self.expander.expand_all(ownership):
             work = await self.tasks.session_work(ownership)
         while work.has_failures and (failed := await self._undecided(ownership, work)):
-            retries = [await self._settle_still(ownership, step) for step in failed]
+            retries = [await self._settle(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
             work = await self.tasks.session_work(ownership)
         ended: list[FinishedTask] = []
@@ -225,30 +225,27 @@ class Scheduler:
             due = await self.tasks.promote_due(ownership, now_us=due)
         return due
 
-    async def _settle_still(self, ownership: Ownership, step: Step) -> int | None:
-        """Settle a failure unless settling another one of the same look has done it: fail_task settles all."""
+    async def _settle(self, ownership: Ownership, step: Step) -> int | None:
+        """Retry the step (and return when) or make its failure final, unless another one of the same look has done it.
+
+        FAIL_TASK settles all.
+        """
+        now_us = self.clock.now_us()
         try:
-            return await self._settle(ownership, step)
+            if may_retry(step):
+                due_us = now_us + int(backoff_s(step) * 1_000_000)
+                run = next_attempt(step, await self.runs.run(step.run_id))
+                await self.tasks.retry_step(ownership, step.key, run, not_before_us=due_us, now_us=now_us)
+                return due_us
+            words = step.error.message if step.error else ""
+            if await self._has_reached_limit(step):
+                log.info("task_stopped", task=step.task_id, reason=words)
+                await self.tasks.stop_task(ownership, step.task_id, reason=words, now_us=now_us)
+            else:
+                log.info("step_failed", step=step.key, error=words, policy=step.on_failure)
+                await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         except InvalidTransitionError as error:
             log.info("settled_already", step=step.key, reason=str(error))
-            return None
-
-    async def _settle(self, ownership: Ownership, step: Step) -> int | None:
-        """Retry the step (and return when) or make its failure final."""
-        now_us = self.clock.now_us()
-        if may_retry(step):
-            last = await self.runs.run(step.run_id)
-            due_us = now_us + int(backoff_s(step) * 1_000_000)
-            await self.tasks.retry_step(
-                ownership, step.key, next_attempt(step, last), not_before_us=due_us, now_us=now_us
-            )
-            return due_us
-        if step.error is not None and await self._has_reached_limit(step):
-            log.info("task_stopped", task=step.task_id, reason=step.error.message)
-            await self.tasks.stop_task(ownership, step.task_id, reason=step.error.message, now_us=now_us)
-            return None
-        log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
-        await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         return None
 
     async def _fail_overdue(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:

@@ -7,9 +7,10 @@ meanwhile are lost.
 import asyncio
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Self, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -47,23 +48,13 @@ ANSWER_PIECES_KEPT = 200
 """Pieces that are kept for a slow reader; it loses older ones."""
 
 
-class SubscriptionSource(Protocol):
-    """The source of a subscription's hints. ``open`` may be called again after a failure; any method may raise."""
+class RedisSubscription(ABC):
+    """Implements ``soong.shared.engine.wire.notifier.Subscription``. ``returned`` is reported after an outage.
 
-    async def open(self) -> None: ...
+    The newest ``keep`` hints between two waits are reported; 0: all.
+    """
 
-    async def receive(self) -> Sequence[str]:
-        """Wait a bounded while for hints; return their ids, perhaps none."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class RedisSubscription:
-    """Implements ``soong.shared.engine.wire.notifier.Subscription`` over a source. Made by :meth:`listen`."""
-
-    def __init__(self, source: SubscriptionSource, *, returned: str, keep: int = 0) -> None:
-        self._source = source
+    def __init__(self, *, returned: str = "", keep: int = 0) -> None:
         self._keep = keep
         self._returned = returned
         self._heard: dict[str, None] = {}
@@ -71,23 +62,28 @@ class RedisSubscription:
         self._opened = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
-    @classmethod
-    async def listen(cls, source: SubscriptionSource, *, returned: str = "", keep: int = 0) -> "RedisSubscription":
-        """Start to listen; ``returned`` is reported after an outage.
-
-        The newest ``keep`` hints between two waits are reported; 0: all.
-
-        Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
-        """
-        subscription = cls(source, returned=returned, keep=keep)
+    async def listening(self) -> Self:
+        """Return once it listens, or after a short while with Redis away: it then reports its start as a return."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timing.SHORT_LIMIT_S):
-                    await subscription._opened.wait()
+                    await self._opened.wait()
         except asyncio.CancelledError:  # nobody has it yet who could close it
-            await subscription.close()
+            await self.close()
             raise
-        return subscription
+        return self
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Begin to listen, also again after a failure. May raise, as may all below."""
+
+    @abstractmethod
+    async def _receive(self) -> Sequence[str]:
+        """Wait a bounded while for hints; return their ids, perhaps none."""
+
+    @abstractmethod
+    async def _leave(self) -> None:
+        """Listen no more."""
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
         try:
@@ -115,12 +111,12 @@ class RedisSubscription:
         failures = 0
         while True:
             try:
-                await self._source.open()
+                await self._open()
                 if failures or self._opened.is_set():
                     self._note(self._returned)
                 self._opened.set()
                 while True:
-                    for subject in await self._source.receive():
+                    for subject in await self._receive():
                         self._note(subject)
                     failures = 0
                     await asyncio.sleep(0)  # waiters go first: asking for more costs as much as their work
@@ -133,12 +129,12 @@ class RedisSubscription:
 
     async def _hang_up(self) -> None:
         try:
-            await self._source.close()
+            await self._leave()
         except (RedisError, OSError, TimeoutError) as error:
             log.info("ear_not_closed", error=str(error))
 
 
-class ChannelSource:
+class ChannelSubscription(RedisSubscription):
     """Pub/sub: only what is rung while we listen. A connection of its own, while it listens.
 
     ``idle`` are connections that listen to nothing just now. One of them is taken, and ours is left there: making one
@@ -151,8 +147,11 @@ class ChannelSource:
         channel: str,
         decode: Callable[[str], Sequence[str]],
         *,
+        returned: str = "",
+        keep: int = 0,
         idle: list[DirectConnection] | None = None,
     ) -> None:
+        super().__init__(returned=returned, keep=keep)
         self._client = client
         self._channel = channel
         self._decode = decode
@@ -162,7 +161,7 @@ class ChannelSource:
         """It listens, and nothing has gone wrong with its connection."""
         self._awaits_pong = False
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         while self._idle:
             self._connection = self._idle.pop()
             try:
@@ -174,7 +173,7 @@ class ChannelSource:
         self._connection = DirectConnection(self._client)
         await self._subscribe(self._connection)
 
-    async def receive(self) -> Sequence[str]:
+    async def _receive(self) -> Sequence[str]:
         assert self._connection is not None
         try:
             message = await self._connection.receive(timing.COMMAND_LIMIT_S if self._awaits_pong else timing.SILENCE_S)
@@ -194,7 +193,7 @@ class ChannelSource:
         kind, channel, *data = message
         return self._decode(str(data[0])) if (kind, channel) == ("message", self._channel) else ()
 
-    async def close(self) -> None:
+    async def _leave(self) -> None:
         if self._connection is None:
             return
         if self._idle is None or len(self._idle) >= IDLE_CHANNELS or not self._is_sound:
@@ -224,7 +223,7 @@ class ChannelSource:
             await connection.close()
 
 
-class StreamSource:
+class StreamSubscription(RedisSubscription):
     """A stream from its end at first, then from where we were: a short outage loses nothing.
 
     ``name`` is the field of the id. ``cut_to`` entries are kept when more come at once than is read at once; 0 leaves
@@ -232,6 +231,7 @@ class StreamSource:
     """
 
     def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:
+        super().__init__()
         self._client = client
         self._connection = DirectConnection(client)
         self._stream = stream
@@ -239,7 +239,7 @@ class StreamSource:
         self._cut_to = cut_to
         self._position = ""
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             if self._cut_to and await self._size() > MAX_STREAM_BYTES:
                 await self._cut(0)
@@ -251,7 +251,7 @@ class StreamSource:
             self._position = "0-0"  # Redis came back without our entries: all that it has now is new to us
         await self._tidy()
 
-    async def receive(self) -> Sequence[str]:
+    async def _receive(self) -> Sequence[str]:
         block_ms = round(timing.COMMAND_LIMIT_S * 1000)
         read = ("XREAD", "COUNT", str(BATCH), "BLOCK", str(block_ms), "STREAMS", self._stream, self._position)
         await self._connection.send(*read)
@@ -291,7 +291,7 @@ class StreamSource:
         with suppress(ResponseError):  # some only read it
             await self._client.xtrim(self._stream, maxlen=length, approximate=length > 0)
 
-    async def close(self) -> None:
+    async def _leave(self) -> None:
         await self._connection.close()
 
 
@@ -337,28 +337,34 @@ class RedisSubscriber:
         self._idle: list[DirectConnection] = []
 
     async def subscribe_owner(self) -> Subscription:
-        return await RedisSubscription.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
+        return await ChannelSubscription(self._client, OWNERS_CHANNEL, sessions_of).listening()
 
     async def subscribe_permissions(self) -> Subscription:
-        return await RedisSubscription.listen(StreamSource(self._client, REQUESTS, "session", cut_to=MAX_LENGTH))
+        return await StreamSubscription(self._client, REQUESTS, "session", cut_to=MAX_LENGTH).listening()
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
-        source = ChannelSource(self._client, worker_channel(worker_id), lambda payload: called(payload, worker_id))
-        return await RedisSubscription.listen(source, returned=worker_id)
+        def decode(payload: str) -> Sequence[str]:
+            return called(payload, worker_id)
+
+        channel = worker_channel(worker_id)
+        return await ChannelSubscription(self._client, channel, decode, returned=worker_id).listening()
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
-        return await RedisSubscription.listen(StreamSource(self._client, decisions_of(worker_id), "request"))
+        return await StreamSubscription(self._client, decisions_of(worker_id), "request").listening()
 
     async def subscribe_session(self, session_id: str) -> Subscription:
-        return await self._subject_subscription(session_channel(session_id), session_id)
+        return await self._of_subject(session_channel(session_id), session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self._subject_subscription(run_channel(run_id), run_id)
+        return await self._of_subject(run_channel(run_id), run_id)
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
-        source = ChannelSource(self._client, answer_channel(run_id), lambda payload: (payload,))
-        return await RedisSubscription.listen(source, keep=ANSWER_PIECES_KEPT)
+        channel = answer_channel(run_id)
+        return await ChannelSubscription(
+            self._client, channel, lambda payload: (payload,), keep=ANSWER_PIECES_KEPT
+        ).listening()
 
-    async def _subject_subscription(self, channel: str, subject: str) -> Subscription:
-        source = ChannelSource(self._client, channel, lambda _payload: (subject,), idle=self._idle)
-        return await RedisSubscription.listen(source, returned=subject)
+    async def _of_subject(self, channel: str, subject: str) -> Subscription:
+        return await ChannelSubscription(
+            self._client, channel, lambda _payload: (subject,), returned=subject, idle=self._idle
+        ).listening()

@@ -52,14 +52,8 @@ def prepare(url: URL, *, migrate: bool) -> None:
         found = current(connection)
         if found == HEAD:
             return
-        if _is_development(found):
+        if _is_development(found) or not migrate or (found is not None and found > HEAD):
             raise SchemaVersionError(_explain(found))
-        if not migrate:
-            raise SchemaVersionError(_explain(found))
-        if found is not None and found > HEAD:
-            raise SchemaVersionError(
-                f"the database has schema {found}, newer than this program's {HEAD}; upgrade soong"
-            )
         try:
             upgrade(connection)
         except DBAPIError as error:

@@ -291,7 +291,7 @@ def _value(row: Row, lists: _Lists) -> Json:
     """Return the output of a step, of a map step its list. Raises: MalformedError."""
     if not StepKind(row.kind).traits.has_items:
         return output_of(row.output)
-    found = lists.get(row.key, ())
+    found = lists.get(row.key, [])
     if isinstance(found, MalformedError):
         raise found
     return found

@@ -43,7 +43,7 @@ async def hold(inputs, agent):
 async def read(inputs, agent):
     while not Path(inputs["until"]).exists():
         await agent.call("code.list_dir", path=".")
-        time.sleep(0.2)
+        time.sleep(1)
     return {}
 
 @scripted_agent("work.write")
@@ -65,7 +65,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
         wires.will(StreamFault("stall", after_chunks=8, stall_seconds=STALL_S), Reply(text=ANSWER))
         environment = {**wires.environment, "SOONG_FUNCTIONS": "work", "SOONG_IMPORT_PATH": str(tmp_path)}
         short = {"SOONG_BEAT_S": "0.5", "SOONG_LEASE_S": "3", "SOONG_SWEEP_S": "0.5"}
-        with http_service(SOONG_WORKERS="2", **environment, **short) as one:
+        # A run reads on while the API starts again. The page shows the newest 1,000 events: those of 140 turns.
+        long = {"SOONG_MAX_TURNS": "130"}
+        with http_service(SOONG_WORKERS="2", **environment, **short, **long) as one:
             yield one
 
 

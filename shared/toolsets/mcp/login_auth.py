@@ -213,27 +213,34 @@ def check_safe(url: httpx2.URL, server_url: str) -> None:
         raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
 
 
-async def check_reach(url: httpx2.URL, server_url: str) -> None:
+async def check_reach(url: httpx2.URL, server_url: str, *, is_outside: bool = False) -> None:
     """Refuse an address of an authorization server that leads inside while the MCP server itself is outside.
 
-    A server names its authorization server, so it could have this machine ask its neighbours. A name that is not
-    resolved here (a proxy resolves it) is left to the connection.
+    A server names its authorization server, so it could have this machine ask its neighbours. ``is_outside``: it has
+    answered from outside, whatever its name leads to by now. A name that is not resolved here (a proxy resolves it) is
+    left to the connection. One that changes in between leads to a host without the certificate, which gets no request.
     Raises: LoginRefusedError, names the host.
     """
     own = httpx2.URL(server_url).host
-    reach = await _reach(url.host) if url.host != own else AddressClass.PUBLIC
-    if reach is AddressClass.SPECIAL or (reach is AddressClass.NEAR and await _reach(own) is AddressClass.PUBLIC):
+    reached = await _reached(url.host) if url.host != own else set()
+    is_near = AddressClass.NEAR in reached and (is_outside or AddressClass.PUBLIC in await _reached(own))
+    if is_near or AddressClass.SPECIAL in reached:
         raise LoginRefusedError(f"{inert_text(url.host)} leads to a private address, and the MCP server is outside")
 
 
-async def _reach(host: str) -> AddressClass:
-    """Return the innermost that a host leads to; PUBLIC where it cannot be resolved."""
+def came_from_outside(response: httpx2.Response) -> bool:
+    stream = response.extensions.get("network_stream")
+    peer = None if stream is None else stream.get_extra_info("server_addr")
+    return peer is not None and reach_of(str(peer[0])) is AddressClass.PUBLIC
+
+
+async def _reached(host: str) -> set[AddressClass]:
+    """Return where a host leads; PUBLIC where it cannot be resolved."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return AddressClass.PUBLIC
-    reached = {reach_of(str(address[0])) for *_, address in found}
-    return next((one for one in (AddressClass.SPECIAL, AddressClass.NEAR) if one in reached), AddressClass.PUBLIC)
+        return {AddressClass.PUBLIC}
+    return {reach_of(str(address[0])) for *_, address in found}
 
 
 def bounded_client(timeout_s: float, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:

@@ -36,6 +36,7 @@ from soong.shared.toolsets.mcp.login_auth import (
     UNPACKED,
     LoginRefusedError,
     bound,
+    came_from_outside,
     check_reach,
     check_safe,
     client_of,
@@ -214,6 +215,7 @@ class _Flow(OAuthClientProvider):
         self._receiver, self._show, self._scope = receiver, show, scope
         self.tokens: OAuthToken | None = None
         self.problem: BaseException | None = None
+        self._is_outside = False
         oauth = config.oauth
         client = OAuthClientMetadata(client_name=DISTRIBUTION, redirect_uris=[AnyUrl(receiver.redirect_uri)])
         document = oauth.client_metadata_url if oauth is not None and oauth.client_metadata_url else None
@@ -239,17 +241,19 @@ class _Flow(OAuthClientProvider):
         )
 
     async def check(self, request: httpx2.Request) -> None:
-        """Hold every request of the flow to where secrets may go."""
+        """Hold every request of the flow, and the page that a person is shown, to where secrets may go."""
         try:
             check_safe(request.url, self._config.url)
-            await check_reach(request.url, self._config.url)
+            await check_reach(request.url, self._config.url, is_outside=self._is_outside)
         except LoginRefusedError as error:
             self.problem = self.problem or error
             raise
 
     async def hold(self, response: httpx2.Response) -> None:
         """Bound every answer of the flow; those of the MCP server itself are the SDK's to read."""
-        if response.request.url == httpx2.URL(self._config.url) and response.status_code != httpx2.codes.UNAUTHORIZED:
+        own = httpx2.URL(self._config.url)
+        self._is_outside |= response.request.url.host == own.host and came_from_outside(response)
+        if response.request.url == own and response.status_code != httpx2.codes.UNAUTHORIZED:
             return
         try:
             bound(response)
@@ -258,7 +262,7 @@ class _Flow(OAuthClientProvider):
             raise
 
     async def _go(self, url: str) -> None:
-        check_safe(httpx2.URL(url), self._config.url)
+        await self.check(httpx2.Request("GET", url))
         self._receiver.expect(parse_qs(urlsplit(url).query).get("state", [""])[-1])
         await self._show(url)
 

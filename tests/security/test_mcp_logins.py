@@ -1,0 +1,177 @@
+"""A server outside whose login documents lead inside: its requests stay there, and a person's browser does, too."""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import parse_config
+from soong.shared.sandbox.hosts import AddressClass, reach_of
+from soong.shared.toolsets.mcp import login_auth
+from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
+from soong.shared.toolsets.mcp.login_flow import PastedReceiver, log_in
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.spec("MCP-01.e", "PER-09")]
+
+OUTSIDE, INSIDE = "127.0.0.2", "127.0.0.1"
+NAMES = {"mcp.example.org": [OUTSIDE], "intranet.example.org": [INSIDE]}
+
+
+@dataclass
+class Site:
+    """The hostile server, and a neighbour of ours whose certificate is good. ``said`` changes the documents."""
+
+    port: int = 0
+    said: dict[str, Any] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    """The requests that the neighbour got."""
+    pages: list[str] = field(default_factory=list)
+
+    def url(self, path: str, host: str = "mcp.example.org") -> str:
+        return f"https://{host}:{self.port}{path}"
+
+    async def inside(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.close()
+
+    async def outside(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
+        status, headers, document = self._answer(path)
+        body = json.dumps(document).encode()
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}"
+        writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    def _answer(self, path: str) -> tuple[int, str, Any]:
+        if path == "/mcp":
+            found = self.said.get("resource_metadata", self.url("/resource"))
+            return 401, f'WWW-Authenticate: Bearer resource_metadata="{found}"\r\n', {}
+        if path == "/resource" and "redirect" in self.said:
+            return 302, f"Location: {self.said['redirect']}\r\n", {}
+        if path == "/resource":
+            servers = [self.said.get("authorization_server", self.url(""))]
+            return 200, "", {"resource": self.url("/mcp"), "authorization_servers": servers}
+        if path == "/register":
+            return 201, "", {"client_id": "c", "redirect_uris": ["http://127.0.0.1:53682/callback"]}
+        names = {"authorization_endpoint": "/page", "token_endpoint": "/token", "registration_endpoint": "/register"}
+        found = {name: self.said.get(name, self.url(path)) for name, path in names.items()}
+        more = {"response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"]}
+        return 200, "", {"issuer": self.url(""), **found, **more, "token_endpoint_auth_methods_supported": ["none"]}
+
+    async def log_in(self) -> None:
+        """Log in as a person does whose browser comes back at once."""
+        config = parse_config(f'[mcp.servers.t]\nurl = "{self.url("/mcp")}"').mcp.servers["t"]
+
+        async def show(url: str) -> None:
+            self.pages.append(url)
+
+        async def pasted() -> str:
+            asked = {name: values[0] for name, values in parse_qs(urlsplit(self.pages[-1]).query).items()}
+            return f"{asked['redirect_uri']}?code=x&state={asked['state']}"
+
+        await log_in("t", config, PastedReceiver(pasted), show, SystemClock())
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    path, made = certificate(tmp_path), Site()
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    original = socket.getaddrinfo
+
+    def resolved(host: Any, *more: Any, **named: Any) -> Any:
+        addresses = NAMES.get(host.decode() if isinstance(host, bytes) else host, [host])
+        return [found for address in addresses for found in original(address, *more, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    public = AddressClass.PUBLIC
+    monkeypatch.setattr(login_auth, "reach_of", lambda address: public if address == OUTSIDE else reach_of(address))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(await asyncio.start_server(made.inside, INSIDE, 0, ssl=context))
+        made.port = server.sockets[0].getsockname()[1]
+        await stack.enter_async_context(await asyncio.start_server(made.outside, OUTSIDE, made.port, ssl=context))
+        yield made
+
+
+def certificate(folder: Path) -> Path:
+    """Write a certificate for everybody here, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([]), datetime.now(UTC)
+    names = [*map(x509.DNSName, NAMES), x509.IPAddress(ip_address(INSIDE))]
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "server.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(private + made.public_bytes(Encoding.PEM))
+    return path
+
+
+PLACES = (
+    *("resource_metadata", "redirect", "authorization_server", "registration_endpoint"),
+    *("authorization_endpoint", "token_endpoint"),
+)
+TARGETS = (
+    *("https://127.0.0.1:{port}/x", "https://intranet.example.org:{port}/x", "http://127.0.0.1:{port}/x"),
+    *("https://169.254.169.254/latest", "https://[::1]:{port}/x", "http://mcp.example.org:{port}/x"),
+    *("file:///etc/passwd", "gopher://127.0.0.1:{port}/x", "javascript:alert(1)"),
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", PLACES)
+async def test_no_document_of_a_server_outside_leads_inside(site: Site, place: str, target: str) -> None:
+    where = target.format(port=site.port)
+    site.said = {place: where}
+
+    with pytest.raises(LoginRefusedError):
+        await site.log_in()
+
+    assert site.asked == []
+    assert not any(page.startswith(where) for page in site.pages)
+
+
+async def test_an_honest_document_is_followed_to_its_end(site: Site) -> None:
+    with pytest.raises(LoginRefusedError):  # its token is none
+        await site.log_in()
+
+    assert [page.partition("?")[0] for page in site.pages] == [site.url("/page")]
+
+
+@pytest.mark.parametrize("addresses", [[OUTSIDE, INSIDE], [INSIDE]], ids=["both", "changed"])
+async def test_a_server_that_also_has_a_name_inside_is_outside(
+    site: Site, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = site._answer
+    site.said = {"token_endpoint": site.url("/token", INSIDE)}
+
+    def change(path: str) -> tuple[int, str, Any]:
+        monkeypatch.setitem(NAMES, "mcp.example.org", addresses if path == "/register" else [OUTSIDE])
+        return answer(path)
+
+    monkeypatch.setattr(site, "_answer", change)
+
+    with pytest.raises(LoginRefusedError, match="leads to a private address"):
+        await site.log_in()
+
+    assert site.asked == []

@@ -7,11 +7,19 @@ cut, whatever the library made of it.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from pydantic_ai.exceptions import AgentRunError, UnexpectedModelBehavior
-from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
@@ -45,6 +53,10 @@ class BrokenAnswerError(AgentRunError):
 
 class UnmarkedAnswerError(BrokenAnswerError):
     """The stream ended in order, but without the provider's final mark."""
+
+
+_Arriving: TypeAlias = dict[int, list[tuple[ToolCallPart, list[str]]]]
+"""By index the calls of an answer, each with the pieces of its arguments."""
 
 
 class AnswerFollower:
@@ -123,15 +135,39 @@ class AnswerSource:
         follower: AnswerFollower,
     ) -> ModelResponse:
         watch_bodies(self.model)
+        calls: _Arriving = {}
         try:
             async with self.model.request_stream(messages, settings, parameters) as stream:
                 async for event in stream:
                     follower.take(event)
-                return stream.get()
+                    _collect(calls, event)
+                return _apart(stream.get(), calls)
         except UnexpectedModelBehavior as error:
             if type(error) is UnexpectedModelBehavior:  # the stream was empty, or not one
                 raise BrokenAnswerError(str(error)) from error
             raise
+
+
+def _collect(calls: _Arriving, event: ModelResponseStreamEvent) -> None:
+    """Keep a piece of a call: a name under another id begins the next call, which some servers give the same index."""
+    match event:
+        case PartStartEvent(index=index, part=ToolCallPart() as part):
+            calls[index] = [(part, [str(part.args or "")])]
+        case PartDeltaEvent(index=index, delta=ToolCallPartDelta() as delta) if index in calls:
+            following = delta.as_part() if delta.tool_name_delta else None
+            if following is not None and following.tool_call_id != calls[index][-1][0].tool_call_id:
+                calls[index].append((following, []))
+            calls[index][-1][1].append(str(delta.args_delta or ""))
+
+
+def _apart(answer: ModelResponse, calls: _Arriving) -> ModelResponse:
+    """Return an answer with the calls apart that the library made one of: that one has the id of the last."""
+    apart = {own[-1][0].tool_call_id: own for own in calls.values() if len(own) > 1}
+    parts: list[Any] = []
+    for part in answer.parts:
+        own = apart.get(part.tool_call_id) if isinstance(part, ToolCallPart) else None
+        parts += [part] if own is None else [replace(call, args="".join(pieces)) for call, pieces in own]
+    return replace(answer, parts=parts) if apart else answer
 
 
 def can_stream(model: Model[Any]) -> bool:

@@ -260,6 +260,33 @@ async def test_a_request_that_is_refused_for_what_it_says_is_compacted_once(fore
     assert len(foreign.asked) == 4
 
 
+# -- calls that share an index
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in pieces"])
+async def test_calls_of_one_index_are_as_many_as_their_ids(foreign: Foreign, is_whole: bool) -> None:
+    deltas: list[JsonObject] = []
+    for name in "ab":
+        head: JsonObject = {"index": 0, "id": f"c{name}", "type": "function"}
+        pieces = [f'{{"path": "{name}"}}'] if is_whole else ['{"path": ', f'"{name}', '"}']
+        first, *more = [{"arguments": piece} for piece in pieces]
+        deltas.append({"tool_calls": [{**head, "function": {"name": LOOK, **first}}]})
+        deltas += [{"tool_calls": [{"index": 0, "function": piece}]} for piece in more]
+
+    end = await foreign.run(streamed(*deltas, finish="tool_calls"), says("seen"))
+
+    assert (end.output, foreign.results) == ("seen", ["in a: one file", "in b: one file"])
+
+
+async def test_a_call_whose_id_changes_while_it_arrives_is_one_call(foreign: Foreign) -> None:
+    pieces: list[JsonObject] = [{"name": LOOK, "arguments": '{"path": '}, {"arguments": '"a"'}, {"arguments": "}"}]
+    deltas: list[JsonObject] = [
+        {"tool_calls": [{"index": 0, "id": f"c{at}", "function": one}]} for at, one in enumerate(pieces)
+    ]
+
+    end = await foreign.run(streamed(*deltas, finish="tool_calls"), says("seen"))
+
+    assert (end.output, foreign.results) == ("seen", ["in a: one file"])
+
+
 # -- final marks, and what refused answers cost
 USED: JsonObject = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 CALL: JsonObject = {"index": 0, "id": "c", "type": "function", "function": {"name": LOOK, "arguments": '{"path": "a"}'}}

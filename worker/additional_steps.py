@@ -169,7 +169,8 @@ class LentSlots:
     returning: int = 0
     """Those whose wait is over: the next places are theirs."""
     slots: Capacity | None = None
-    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    """A slot was given back."""
     _looking: asyncio.Task[None] | None = None
 
     async def sleep(self, seconds: float) -> None:
@@ -195,16 +196,12 @@ class LentSlots:
                 self._looking.cancel()
                 self._looking = None
 
-    def freed(self) -> None:
-        """Note that a slot was given back."""
-        self._freed.set()
-
     async def _place(self, slots: Capacity) -> None:
         self.returning += 1
         try:
             while await slots.settled_places() <= 0:
-                self._freed.clear()
-                await self._freed.wait()
+                self.freed.clear()
+                await self.freed.wait()
         finally:
             self.returning -= 1
 

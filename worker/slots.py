@@ -134,7 +134,7 @@ class Slots:
                 claim = await self.claim_loop.next_step(end, claim, additional, wants_step=self.free_slots() >= 0)
         finally:
             self._open -= 1
-            self.lent.freed()
+            self.lent.freed.set()
         return count
 
     def stop_run(self, run_id: str, stop: StopReason, reason: str) -> None:

@@ -343,11 +343,9 @@ class RedisSubscriber:
         return await StreamSubscription(self._client, REQUESTS, "session", cut_to=MAX_LENGTH).listening()
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
-        def decode(payload: str) -> Sequence[str]:
-            return called(payload, worker_id)
-
-        channel = worker_channel(worker_id)
-        return await ChannelSubscription(self._client, channel, decode, returned=worker_id).listening()
+        return await ChannelSubscription(
+            self._client, worker_channel(worker_id), lambda payload: called(payload, worker_id), returned=worker_id
+        ).listening()
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return await StreamSubscription(self._client, decisions_of(worker_id), "request").listening()

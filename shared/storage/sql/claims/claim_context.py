@@ -190,6 +190,8 @@ def _kept(cache: dict[str, T], keys: set[str], read: Callable[[Sequence[str]], M
 
 def results_of(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
     """Return, by step key, the results of what each step depends on, by step id, given rows of ``DEPENDENCIES``."""
+    if not rows:
+        return {}
     maps = [row.key for row in rows if StepKind(row.kind).traits.has_items]
     lists = _map_outputs(tx, maps)
     told = _with_remains(tx, {row.key: _result(row, lists) for row in rows}, set(maps))

@@ -139,12 +139,12 @@ class _RunEntries:
         return len(self.events), packed(self.events), len(self.nodes), packed(self.nodes)
 
 
+@dataclass(slots=True)
 class RunLogBuffer:
     """Gathers; nothing is written before :meth:`flush`. Runs are changed in the order of their ids (locks)."""
 
-    def __init__(self, now_us: int) -> None:
-        self._now_us = now_us
-        self._entries: defaultdict[str, _RunEntries] = defaultdict(_RunEntries)
+    now_us: int
+    _entries: defaultdict[str, _RunEntries] = field(default_factory=lambda: defaultdict(_RunEntries))
 
     def create(self, run: NewRun, status: RunStatus) -> None:
         """Insert a run, with its first event."""
@@ -156,13 +156,13 @@ class RunLogBuffer:
 
     def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
         """Add one event of the store's own, of this moment or of an earlier one."""
-        self._entries[run_id].events.append((type_.value, self._now_us if at_us is None else at_us, pack(data)))
+        self._entries[run_id].events.append((type_.value, self.now_us if at_us is None else at_us, pack(data)))
 
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
         entry = self._entries[run_id]
         entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
-        entry.events.extend((str(e.type), e.time_us or self._now_us, pack(e.data)) for e in events)
+        entry.events.extend((str(e.type), e.time_us or self.now_us, pack(e.data)) for e in events)
 
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
         entry = self._entries[run_id]
@@ -198,7 +198,7 @@ class RunLogBuffer:
             self._change_and_log(tx, standing)
         else:
             counted = [(run_id, *entry.state, len(entry.events), len(entry.nodes)) for run_id, entry in standing]
-            tx.change(CHANGE_RUNS, counted, now_us=self._now_us)
+            tx.change(CHANGE_RUNS, counted, now_us=self.now_us)
         self.flush_logs(tx)
 
     def ready(self, *, is_postgres: bool) -> tuple[ReadyRows, ...]:
@@ -221,8 +221,8 @@ class RunLogBuffer:
             is_let_go = worker_id == ""
             rows.append((run_id, *((None, *of_end, None) if is_let_go else state), *entry.logs))
             freed += [(run_id, *state, 0, 0)] if is_let_go else []
-        tx.change(CHANGE_AND_LOG, rows, now_us=self._now_us)
-        tx.change(CHANGE_RUNS, freed, now_us=self._now_us)
+        tx.change(CHANGE_AND_LOG, rows, now_us=self.now_us)
+        tx.change(CHANGE_RUNS, freed, now_us=self.now_us)
 
     def _new_runs(self) -> tuple[list[tuple[str, str]], list[tuple[object, ...]]]:
         """Return the rows of surfaces and of runs."""
@@ -245,8 +245,8 @@ class RunLogBuffer:
                 "surface": packed[id(run.surface)],
                 "last_seq": len(entry.events),
                 "last_node": len(entry.nodes),
-                "created_us": self._now_us,
-                "started_us": self._now_us if entry.status == RunStatus.RUNNING else None,
+                "created_us": self.now_us,
+                "started_us": self.now_us if entry.status == RunStatus.RUNNING else None,
             }
             rows.append(INSERT_RUNS.row(row))
         return sorted(surfaces.items()), rows
@@ -266,7 +266,7 @@ class RunLogBuffer:
         return ((run_id, *row) for run_id, e in self._entries.items() for row in packed(e.events))
 
     def node_rows(self) -> Iterator[Row]:
-        return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
+        return ((run_id, *row, self.now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
 
 
 def packed(entries: Sequence[Row]) -> list[Row]:

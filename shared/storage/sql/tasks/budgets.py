@@ -5,6 +5,8 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Final
 
+from msgspec.structs import replace
+
 from soong.shared.core import timing
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import LeaseLostError
@@ -245,7 +247,7 @@ def _reserve(
 def _with(state: BudgetState, charge: Charge) -> BudgetState:
     held = state.reserved
     reserved = Charge(held.tokens + charge.tokens, (held.microusd or 0) + (charge.microusd or 0))
-    return BudgetState(state.scope, state.budget, state.used, reserved)
+    return replace(state, reserved=reserved)
 
 
 def _state(tx: Transaction, row: Row, day: str) -> BudgetState:

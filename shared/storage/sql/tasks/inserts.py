@@ -56,6 +56,12 @@ OPENING: Final[Mapping[StepKind, EventType]] = {
 }
 
 
+OPEN_COUNTED: Final = Statement(
+    "open counted: a step that waits for nothing any more",
+    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending' AND open_deps = 0",
+)
+
+
 @lru_cache(maxsize=KEPT_LANES)
 def lane_of(
     session_id: str,
@@ -98,6 +104,12 @@ def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> ReadyRows:
     dependents = _dependents(steps)
     rows = (_step_row(step, dependents, is_paused=False, done=frozenset()) for step in steps)
     return INSERT_STEPS, list(batches_of(rows, is_postgres=is_postgres))
+
+
+def open_step(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
+    """Open a pending step that waits for nothing any more; ``log_run_id`` is where its event belongs."""
+    tx.rows(OPEN_COUNTED, key=key, status=OPENED[kind].value)
+    run_log.note(log_run_id, OPENING[kind], step=key)
 
 
 def add_dependents(tx: Transaction, more: Mapping[str, Sequence[str]]) -> None:

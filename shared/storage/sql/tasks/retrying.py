@@ -18,7 +18,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
-from soong.shared.storage.sql.tasks.inserts import OPENED, OPENING
+from soong.shared.storage.sql.tasks.inserts import open_step
 from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 from soong.shared.storage.sql.tasks.task_ends import move_task
 
@@ -42,10 +42,6 @@ COUNT_AGAIN: Final = Statement(
         WHERE p.key = steps.task_id || '/' || e.value AND p.status <> 'completed'
     ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps
     """,
-)
-REOPEN: Final = Statement(
-    "reopen: a retried step that waits for nothing",
-    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending'",
 )
 CHILDREN: Final = Statement(
     "children: of a map step, and how many have not completed",
@@ -186,15 +182,9 @@ def _open_again(
         if open_deps and StepKind(kind).traits.has_items and tx.value(CHILDREN, key=key):
             raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded again")
         if not open_deps:
-            reopen(tx, run_log, key, StepKind(kind), run_id or root_run_id)
+            open_step(tx, run_log, key, StepKind(kind), run_id or root_run_id)
             if StepKind(kind).traits.has_items:
                 _wait_again(tx, run_log, task_id, key, now_us)
-
-
-def reopen(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
-    """Open a pending step that waits for nothing; ``log_run_id`` is where its event belongs."""
-    tx.rows(REOPEN, key=key, status=OPENED[kind].value)
-    run_log.note(log_run_id, OPENING[kind], step=key)
 
 
 def _wait_again(tx: Transaction, run_log: RunLogBuffer, task_id: str, key: str, now_us: int) -> None:

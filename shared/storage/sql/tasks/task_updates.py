@@ -30,13 +30,12 @@ from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import (
-    OPENED,
-    OPENING,
     add_dependents,
     ids_of,
     ids_text,
     insert_steps,
     lane_of,
+    open_step,
 )
 from soong.shared.storage.sql.tasks.task_ends import skip_below
 
@@ -131,10 +130,6 @@ RECOUNT: Final = Statement(
     RETURNING steps.key, steps.kind, steps.run_id, steps.open_deps
     """,
 )
-OPEN_COUNTED: Final = Statement(
-    "open counted: a step that waits for nothing any more",
-    "UPDATE steps SET status = :status WHERE key = :key AND status || '' = 'pending' AND open_deps = 0",
-)
 
 
 class _StepState(Value):
@@ -178,15 +173,10 @@ class SqlChanging(StorePart):
             for key, kind, run_id, open_deps in tx.rows(RECOUNT, keys=keys) if keys else ():
                 if not open_deps:
                     count += 1
-                    _open(tx, run_log, key, StepKind(kind), run_id or root_run_id)
+                    open_step(tx, run_log, key, StepKind(kind), run_id or root_run_id)
             return count
 
         return await self._write_logged(write, now_us)
-
-
-def _open(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
-    tx.rows(OPEN_COUNTED, key=key, status=OPENED[kind].value)
-    run_log.note(log_run_id, OPENING[kind], step=key)
 
 
 @dataclass(slots=True)

@@ -132,18 +132,11 @@ def used(output_tokens: int, finish_reason: FinishReason) -> ModelResponse:
 @pytest.mark.parametrize(
     ("tokens", "reason", "max_tokens", "heard"),
     [
-        (60, "stop", 60, "length"),
-        (61, "stop", 60, "stop"),
-        (59, "stop", 60, "stop"),
-        (60, "stop", None, "stop"),
-        (60, "tool_call", 60, "tool_call"),
-    ],
-    ids=[
-        "all of them",
-        "more, with those of its tools",
-        "fewer",
-        "no limit of ours",
-        "calls, whose arguments are judged",
+        pytest.param(60, "stop", 60, "length", id="all of them"),
+        pytest.param(61, "stop", 60, "stop", id="more, with those of its tools"),
+        pytest.param(59, "stop", 60, "stop", id="fewer"),
+        pytest.param(60, "stop", None, "stop", id="no limit of ours"),
+        pytest.param(60, "tool_call", 60, "tool_call", id="calls, whose arguments are judged"),
     ],
 )
 async def test_an_answer_that_used_all_its_tokens_is_cut_whatever_its_server_says(

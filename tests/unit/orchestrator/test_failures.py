@@ -37,29 +37,24 @@ async def fail(scene: ContractHarness, claim: Claim, type_: str, *, retryable: b
     await scene.advance([replace(end, end_reason=reason)])
 
 
+NEVER_AGAIN = ("permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input")
+WITHOUT_HOPE = ("worker_incompatible", "schema_unsupported", "stopped_by_hook", "invalid_output")
+
+
 @pytest.mark.spec("EXE-07.e", "DAG-05.f")
-@pytest.mark.parametrize("type_", ["permission_timeout", "aborted_tools", "poisoned", "cancelled", "invalid_input"])
-async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(
-    scene: ContractHarness, type_: str
+@pytest.mark.parametrize(
+    ("type_", "retryable"), [*((each, True) for each in NEVER_AGAIN), *((each, False) for each in WITHOUT_HOPE)]
+)
+async def test_what_repeats_itself_was_meant_or_has_no_hope_is_not_tried_again_by_itself(
+    scene: ContractHarness, type_: str, *, retryable: bool
 ) -> None:
     claim = await scene.start(make_step("a", max_attempts=5))
-    await fail(scene, claim, type_)
+    await fail(scene, claim, type_, retryable=retryable)
 
     look = await scheduler(scene).reconcile(scene.own)
 
     step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.attempt, look.due_us) == (StepStatus.FAILED, 1, None)
-    assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
-
-
-@pytest.mark.parametrize("type_", ["worker_incompatible", "schema_unsupported", "stopped_by_hook", "invalid_output"])
-async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: ContractHarness, type_: str) -> None:
-    claim = await scene.start(make_step("a", max_attempts=5))
-    await fail(scene, claim, type_, retryable=False)
-
-    look = await scheduler(scene).reconcile(scene.own)
-
-    assert (look.due_us, (await scene.store.tasks.step(claim.step_key)).attempt) == (None, 1)
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 

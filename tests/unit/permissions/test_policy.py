@@ -22,62 +22,61 @@ EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
 @pytest.mark.parametrize(
     ("call", "effect", "why"),
     [
-        (
+        pytest.param(
             make_call("code.read_file", permission=Permission.READONLY, traits=READ, risk=Risk.READ),
             Effect.ALLOW,
             "only reads",
+            id="read",
         ),
-        (make_call(), Effect.ASK, "it writes"),
-        (make_call("x.y", traits=READ), Effect.ASK, "it writes"),
-        (make_call("x.y", permission=Permission.READONLY), Effect.ASK, "it writes"),
-        (
+        pytest.param(make_call(), Effect.ASK, "it writes", id="write"),
+        pytest.param(make_call("x.y", traits=READ), Effect.ASK, "it writes", id="write by definition"),
+        pytest.param(make_call("x.y", permission=Permission.READONLY), Effect.ASK, "it writes", id="write by traits"),
+        pytest.param(
             make_call("x.y", permission=Permission.READONLY, traits=READ, tags=frozenset({"network"})),
             Effect.ASK,
             "network",
+            id="network",
         ),
-        (
+        pytest.param(
             make_call("x.y", permission=Permission.READONLY, traits=READ, tags=frozenset({"dangerous"})),
             Effect.ASK,
             "danger",
+            id="dangerous",
         ),
-        (
+        pytest.param(
             make_call("x.y", permission=Permission.READONLY, traits=replace(READ, is_destructive=True)),
             Effect.ASK,
             "danger",
+            id="destructive",
         ),
-        (
+        pytest.param(
             make_call("x.y", permission=Permission.READONLY, traits=replace(READ, is_open_world=True)),
             Effect.ASK,
             "network",
+            id="open world",
         ),
-        (
+        pytest.param(
             make_call(
                 "x.y", permission=Permission.READONLY, traits=READ, target=make_path("/p/.env", is_sensitive=True)
             ),
             Effect.ASK,
             "sensitive",
+            id="sensitive",
         ),
-        (
+        pytest.param(
             make_call(
                 "x.y", permission=Permission.READONLY, traits=READ, target=make_path("/e/x", is_inside_roots=False)
             ),
             Effect.ASK,
             "outside",
+            id="outside",
         ),
-        (make_call("x.y", permission=Permission.READONLY, traits=READ, risk=Risk.CRITICAL), Effect.ASK, "critical"),
-    ],
-    ids=[
-        "read",
-        "write",
-        "write by definition",
-        "write by traits",
-        "network",
-        "dangerous",
-        "destructive",
-        "open world",
-        "sensitive",
-        "outside",
-        "critical",
+        pytest.param(
+            make_call("x.y", permission=Permission.READONLY, traits=READ, risk=Risk.CRITICAL),
+            Effect.ASK,
+            "critical",
+            id="critical",
+        ),
     ],
 )
 def test_the_safe_default_of_each_kind_of_call(call: object, effect: Effect, why: str) -> None:

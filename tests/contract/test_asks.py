@@ -151,11 +151,10 @@ async def test_run_that_another_fence_holds_is_not_put_down(scene: ContractHarne
 
 
 @pytest.mark.spec("DIS-01", "DIS-05")
-async def test_ask_ends_as_its_run_does(scene: ContractHarness) -> None:
+async def test_ask_ends_as_its_run_does_and_only_while_it_is_open(scene: ContractHarness) -> None:
     task_id = await ask(scene)
     claim = await take_up(scene, task_id)
     end = replace(completed(claim, nodes=[NODE]), usage=Usage(requests=3))
-
     await scene.store.asks.end_ask(scene.own, task_id, end, now_us=scene.now_us)
 
     run, task = await scene.store.runs.run(claim.identity.run_id), await scene.store.tasks.task(task_id)
@@ -164,19 +163,22 @@ async def test_ask_ends_as_its_run_does(scene: ContractHarness) -> None:
     assert (await scene.root_event_types(task_id))[-2:] == ["task_completed", "run_completed"]
     assert await scene.store.asks.open_asks(scene.own) == []
     assert await scene.store.asks.end_ask(scene.own, task_id, end, now_us=scene.now_us) == frozenset()
+    with pytest.raises(InvalidTransitionError):
+        await scene.store.tasks.cancel_task(scene.own, task_id, reason="late", now_us=scene.now_us)
 
 
-async def test_failed_ask_says_why(scene: ContractHarness) -> None:
+async def test_failed_ask_says_why_and_goes_on_when_it_is_tried_again(scene: ContractHarness) -> None:
     task_id = await ask(scene)
     claim = await take_up(scene, task_id)
-
-    await scene.store.asks.end_ask(
-        scene.own, task_id, claim.failed("max_turns", "the run had 50 model turns"), now_us=scene.now_us
-    )
+    failed = replace(claim.failed("max_turns", "the run had 50 model turns"), nodes=(NODE,))
+    await scene.store.asks.end_ask(scene.own, task_id, failed, now_us=scene.now_us)
 
     task = await scene.store.tasks.task(task_id)
     assert (task.status, task.reason) == (TaskStatus.FAILED, "the run had 50 model turns")
     assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.FAILED
+    await scene.store.tasks.retry_task(scene.own, task_id, [], now_us=scene.now_us)
+    again = await take_up(scene, task_id)
+    assert (again.identity.run_id, again.fence, again.is_resumed) == (claim.identity.run_id, 2, True)
 
 
 async def test_cancelled_ask_takes_nothing_more(scene: ContractHarness) -> None:
@@ -188,18 +190,6 @@ async def test_cancelled_ask_takes_nothing_more(scene: ContractHarness) -> None:
     with pytest.raises(LeaseLostError):
         await scene.store.runs.append(claim.identity.run_id, claim.fence, nodes=[NODE], now_us=scene.now_us)
     assert await scene.store.asks.take_up(scene.own, task_id, now_us=scene.now_us) is None
-
-
-async def test_ask_that_ended_goes_on_when_it_is_tried_again(scene: ContractHarness) -> None:
-    task_id = await ask(scene)
-    claim = await take_up(scene, task_id)
-    failed = replace(claim.failed("provider_failed", "503"), nodes=(NODE,))
-    await scene.store.asks.end_ask(scene.own, task_id, failed, now_us=scene.now_us)
-
-    await scene.store.tasks.retry_task(scene.own, task_id, [], now_us=scene.now_us)
-
-    again = await take_up(scene, task_id)
-    assert (again.identity.run_id, again.fence, again.is_resumed) == (claim.identity.run_id, 2, True)
 
 
 def test_child_answers_no_ask() -> None:
@@ -214,15 +204,6 @@ def test_child_answers_no_ask() -> None:
             surface={},
             now_us=0,
         )
-
-
-async def test_ask_is_ended_by_its_agent_only_while_it_is_open(scene: ContractHarness) -> None:
-    task_id = await ask(scene)
-    claim = await take_up(scene, task_id)
-    await scene.store.asks.end_ask(scene.own, task_id, completed(claim), now_us=scene.now_us)
-
-    with pytest.raises(InvalidTransitionError):
-        await scene.store.tasks.cancel_task(scene.own, task_id, reason="late", now_us=scene.now_us)
 
 
 # -- tasks that its agent plans

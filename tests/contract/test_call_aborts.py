@@ -23,14 +23,20 @@ def of(claim: Claim, call: str = "c1", reason: str = "it hangs") -> Interrupt:
     return Interrupt(claim.identity.run_id, claim.step_key, claim.fence, "abort", reason, call)
 
 
-async def test_the_holder_of_a_run_is_told_and_nobody_else(scene: ContractHarness) -> None:
+async def test_the_holder_of_a_run_is_told_and_whoever_takes_it_up_again_and_nobody_else(
+    scene: ContractHarness,
+) -> None:
     claim = await scene.start("a")
     another = await scene.another_worker()
-
     await abort(scene, claim.identity.run_id)
 
     assert await told(scene) == [of(claim)]
     assert await told(scene, another) == []
+    await scene.release(claim)
+    assert await told(scene) == []
+    again = await scene.claim_one()
+    assert await told(scene) == [of(again)]
+    assert again.fence > claim.fence
 
 
 @pytest.mark.spec("EXE-07.g")
@@ -55,19 +61,6 @@ async def test_calls_are_aborted_one_by_one_with_the_first_words_and_beside_a_ca
     await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="by a person", now_us=scene.now_us)
 
     assert sorted(each.kind for each in await told(scene)) == ["abort", "abort", "cancel"]
-
-
-async def test_whoever_takes_the_run_up_again_is_told(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await abort(scene, claim.identity.run_id)
-    await scene.release(claim)
-    idle = await told(scene)
-
-    again = await scene.claim_one()
-
-    assert idle == []
-    assert await told(scene) == [of(again)]
-    assert again.fence > claim.fence
 
 
 async def test_a_run_that_does_not_run_takes_no_abort(scene: ContractHarness) -> None:

@@ -41,7 +41,9 @@ async def test_a_command_about_a_task_that_has_ended_is_refused_at_once(
     assert (await scene.store.sessions.session(session_id)).is_closed
 
 
-async def test_a_command_about_a_task_that_is_not_there_is_refused(scene: ContractHarness) -> None:
+async def test_a_command_about_a_task_that_is_not_there_is_refused_and_a_closed_session_is_closed_by_nobody(
+    scene: ContractHarness,
+) -> None:
     session_id, _ = await closed(scene)
     session = make_session()
     other = make_task(session.id, "a")
@@ -49,15 +51,8 @@ async def test_a_command_about_a_task_that_is_not_there_is_refused(scene: Contra
 
     for subject in ("task_none", other.id):
         command, has_ended = await sent(scene, session_id, CommandKind.CANCEL, subject)
-
         assert (has_ended, command.refusal) == (True, f"there is no task {subject!r}")
-
-
-async def test_a_closed_session_is_closed_by_nobody(scene: ContractHarness) -> None:
-    session_id, _ = await closed(scene)
-
     command, has_ended = await sent(scene, session_id, CommandKind.CLOSE, session_id)
-
     assert (has_ended, command.refusal) == (True, "")
     assert (await scene.store.sessions.session(session_id)).is_closed
 

@@ -66,29 +66,20 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
 
 
 @pytest.mark.spec("PER-13")
-async def test_resumed_run_finds_the_question_it_has_asked_before(scene: ContractHarness) -> None:
+async def test_resumed_run_finds_the_question_it_has_asked_before_and_the_decision_it_has_waited_for(
+    scene: ContractHarness,
+) -> None:
     first = await scene.start("a")
     asked = await ask(scene, first)
-    claim = await scene.lost_fence(first)
+    second = await scene.lost_fence(first)
 
-    again = await ask(scene, claim)
-
-    assert again.id == asked.id
+    assert (await ask(scene, second)).id == asked.id
     assert len(await scene.store.consent.pending(scene.own.session_id)) == 1
-    assert (await scene.event_types(claim.identity.run_id)).count("permission_requested") == 1
-
-
-@pytest.mark.spec("PER-13")
-async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: ContractHarness) -> None:
-    first = await scene.start("a")
-    asked = await ask(scene, first)
     await decide(scene, asked)
-    claim = await scene.lost_fence(first)
-
-    again = await ask(scene, claim)
-
-    assert again.id == asked.id
-    assert await scene.store.consent.decision_of(again.id) is not None
+    third = await scene.lost_fence(second)
+    assert (await ask(scene, third)).id == asked.id
+    assert await scene.store.consent.decision_of(asked.id) is not None
+    assert (await scene.event_types(first.identity.run_id)).count("permission_requested") == 1
 
 
 async def test_withdrawn_question_may_be_asked_again(scene: ContractHarness) -> None:

@@ -19,32 +19,26 @@ PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
 
 
 # -- handing back
-@pytest.mark.spec("OPS-06")
-async def test_step_released_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    stale = await scene.release(claim)
-
-    step = await scene.store.tasks.step(claim.step_key)
-    assert stale == frozenset()
-    assert (step.status, step.run_id, step.lost_leases) == (StepStatus.READY, claim.identity.run_id, 0)
-    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.QUEUED
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "step_released"
-
-
-@pytest.mark.spec("DAG-07")
-async def test_claim_after_release_resumes_the_run_with_its_context(scene: ContractHarness) -> None:
+@pytest.mark.spec("OPS-06", "DAG-07")
+async def test_step_released_is_ready_under_the_same_run_which_the_next_claim_resumes_with_its_context(
+    scene: ContractHarness,
+) -> None:
     first = await scene.start("a")
-    node = NewNode(NodeKind.USER, {"v": 1})
-    await scene.store.runs.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
-    await scene.release(first)
+    run_id, node = first.identity.run_id, NewNode(NodeKind.USER, {"v": 1})
+    await scene.store.runs.append(run_id, first.fence, nodes=[node], now_us=scene.now_us)
+    stale = await scene.release(first)
+
+    step = await scene.store.tasks.step(first.step_key)
+    assert stale == frozenset()
+    assert (step.status, step.run_id, step.lost_leases) == (StepStatus.READY, run_id, 0)
+    assert (await scene.store.runs.run(run_id)).status is RunStatus.QUEUED
 
     claim = await scene.claim_one()
 
     assert claim.is_resumed
     assert claim.identity == first.identity
-    assert len(await scene.store.runs.nodes(claim.identity.run_id)) == 1
-    assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
+    assert len(await scene.store.runs.nodes(run_id)) == 1
+    assert (await scene.event_types(run_id))[-3:] == ["step_released", "step_claimed", "run_resumed"]
 
 
 @pytest.mark.spec("OPS-06")
@@ -114,9 +108,8 @@ async def test_worker_that_has_beaten_does_not_expire(scene: ContractHarness) ->
 
 
 @PRESENT
-async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: ContractHarness) -> None:
-    await scene.start("a")
-
+async def test_expired_worker_is_gone_and_cannot_beat_or_claim_or_expire_again(scene: ContractHarness) -> None:
+    lost = await scene.start("a")
     await scene.expire()
 
     heart = scene.store.heartbeat_writer()
@@ -124,15 +117,8 @@ async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: ContractHa
     heart.close()
     assert await scene.claim() == ()
     assert await scene.store.sessions.workers() == []
-
-
-@PRESENT
-async def test_second_expiry_changes_nothing(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await scene.expire()
-
     assert await scene.expire() is None
-    assert (await scene.store.tasks.step(claim.step_key)).lost_leases == 1
+    assert (await scene.store.tasks.step(lost.step_key)).lost_leases == 1
 
 
 @PRESENT
@@ -228,7 +214,9 @@ async def late(scene: ContractHarness) -> Claim:
 
 
 @pytest.mark.spec("DAG-03")
-async def test_step_whose_function_outlives_its_time_stays_leased_and_is_overdue(scene: ContractHarness) -> None:
+async def test_step_whose_function_outlives_its_time_stays_leased_and_is_overdue_until_it_is_released(
+    scene: ContractHarness,
+) -> None:
     claim = await late(scene)
 
     step = await scene.store.tasks.step(claim.step_key)
@@ -236,6 +224,12 @@ async def test_step_whose_function_outlives_its_time_stays_leased_and_is_overdue
     assert (await scene.store.tasks.session_work(scene.own)).has_overdue
     overdue = await scene.store.tasks.overdue(scene.own, step.task_id)
     assert [one.key for one in overdue] == [step.key]
+
+    await scene.release(claim)
+
+    step = await scene.store.tasks.step(claim.step_key)
+    assert (step.status, step.error) == (StepStatus.READY, None)
+    assert not (await scene.store.tasks.session_work(scene.own)).has_overdue
 
 
 async def test_overdue_step_whose_worker_is_gone_fails_and_is_not_repeated(scene: ContractHarness) -> None:
@@ -248,16 +242,6 @@ async def test_overdue_step_whose_worker_is_gone_fails_and_is_not_repeated(scene
     assert step.error is not None
     assert (step.error.type, step.error.retryable) == ("unknown_after_crash", False)
     assert [one.key for one in await scene.store.tasks.failures(scene.own)] == [step.key]
-
-
-async def test_overdue_step_that_is_released_has_no_error_left(scene: ContractHarness) -> None:
-    claim = await late(scene)
-
-    await scene.release(claim)
-
-    step = await scene.store.tasks.step(claim.step_key)
-    assert (step.status, step.error) == (StepStatus.READY, None)
-    assert not (await scene.store.tasks.session_work(scene.own)).has_overdue
 
 
 async def test_task_that_fails_with_an_overdue_step_leaves_it_leased_until_its_function_ends(

@@ -60,13 +60,17 @@ async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) ->
     assert sum(claim.step_key.rpartition("/")[2].startswith("x") for claim in claims) == 1
 
 
-async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHarness) -> None:
+async def test_capped_steps_do_not_stand_in_the_way_of_others_and_a_limit_below_one_is_none(
+    scene: ContractHarness,
+) -> None:
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:slow", 1)])
     await scene.task(*(make_step(f"slow{number}", model="slow", priority=9) for number in range(3)), "quick")
 
     claims = [await scene.claim(1) for _ in range(3)]
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:slow", 0)])
 
     assert [len(claim) for claim in claims] == [1, 1, 0]
+    assert len(await scene.claim()) == 2
 
 
 async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
@@ -91,14 +95,6 @@ async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarne
 
     held_of = [sum(claim.identity.session_id == own.session_id for claim in claims) for own in others]
     assert held_of == [1, 2, 3]
-
-
-async def test_limit_below_one_removes_the_limit(scene: ContractHarness) -> None:
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 0)])
-    await scene.task("a", "b")
-
-    assert len(await scene.claim()) == 2
 
 
 @pytest.mark.spec("DIS-10.e")

@@ -23,17 +23,22 @@ async def append(
     return appended.last_seq, appended.last_node
 
 
-@pytest.mark.spec("EVT-02.a")
-async def test_events_are_numbered_from_one_without_a_gap(scene: ContractHarness) -> None:
+@pytest.mark.spec("EVT-02.a", "EVT-02.d")
+async def test_events_are_numbered_from_one_without_a_gap_and_replayed_from_any_number(scene: ContractHarness) -> None:
     claim = await scene.start("a")
+    run_id = claim.identity.run_id
     await append(scene, claim, NewEvent("one"), NewEvent("two"))
     last_seq, _ = await append(scene, claim, NewEvent("three"))
 
-    events = await scene.store.runs.events(claim.identity.run_id)
-
+    events = await scene.store.runs.events(run_id)
     assert [event.seq for event in events] == list(range(1, last_seq + 1))
-    assert [event.type for event in events][-3:] == ["one", "two", "three"]
-    assert (await scene.store.runs.run(claim.identity.run_id)).last_seq == last_seq
+    assert (await scene.store.runs.run(run_id)).last_seq == last_seq
+    assert await append(scene, claim) == (last_seq, 0), "an empty one tells the present numbers"
+
+    later = await scene.store.runs.events(run_id, after_seq=last_seq - 3)
+    page = await scene.store.runs.events(run_id, after_seq=1, limit=2)
+    assert [event.type for event in later] == ["one", "two", "three"]
+    assert [event.seq for event in page] == [2, 3]
 
 
 @pytest.mark.spec("EVT-02.a", "EVT-01")
@@ -63,18 +68,6 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: ContractHarne
         [note["turn"] for note in notes if note["writer"] == number] == sorted([0, 1, 2, 3] * 3) for number in range(6)
     )
     assert [node.number for node in await scene.store.runs.nodes(claim.identity.run_id)] == list(range(1, 49))
-
-
-@pytest.mark.spec("EVT-02.d")
-async def test_events_are_replayed_from_any_number(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    last_seq, _ = await append(scene, claim, *(NewEvent(f"e{number}") for number in range(10)))
-
-    later = await scene.store.runs.events(claim.identity.run_id, after_seq=last_seq - 3)
-    page = await scene.store.runs.events(claim.identity.run_id, after_seq=1, limit=2)
-
-    assert [event.type for event in later] == ["e7", "e8", "e9"]
-    assert [event.seq for event in page] == [2, 3]
 
 
 @pytest.mark.spec("EVT-02")
@@ -114,14 +107,6 @@ async def test_runs_do_not_share_their_numbers(scene: ContractHarness) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_empty_append_tells_the_present_numbers(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    last_seq, last_node = await append(scene, claim)
-
-    assert (last_seq, last_node) == (len(await scene.store.runs.events(claim.identity.run_id)), 0)
-
-
 async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     other = await scene.another_session()
@@ -136,48 +121,37 @@ async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) ->
 
 
 # -- calls
-@pytest.mark.spec("DAG-09.a", "PER-19")
-async def test_call_is_in_the_ledger_before_it_has_a_result(scene: ContractHarness) -> None:
+@pytest.mark.spec("DAG-09.a", "PER-19", "EXE-06.b")
+async def test_call_is_in_the_ledger_before_its_result_which_comes_with_node_and_event(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    call = make_call(claim)
-
+    run_id, call = claim.identity.run_id, make_call(claim)
     await scene.store.runs.start_call(call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
 
-    assert await scene.store.runs.calls(claim.identity.run_id) == [call]
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_started"
-
-
-@pytest.mark.spec("EXE-06.b")
-async def test_end_of_a_call_writes_result_node_and_event_together(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await scene.store.runs.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
+    assert await scene.store.runs.calls(run_id) == [call]
+    assert (await scene.event_types(run_id))[-1] == "tool_started"
 
     await end_call(scene, claim, "call_1")
 
-    (call,) = await scene.store.runs.calls(claim.identity.run_id)
-    assert (call.status, call.result) == (CallStatus.ENDED, {"is_error": False})
-    assert [node.kind for node in await scene.store.runs.nodes(claim.identity.run_id)] == [NodeKind.TOOL_RESULT]
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_completed"
-
-
-async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    await end_call(scene, claim, "call_read")
-
-    assert await scene.store.runs.calls(claim.identity.run_id) == []
-    assert len(await scene.store.runs.nodes(claim.identity.run_id)) == 1
+    (ended,) = await scene.store.runs.calls(run_id)
+    assert (ended.status, ended.result) == (CallStatus.ENDED, {"is_error": False})
+    assert [node.kind for node in await scene.store.runs.nodes(run_id)] == [NodeKind.TOOL_RESULT]
+    assert (await scene.event_types(run_id))[-1] == "tool_completed"
 
 
 @pytest.mark.spec("PER-19", "EXE-02.c")
-async def test_the_end_of_a_call_brings_its_row(scene: ContractHarness) -> None:
+async def test_end_of_a_call_that_is_not_in_the_ledger_writes_its_node_and_the_row_that_it_brings(
+    scene: ContractHarness,
+) -> None:
     claim = await scene.start("a")
     row = make_call(claim, "call_read", is_write=False)
 
+    await end_call(scene, claim, "call_unknown")
+    assert await scene.store.runs.calls(claim.identity.run_id) == []
     await end_call(scene, claim, "call_read", row)
 
     (kept,) = await scene.store.runs.calls(claim.identity.run_id)
     assert kept == replace(row, status=CallStatus.ENDED, result={"is_error": False})
+    assert len(await scene.store.runs.nodes(claim.identity.run_id)) == 2
 
 
 @pytest.mark.spec("EVT-05.d")

@@ -52,9 +52,10 @@ async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Co
     assert await begin(scene.own, map_key) == 1
 
 
-async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: ContractHarness) -> None:
+async def test_map_waits_for_its_children_and_completes_with_the_last_which_unlocks_what_waits_for_it(
+    scene: ContractHarness,
+) -> None:
     task_id, map_key = await mapped(scene)
-
     assert await scene.expand(map_key, "x", "y")
 
     steps = await scene.steps(task_id)
@@ -63,6 +64,16 @@ async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: C
     assert (steps["m[y]"].status, steps["m[y]"].map_key, steps["m[y]"].item_index) == (StepStatus.READY, map_key, 1)
     assert (await scene.store.runs.run(steps["m[x]"].run_id)).status is RunStatus.QUEUED
     assert {"step_expanding", "step_expanded"} <= set(await scene.root_event_types(task_id))
+
+    first, second = await scene.claim()
+    await scene.complete(first)
+    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
+    advance = await scene.advance([completed(second)], claim=1)
+
+    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
+    assert step_ids(advance.claims) == ["report"]
+    events = await scene.event_types(advance.claims[0].identity.run_id)
+    assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
 
 
 async def test_repeated_expansion_changes_nothing_and_a_batch_that_ends_all_children_completes_their_map(
@@ -87,21 +98,6 @@ async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractH
 
     assert sorted(outcomes) == [False, True]
     assert len(await scene.store.tasks.steps(task_id)) == 4
-
-
-async def test_map_completes_with_its_last_child_and_unlocks_what_waits_for_it(scene: ContractHarness) -> None:
-    task_id, map_key = await mapped(scene)
-    await scene.expand(map_key, "x", "y")
-    first, second = await scene.claim()
-
-    await scene.complete(first)
-    assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
-    advance = await scene.advance([completed(second)], claim=1)
-
-    assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
-    assert step_ids(advance.claims) == ["report"]
-    events = await scene.event_types(advance.claims[0].identity.run_id)
-    assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
 
 
 async def test_output_of_a_map_is_its_childrens_in_item_order(scene: ContractHarness) -> None:

@@ -126,7 +126,9 @@ async def test_only_steps_in_the_named_statuses_are_read(scene: ContractHarness)
 
 # -- the narrow reading of a task's steps says what the full one says
 @pytest.mark.spec("OPS-04.d")
-async def test_states_are_those_of_the_steps_in_their_order(scene: ContractHarness) -> None:
+async def test_states_are_those_of_the_steps_in_their_order_and_an_unknown_task_has_none(
+    scene: ContractHarness,
+) -> None:
     task = await scene.task("a", "b", "c", "d")
     first, second, _ = await scene.claim(3)
     await scene.advance([completed(first, {"text": "long " * 100}), failed(second)])
@@ -136,6 +138,4 @@ async def test_states_are_those_of_the_steps_in_their_order(scene: ContractHarne
     assert states == [StepSnapshot.of(step) for step in await scene.store.tasks.steps(task)]
     assert [str(state.status) for state in states] == ["completed", "failed", "running", "ready"]
 
-
-async def test_an_unknown_task_has_no_states(scene: ContractHarness) -> None:
     assert list(await scene.store.tasks.step_states("task_unknown")) == []

@@ -66,14 +66,20 @@ async def parked(scene: ContractHarness, *steps: str) -> tuple[Claim, Permission
 
 # -- parking
 @pytest.mark.spec("PER-13", "DAG-04")
-async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: ContractHarness) -> None:
-    claim, _ = await parked(scene)
+async def test_parked_run_holds_no_lease_and_keeps_its_fence_and_parking_twice_is_parking_once(
+    scene: ContractHarness,
+) -> None:
+    claim, request = await parked(scene)
 
     step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
     assert (step.status, step.worker_id, step.fence) == (StepStatus.BLOCKED, "", claim.fence)
     assert (run.status, run.worker_id, run.fence, run.ended_us) == (RunStatus.PARKED, "", claim.fence, None)
     assert await scene.store.claims.leases(scene.worker) == []
-    assert (await scene.event_types(run.id))[-2:] == ["step_blocked", "run_parked"]
+    # A commit whose answer was lost is told again; otherwise the run would wait on in a slot that it has given up.
+    assert await park(scene, claim, [request], max_parked=1)
+    assert not await park(scene, outdated(claim), [request])
+    events = await scene.event_types(run.id)
+    assert (events[-2:], events.count("run_parked")) == (["step_blocked", "run_parked"], 1)
 
 
 @pytest.mark.spec("PER-13.b")
@@ -134,15 +140,6 @@ async def test_who_does_not_hold_the_lease_parks_nothing(scene: ContractHarness)
     assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
-async def test_parking_twice_is_parking_once(scene: ContractHarness) -> None:
-    """A commit whose answer was lost is told again; otherwise the run would wait on in a slot that it has given up."""
-    claim, request = await parked(scene)
-
-    assert await park(scene, claim, [request], max_parked=1)
-    assert not await park(scene, outdated(claim), [request])
-    assert (await scene.event_types(claim.identity.run_id)).count("run_parked") == 1
-
-
 @pytest.mark.spec("PER-13")
 async def test_limit_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c")
@@ -199,10 +196,15 @@ async def test_closed_question_makes_the_step_ready_in_the_same_transaction(
 
 
 @pytest.mark.spec("PER-13", "DAG-03", "DAG-07")
-async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(scene: ContractHarness) -> None:
+async def test_parked_run_outlives_its_worker_and_goes_on_under_its_id_with_a_higher_fence_elsewhere(
+    scene: ContractHarness,
+) -> None:
     claim, request = await parked(scene)
-    await decide(scene, request)
+    await scene.expire(max_lost_leases=1)
+    step = await scene.store.tasks.step(claim.step_key)
+    assert (step.status, step.lost_leases, step.fence) == (StepStatus.BLOCKED, 0, claim.fence)
 
+    await decide(scene, request)
     again = await scene.claim_one(worker=await scene.another_worker())
 
     assert again.identity == claim.identity
@@ -320,7 +322,9 @@ async def test_parking_and_cancelling_at_once_leave_nothing_parked(
 
 # -- what happens to those that wait
 @pytest.mark.spec("DAG-06", "PER-15")
-async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions(scene: ContractHarness) -> None:
+async def test_cancelled_task_ends_its_parked_runs_withdraws_their_questions_and_can_be_tried_again(
+    scene: ContractHarness,
+) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
 
@@ -335,6 +339,11 @@ async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions
     assert told[-3:] == ["permission_withdrawn", "step_cancelled", "run_cancelled"]
     with pytest.raises(AlreadyDecidedError, match="withdrawn"):
         await decide(scene, request)
+
+    await scene.retry_task(task_id)
+    again = await scene.claim_one()
+    assert (again.step_key, again.attempt) == (claim.step_key, 2)
+    assert again.identity.run_id != claim.identity.run_id
 
 
 @pytest.mark.spec("DAG-06", "PER-15")
@@ -438,43 +447,27 @@ async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: ContractHa
     assert len(await scene.store.claims.interrupts(scene.worker)) == 2
 
 
-@pytest.mark.spec("DAG-07")
-async def test_parked_run_outlives_the_worker_that_had_it(scene: ContractHarness) -> None:
-    claim, request = await parked(scene)
-
-    await scene.expire(max_lost_leases=1)
-
-    step = await scene.store.tasks.step(claim.step_key)
-    assert (step.status, step.lost_leases, step.fence) == (StepStatus.BLOCKED, 0, claim.fence)
-    await decide(scene, request)
-    assert (await scene.claim_one(worker=await scene.another_worker())).fence == claim.fence + 1
-
-
-async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: ContractHarness) -> None:
-    claim, _ = await parked(scene)
-    await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="enough", now_us=scene.now_us)
-
-    await scene.retry_task(claim.identity.task_id)
-
-    again = await scene.claim_one()
-    assert (again.step_key, again.attempt) == (claim.step_key, 2)
-    assert again.identity.run_id != claim.identity.run_id
-
-
 # -- a decision that nobody used in time
 @pytest.mark.spec("PER-13")
-async def test_decision_that_expired_leaves_its_call_to_be_asked_again(scene: ContractHarness) -> None:
+async def test_decision_that_expired_leaves_its_call_to_be_asked_again_and_nothing_pending_expires(
+    scene: ContractHarness,
+) -> None:
     claim = await scene.start("a")
     (first,) = await ask(scene, claim)
+    run_id, expire = claim.identity.run_id, scene.store.consent.expire_decision
+
+    assert not await expire(run_id, "call_1", claim.fence, now_us=scene.now_us)
+    with pytest.raises(LeaseLostError):
+        await expire(run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
+    assert (await scene.store.consent.request(first.id))[1] is RequestState.PENDING
     await decide(scene, first)
-
-    assert await scene.store.consent.expire_decision(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
-
+    assert await expire(run_id, "call_1", claim.fence, now_us=scene.now_us)
     (second,) = await ask(scene, claim)
+
     assert second.id != first.id
     assert (await scene.store.consent.request(first.id))[1] is RequestState.EXPIRED
     assert (await scene.store.consent.request(second.id))[1] is RequestState.PENDING
-    assert "permission_expired" in await scene.event_types(claim.identity.run_id)
+    assert "permission_expired" in await scene.event_types(run_id)
 
 
 @pytest.mark.spec("PER-13")
@@ -491,15 +484,3 @@ async def test_decision_that_was_used_does_not_expire(scene: ContractHarness) ->
         claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us
     )
     assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
-
-
-async def test_pending_question_does_not_expire_and_a_lost_lease_expires_nothing(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    (request,) = await ask(scene, claim)
-
-    assert not await scene.store.consent.expire_decision(
-        claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us
-    )
-    with pytest.raises(LeaseLostError):
-        await scene.store.consent.expire_decision(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
-    assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING

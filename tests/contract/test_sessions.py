@@ -283,32 +283,20 @@ async def test_commands_are_taken_in_order_until_they_have_ended(scene: Contract
     assert await scene.store.sessions.take_commands(scene.own) == commands[1:]
 
 
-async def test_command_tells_whether_and_how_it_ended(scene: ContractHarness) -> None:
-    command = make_command(scene.own.session_id, CommandKind.CANCEL, "task_1")
-    await scene.store.sessions.send_command(command)
-    assert await scene.store.sessions.command(command.id) == (command, False)
+async def test_command_tells_whether_and_how_it_ended_and_keeps_that_end(scene: ContractHarness) -> None:
+    command, sessions = make_command(scene.own.session_id, CommandKind.CANCEL, "task_1"), scene.store.sessions
+    await sessions.send_command(command)
+    assert await sessions.command(command.id) == (command, False)
 
     refusal, refusal_type = "the run would have 5 children", RefusalType.LIMIT_EXCEEDED
-    await scene.store.sessions.end_command(command.id, refusal=refusal, refusal_type=refusal_type)
+    await sessions.end_command(command.id, refusal=refusal, refusal_type=refusal_type)
+    # An owner that thaws after its successor has carried a command out refuses it by what it sees then.
+    await sessions.end_command(command.id, refusal="the task is running")
 
     ended = replace(command, refusal=refusal, refusal_type=refusal_type)
-    assert await scene.store.sessions.command(command.id) == (ended, True)
-
-
-async def test_a_command_that_has_ended_keeps_its_end(scene: ContractHarness) -> None:
-    """An owner that thaws after its successor has carried a command out refuses it by what it sees then."""
-    command = make_command(scene.own.session_id, CommandKind.RETRY, "task_1")
-    await scene.store.sessions.send_command(command)
-    await scene.store.sessions.end_command(command.id)
-
-    await scene.store.sessions.end_command(command.id, refusal="the task is running")
-
-    assert await scene.store.sessions.command(command.id) == (command, True)
-
-
-async def test_unknown_command_is_named(store: Store) -> None:
+    assert await sessions.command(command.id) == (ended, True)
     with pytest.raises(NotFoundError, match="command 'cmd_none'"):
-        await store.sessions.command("cmd_none")
+        await sessions.command("cmd_none")
 
 
 # -- workers
@@ -335,33 +323,20 @@ async def test_worker_goes_from_live_over_draining_to_gone_and_never_back(store:
 
 
 @pytest.mark.spec("DAG-03")
-async def test_heartbeat_comes_from_a_thread_of_its_own(store: Store) -> None:
+async def test_heartbeat_comes_from_a_thread_of_its_own_also_while_draining_and_of_no_unknown_worker(
+    store: Store,
+) -> None:
     worker = make_worker()
     await store.sessions.register_worker(worker)
     heart = store.heartbeat_writer()
-
     beaten = [await asyncio.to_thread(heart.beat, worker.id) for _ in range(3)]
-    await asyncio.to_thread(heart.close)
-
-    assert beaten == [True] * 3
-    assert [known.beat for known in await store.sessions.workers()] == [3]
-
-
-async def test_draining_worker_still_beats(store: Store) -> None:
-    worker = make_worker()
-    await store.sessions.register_worker(worker)
     await store.sessions.set_worker_state(worker.id, ProcessState.DRAINING)
-    heart = store.heartbeat_writer()
 
-    assert await asyncio.to_thread(heart.beat, worker.id)
+    beaten += [await asyncio.to_thread(heart.beat, worker_id) for worker_id in (worker.id, "wrk_none")]
     await asyncio.to_thread(heart.close)
 
-
-async def test_heartbeat_of_an_unknown_worker_does_not_beat(store: Store) -> None:
-    heart = store.heartbeat_writer()
-
-    assert not await asyncio.to_thread(heart.beat, "wrk_none")
-    await asyncio.to_thread(heart.close)
+    assert beaten == [*[True] * 4, False]
+    assert [known.beat for known in await store.sessions.workers()] == [4]
 
 
 async def test_busy_sessions_are_those_with_open_work(store: Store) -> None:

@@ -34,30 +34,21 @@ async def tainted(store: Store, claim: Claim) -> bool:
     return await store.runs.is_tainted(claim.identity.run_id)
 
 
-@pytest.mark.spec("PER-21.c")
-async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared(
+@pytest.mark.spec("PER-21", "PER-21.c")
+async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_under_its_lease_and_never_cleared(
     scene: ContractHarness, other_store: Store
 ) -> None:
     claim = await scene.start(agent("a"))
     await read(scene, claim, taints=False)
+    with pytest.raises(LeaseLostError):
+        await read(scene, outdated(claim))
     before = await tainted(scene.store, claim)
-
     await read(scene, claim, call="call_2")
     await read(scene, claim, taints=False, call="call_3")
 
     assert not before
     assert await tainted(other_store, claim)
     assert (await other_store.runs.run(claim.identity.run_id)).is_tainted
-
-
-@pytest.mark.spec("PER-21")
-async def test_a_lost_lease_taints_nothing(scene: ContractHarness) -> None:
-    claim = await scene.start(agent("a"))
-
-    with pytest.raises(LeaseLostError):
-        await read(scene, outdated(claim))
-
-    assert not await tainted(scene.store, claim)
 
 
 @pytest.mark.spec("PER-21.b")

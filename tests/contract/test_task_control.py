@@ -35,17 +35,6 @@ async def test_paused_task_gives_no_claims_and_names_its_holders(scene: Contract
     assert "task_paused" in await scene.root_event_types(task_id)
 
 
-async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await pause(scene, claim.identity.task_id)
-
-    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
-
-    assert (interrupt.kind, interrupt.step_key, interrupt.fence) == ("pause", claim.step_key, claim.fence)
-    await scene.release(claim)
-    assert await scene.store.claims.interrupts(scene.worker) == []
-
-
 async def test_end_of_a_step_of_a_paused_task_counts(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -59,11 +48,17 @@ async def test_end_of_a_step_of_a_paused_task_counts(scene: ContractHarness) -> 
 
 
 @pytest.mark.spec("DAG-07", "DAG-08.d")
-async def test_resumed_task_goes_on_where_it_stood(scene: ContractHarness) -> None:
+async def test_holder_of_a_paused_step_is_asked_to_hand_it_back_and_a_resumed_task_goes_on_where_it_stood(
+    scene: ContractHarness,
+) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
     await pause(scene, task_id)
+
+    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
+    assert (interrupt.kind, interrupt.step_key, interrupt.fence) == ("pause", claim.step_key, claim.fence)
     await scene.release(claim)
+    assert await scene.store.claims.interrupts(scene.worker) == []
 
     await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
 
@@ -110,10 +105,11 @@ async def test_cancel_ends_at_once_what_nobody_holds(scene: ContractHarness) -> 
         assert (await scene.event_types(run.id))[-2:] == ["step_cancelled", "run_cancelled"]
 
 
-@pytest.mark.spec("DAG-06")
-async def test_cancel_ends_task_and_root_run_with_the_reason(scene: ContractHarness) -> None:
+@pytest.mark.spec("DAG-06", "DAG-08")
+async def test_cancel_ends_task_and_root_run_with_the_reason_and_a_retry_continues_both_and_their_session(
+    scene: ContractHarness,
+) -> None:
     task_id = await scene.task("a")
-
     await cancel(scene, task_id)
 
     task = await scene.store.tasks.task(task_id)
@@ -121,6 +117,17 @@ async def test_cancel_ends_task_and_root_run_with_the_reason(scene: ContractHarn
     assert (task.status, task.reason, task.ended_us) == (TaskStatus.CANCELLED, "by a person", scene.now_us)
     assert (root.status, root.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
     assert "task_cancelled" in await scene.root_event_types(task_id)
+
+    await scene.store.sessions.close_session(scene.own)
+    await scene.retry_task(task_id)
+
+    assert not (await scene.store.sessions.session(scene.own.session_id)).is_closed
+    root = await scene.store.runs.run(task.root_run_id)
+    assert (root.status, root.end_reason, root.ended_us) == (RunStatus.RUNNING, None, None)
+    await scene.store.runs.append(task.root_run_id, 0, now_us=scene.now_us)
+    await scene.complete(await scene.claim_one())
+    await scene.finish(task_id)
+    assert (await scene.store.runs.run(task.root_run_id)).end_reason is EndReason.COMPLETED
 
 
 @pytest.mark.spec("DAG-06")
@@ -265,22 +272,6 @@ async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_ag
     assert (await scene.claim_one()).dependencies["m"].output == ["done all the same"]
 
 
-@pytest.mark.spec("DAG-08")
-async def test_root_run_of_a_retried_task_continues_and_ends_again(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    await cancel(scene, task_id)
-    root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
-
-    await scene.retry_task(task_id)
-    root = await scene.store.runs.run(root_run_id)
-    assert (root.status, root.end_reason, root.ended_us) == (RunStatus.RUNNING, None, None)
-    await scene.store.runs.append(root_run_id, 0, now_us=scene.now_us)
-    await scene.complete(await scene.claim_one())
-    await scene.finish(task_id)
-
-    assert (await scene.store.runs.run(root_run_id)).end_reason is EndReason.COMPLETED
-
-
 async def test_running_task_and_one_with_a_step_still_held_are_not_retried(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     with pytest.raises(InvalidTransitionError):
@@ -387,16 +378,6 @@ async def test_completed_task_is_not_retried_without_a_step(scene: ContractHarne
         await scene.retry_task(task_id)
 
     assert (await scene.store.tasks.task(task_id)).status is TaskStatus.COMPLETED
-
-
-async def test_retried_task_opens_its_session(scene: ContractHarness) -> None:
-    task_id = await scene.task("a")
-    await cancel(scene, task_id)
-    await scene.store.sessions.close_session(scene.own)
-
-    await scene.retry_task(task_id)
-
-    assert not (await scene.store.sessions.session(scene.own.session_id)).is_closed
 
 
 # -- run folders

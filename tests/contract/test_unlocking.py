@@ -17,26 +17,19 @@ from tests.model.builders import make_map, make_step
 JOIN = ("a", "b", make_step("join", depends_on=("a", "b")))
 
 
-@pytest.mark.spec("DAG-04", "CARD-2")
-async def test_join_is_ready_when_its_last_parent_has_completed(scene: ContractHarness) -> None:
+@pytest.mark.spec("DAG-04", "CARD-2", "EVT-02")
+async def test_join_is_ready_when_its_last_parent_has_completed_and_its_claim_tells_since_when(
+    scene: ContractHarness,
+) -> None:
     task_id = await scene.task(*JOIN)
     first, second = await scene.claim()
-
     await scene.complete(first)
     assert (await scene.statuses(task_id))["join"] is StepStatus.PENDING
     await scene.complete(second)
-
-    join = (await scene.steps(task_id))["join"]
+    join, unlocked_us = (await scene.steps(task_id))["join"], scene.now_us
     assert (join.status, join.open_deps) == (StepStatus.READY, 0)
 
-
-@pytest.mark.spec("DAG-04", "EVT-02")
-async def test_claim_tells_since_when_the_step_was_ready(scene: ContractHarness) -> None:
-    await scene.task(*JOIN)
-    await scene.complete_all(await scene.claim())
-    unlocked_us = scene.now_us
     scene.clock.advance(timedelta(seconds=5))
-
     claim = await scene.claim_one()
 
     *_, ready, claimed, started = await scene.store.runs.events(claim.identity.run_id)

@@ -71,13 +71,14 @@ async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: 
 
 
 @pytest.mark.spec("EVT-02.b")
-async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpHarness) -> None:
+async def test_an_event_is_a_cloud_event_and_who_has_seen_all_of_an_ended_run_is_asked_to_stay_away(
+    scene: HttpHarness,
+) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)
+
     seen: list[Sent] = []
-
     await read_until_end(scene.caller, f"{stream_of(claim)}?after=2", seen)
-
     page = (await scene.caller.get(f"/v1/runs/{claim.identity.run_id}/events?after=2")).json()
     assert [sent.data for sent in seen[:-1]] == page["items"]
     first = seen[0].data
@@ -86,16 +87,11 @@ async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpHarnes
     assert first["source"] == f"/runs/{claim.identity.run_id}"
     assert first["type"].startswith("soong.")
 
-
-async def test_a_reader_that_has_seen_all_of_an_ended_run_is_asked_to_stay_away(scene: HttpHarness) -> None:
-    claim = await scene.run_with(1)
-    await end(scene, claim)
     last = (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq
-
-    response = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last)})
-    ahead = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last + 1)})
-    wrong = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": "seven"})
-
+    response, ahead, wrong = [
+        await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(said)})
+        for said in (last, last + 1, "seven")
+    ]
     assert response.status_code == 204
     assert code_of(ahead) == code_of(wrong) == "invalid_input"
 

@@ -238,17 +238,18 @@ async def test_a_task_is_steered_by_its_owners_word(
     assert (await scene.bench.store.tasks.task(task_id)).status is status
 
 
-async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: HttpHarness, tmp_path: Path) -> None:
+async def test_a_paused_task_goes_on_and_a_cancelled_one_is_cancelled_once_and_tried_again(
+    scene: HttpHarness, tmp_path: Path
+) -> None:
     task_id = (await submitted(scene, tmp_path))["task"]["id"]
     await scene.caller.post(f"/v1/tasks/{task_id}/pause")
-
     resumed = await scene.caller.post(f"/v1/tasks/{task_id}/resume")
-    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
+    _, again = [await scene.caller.post(f"/v1/tasks/{task_id}/cancel") for _ in range(2)]
     retried = await scene.caller.post(f"/v1/tasks/{task_id}/retry", json={"from": "first"})
     unknown = await scene.caller.post(f"/v1/tasks/{task_id}/retry", json={"from": "nothing"})
 
     assert resumed.json()["status"] == retried.json()["status"] == "running"
-    assert code_of(unknown) == "not_found"
+    assert (code_of(again), code_of(unknown)) == ("conflict", "not_found")
 
 
 @pytest.mark.spec("DAG-03")
@@ -267,15 +268,6 @@ async def test_pull_workers_are_dispatched_for_a_task_that_goes_on(scene: HttpHa
     assert [step.step_id for step in steps if step.is_pull_worker] == ["pull-worker-1", "pull-worker-2"]
     assert code_of(late) == "conflict"
     assert too_many.json()["errors"][0]["place"] == "body.count"
-
-
-async def test_the_owners_refusal_is_a_conflict(scene: HttpHarness, tmp_path: Path) -> None:
-    task_id = (await submitted(scene, tmp_path))["task"]["id"]
-    await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
-
-    again = await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
-
-    assert code_of(again) == "conflict"
 
 
 async def test_a_session_is_closed_once_and_leaves_the_list(scene: HttpHarness, tmp_path: Path) -> None:

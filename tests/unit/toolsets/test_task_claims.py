@@ -174,15 +174,17 @@ async def test_without_an_id_a_report_is_of_the_step_that_was_claimed(child: Chi
 
 
 @pytest.mark.spec("DAG-01.c", "DAG-03.d")
-async def test_what_it_holds_is_shown_and_claimed_again_without_harm(child: Child) -> None:
+async def test_what_it_holds_is_shown_and_claimed_again_without_harm_and_named_to_a_second_claim(child: Child) -> None:
     await child.do("claim_step", step_id="one")
-
     again = (await child.do("claim_step", step_id="one"))["claimed"]
     shown = await child.do("get", step_id="one")
+    error = await child.refused("claim_step", step_id="two")
 
     assert again["instructions"] == shown["claimed"]["instructions"] == "Count files."
     assert (await child.step("one")).fence == 1
     assert (await child.do("query_steps"))["claimed"] == "one"
+    assert (error.type, "'one'" in error.message) == (ErrorType.STEP_NOT_CLAIMABLE, True)
+    assert "agent.task_update_step" in (error.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -201,16 +203,6 @@ async def test_a_step_that_it_may_not_have_is_refused_with_what_to_do(
     assert error.type is ErrorType.STEP_NOT_CLAIMABLE
     assert (error.details or {})["reason"] == reason
     assert hint in (error.hint or "")
-
-
-async def test_a_second_claim_names_the_one_that_is_open(child: Child) -> None:
-    await child.do("claim_step", step_id="one")
-
-    error = await child.refused("claim_step", step_id="two")
-
-    assert error.type is ErrorType.STEP_NOT_CLAIMABLE
-    assert "'one'" in error.message
-    assert "agent.task_update_step" in (error.hint or "")
 
 
 @pytest.mark.parametrize(

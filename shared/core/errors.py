@@ -9,7 +9,6 @@
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
     │   │   └── UnsupportedPoolerError  a connection pooler that shares server processes of PostgreSQL
-    │   ├── InvalidPatternError     a regular expression that cannot be matched in linear time, or is none
     │   ├── TemplateError           a reference in a plan that names nothing
     │   │   └── BudgetExceededError what a plan makes is larger than it may be
     │   ├── LimitExceededError      a total that the deployment sets
@@ -108,10 +107,6 @@ class UnsupportedPoolerError(InvalidConfigError):
         self.problem = f"a connection pooler in front of PostgreSQL {does}, expected one server process per connection"
         self.hint = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
         super().__init__(f"{self.problem}; {self.hint}")
-
-
-class InvalidPatternError(UsageError):
-    """A regular expression of a plan or a program's caller that cannot be used; the message says why."""
 
 
 class TemplateError(UsageError):

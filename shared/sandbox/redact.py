@@ -9,11 +9,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.patterns import LinearPattern
 from soong.shared.core.value import Value
 
 MARK = "[redacted]"
@@ -47,6 +47,46 @@ _TOKENS: tuple[tuple[str, str], ...] = (
     ("earer ", r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*"),
     ("://", r"(?<=://)[^\s/:@'\"]{0,128}:[^\s/@'\"]{1,256}(?=@)"),
 )
+_MAX_PROGRAM_BYTES: Final = 1024 * 1024
+"""The size of a compiled pattern with its caches; RE2's own limit is 8 MiB."""
+
+
+@lru_cache(maxsize=1)
+def _linear(pattern: str) -> Any:
+    import re2  # 15 ms that `soong --help` does not pay
+
+    options = re2.Options()
+    options.max_mem = _MAX_PROGRAM_BYTES
+    return re2.compile(pattern.encode(), options)
+
+
+class LinearPattern(Value):
+    """A pattern that ``re`` would search in quadratic time. RE2 does not backtrack; its words are of ASCII."""
+
+    pattern: str
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the places of the matches, in characters."""
+        data = text.encode("utf-8", "surrogatepass")  # a text may hold half a surrogate pair
+        is_ascii = len(data) == len(text)
+        at = chars = 0
+        for match in _linear(self.pattern).finditer(data):
+            start, end = match.span()
+            if is_ascii:
+                yield start, end
+                continue
+            first = chars + len(data[at:start].decode("utf-8", "surrogatepass"))
+            at, chars = end, first + len(data[start:end].decode("utf-8", "surrogatepass"))
+            yield first, chars
+
+    def sub(self, replacement: str, text: str) -> str:
+        pieces, at = [], 0
+        for start, end in self.spans(text):
+            pieces += [text[at:start], replacement]
+            at = end
+        return "".join((*pieces, text[at:])) if pieces else text
+
+
 _COMPILED: tuple[tuple[str, re.Pattern[str] | LinearPattern], ...] = tuple(
     # A text of nothing but beginnings of a web token would be searched to its end from each of them.
     (marker, LinearPattern(pattern) if marker == "eyJ" else re.compile(pattern))
@@ -137,9 +177,15 @@ class Redactor(Value):
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where secrets are, as (start, end), in no order; they may overlap."""
-        patterns: list[re.Pattern[str] | LinearPattern] = [pattern for marker, pattern in _COMPILED if marker in text]
-        patterns += [re.compile(re.escape(value)) for value in self.values if value in text]
-        return [match.span() for pattern in patterns for match in pattern.finditer(text)]
+        found: list[tuple[int, int]] = []
+        shapes = (pattern for marker, pattern in _COMPILED if marker in text)
+        values = (re.compile(re.escape(value)) for value in self.values if value in text)
+        for pattern in (*shapes, *values):
+            if isinstance(pattern, LinearPattern):
+                found += pattern.spans(text)
+            else:
+                found += (match.span() for match in pattern.finditer(text))
+        return found
 
     def stream(self) -> "StreamRedactor":
         """Return a redactor for text that comes in pieces."""
@@ -182,7 +228,6 @@ class StreamRedactor:
         return shown
 
     def close(self) -> str:
-        """Return the rest."""
         rest, self._pending = self._redactor.text(self._pending), ""
         return rest
 

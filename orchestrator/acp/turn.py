@@ -210,7 +210,6 @@ def rest_of(answer: str, shown: str) -> str:
 
 
 def text_of(answer: Json) -> str:
-    """Return an answer as a message."""
     if isinstance(answer, str):
         return answer
     return "" if answer is None else f"```json\n{dump(answer)}\n```"

@@ -103,7 +103,6 @@ async def _why_withdrawn(store: Store, question: Question) -> str:
 
 
 def status_of_question(question: Question) -> QuestionStatus:
-    """Return the current state of a question."""
     if question.decision is not None:
         decided = _decided(question.decision, question.answer)
         if question.state is RequestState.EXPIRED and decided.is_allowed:

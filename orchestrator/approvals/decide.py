@@ -63,7 +63,6 @@ class UnsignedDecision(Value):
     if_unanswered: bool = False
 
     def decision(self, request: PermissionRequest, *, now_us: int, ttl_us: int) -> Decision:
-        """Return the decision, bound to exactly the request."""
         return Decision(
             id=new_id("dec"),
             request_id=request.id,

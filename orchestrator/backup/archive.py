@@ -48,7 +48,6 @@ class ArchiveWriter:
         self.files[name] = {"size": entry.size, "sha256": counting.digest.hexdigest()}
 
     def finish(self, facts: JsonObject) -> None:
-        """Add the manifest."""
         text = json.dumps({"format": FORMAT, **facts, "files": self.files}, indent=1).encode()
         entry = tarfile.TarInfo(MANIFEST)
         entry.size, entry.mode = len(text), 0o600

@@ -149,7 +149,6 @@ def validate(
 
 
 def _known(project: Path) -> "AgentDefinitionRegistry":
-    """Return what may be named in a project."""
     from soong.shared.agents.acp_agents import with_acp
     from soong.shared.agents.definition_files import known_definitions
     from soong.shared.agents.project_definitions import with_project

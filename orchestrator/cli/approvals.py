@@ -160,7 +160,6 @@ def refused(question: Document, error: SoongError) -> tuple[AnswerExitCode, str]
 
 
 def outcome_of(question: Document, choice: str) -> tuple[AnswerExitCode, str]:
-    """Say what the owner made of an answer."""
     head, decision = f"{short_id(question['id'])} {visible(question['tool'])}", question["decision"]
     if question["state"] == "pending":
         later = f"it counts as soon as one runs ({program()} resume {question['identity']['task_id']})"

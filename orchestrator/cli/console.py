@@ -178,7 +178,6 @@ def listed(
 
 
 def table_of(items: Sequence[Any], columns: Columns, uncut: Collection[str] = ()) -> str:
-    """Return documents as rows of a table."""
     rows = [[str(item[one]) if isinstance(one, str) else one(item) for one in columns.values()] for item in items]
     return table([*columns], rows, uncut=uncut)
 
@@ -196,7 +195,6 @@ def second_of(instant: str | None) -> str:
 
 
 def compact(value: Json | Mapping[str, Json], limit: int = 200) -> str:
-    """Return a JSON value on one line."""
     return one_line(json.dumps(value, ensure_ascii=False, default=str), limit)
 
 

@@ -299,5 +299,4 @@ class StepVoices:
                 self.display.speak(run_id, growing.take(event))
 
     async def close(self) -> None:
-        """Listen no more."""
         await cancelled(*self._listening.values())

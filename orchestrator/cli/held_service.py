@@ -128,7 +128,6 @@ class HeldService:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this command has started it."""
         return self.attachment is not None and self.attachment.process is not None
 
     def kill(self) -> None:

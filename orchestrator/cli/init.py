@@ -88,7 +88,6 @@ class Example(Value):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return what a copy of it consists of."""
         siblings = sorted(file for file in self.plan.parent.iterdir() if file.suffix in _SHOWN and file.is_file())
         if self.plan.parent == EXAMPLES:
             return tuple(file for file in siblings if file.stem == self.name)
@@ -96,7 +95,6 @@ class Example(Value):
 
 
 def examples() -> tuple[Example, ...]:
-    """Return every example, by name."""
     plans = (*EXAMPLES.glob("*.yaml"), *(plan for plan in EXAMPLES.glob("*/*.yaml") if plan.stem == plan.parent.name))
     return tuple(sorted((Example(plan.stem, plan) for plan in plans), key=lambda one: one.name))
 

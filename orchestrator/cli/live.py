@@ -81,7 +81,6 @@ class Live(LineDisplay):
             self._voices[run_id] = text
 
     def drawn(self) -> RenderableType:
-        """Return all of what is shown now."""
         if self._view is None:
             return Text()
         said = self._said(self._view)
@@ -104,7 +103,6 @@ class Live(LineDisplay):
         return live
 
     def picture(self, view: TaskView) -> RenderableType:
-        """Return the picture of a view."""
         room = max(3, self.console.height - OTHER_LINES)
         parts: list[RenderableType] = [
             self._title(view),

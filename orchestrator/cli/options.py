@@ -56,12 +56,10 @@ def as_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def choose(verbosity: Verbosity) -> None:
-    """Set the verbosity of this process."""
     _chosen[0] = verbosity
 
 
 def chosen() -> Verbosity:
-    """Return the verbosity of this process."""
     return _chosen[0]
 
 

@@ -112,7 +112,6 @@ async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
 
 
 def policy_text(effective: "EffectivePolicy") -> str:
-    """Return the effective policy for people."""
     lines = [
         (str(place), VERBS[line.effect], line.what, line.source) for place, line in enumerate(effective.lines(), 1)
     ]
@@ -170,7 +169,6 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
 
 
 def _held(traits: object) -> list[str]:
-    """Return the names of the traits that hold."""
     return [name.removeprefix("is_") for name, holds in traits.items() if holds] if isinstance(traits, dict) else []
 
 

@@ -107,7 +107,6 @@ def keep_modules(settings: Settings, task_id: str) -> None:
 
 
 def with_kept_modules(settings: Settings, task_id: str) -> Settings:
-    """Return the settings with the modules that were kept for a task."""
     kept = _read(settings).get(task_id)
     if not kept or not settings.is_embedded:
         return settings

@@ -238,7 +238,6 @@ def read_answer(line: str, question: Document) -> TypedAnswer | None:
 
 
 def offered(question: Document) -> Sequence[Choice]:
-    """Return the answers that a question offers."""
     return [Choice(choice) for choice in question["choices"]]
 
 

@@ -56,7 +56,6 @@ def quoted(text: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
 
 
 def cut_mark(text: str, missing: int) -> str:
-    """Return the mark for text that was left out."""
     checksum = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
 

@@ -82,7 +82,6 @@ def _kind(record: ServiceRecord) -> str:
 
 
 def text_of(service: ServiceState, home: str, found: Document) -> str:
-    """Return the screen."""
     lines = [f"service    {_service_text(service)}", f"home       {home}"]
     if service.http:
         lines.append(f"HTTP API   {service.http}/v1/")
@@ -154,7 +153,6 @@ async def doctor(*, is_json: bool = JSON) -> None:
 
 
 def report(checks: Sequence[Document]) -> str:
-    """Return what was found for people."""
     levels = Counter(one["level"] for one in checks)
     width = max(len(one["check"]) for one in checks)
     lines = []

@@ -72,7 +72,6 @@ def seconds_between(begin: str | None, end: str | None) -> float | None:
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a duration for people."""
     if seconds is None:
         return ""
     if seconds < 60:

@@ -103,7 +103,6 @@ def export_tools(session: DirectSession) -> ExportedTools:
 
 
 def description_of(tool: ToolDefinition) -> str:
-    """Return the description that a model reads."""
     return f"{tool.description}\n\n{tool.prompt}" if tool.prompt else tool.description
 
 

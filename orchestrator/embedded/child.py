@@ -174,7 +174,6 @@ class ServiceChild:
         return timing.RESTART_S[min(max(1, self.deaths), len(timing.RESTART_S)) - 1]
 
     def health(self) -> "ChildHealth":
-        """Return its facts."""
         up_s = int(time.monotonic() - self._spawned_s) if self.is_running else 0
         return ChildHealth(self.name, self.ends, self.deaths, self.last_words, up_s, self.pid, self.state, self.problem)
 

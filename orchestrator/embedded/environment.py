@@ -15,7 +15,6 @@ _OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
 
 
 def own_environment_digest() -> str:
-    """Return the digest of this process's environment."""
     return environment_digest(os.environ)
 
 

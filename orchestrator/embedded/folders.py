@@ -58,16 +58,11 @@ def prepare_runtime_folder(settings: Settings) -> Path:
 def runtime_folder_problem(folder: Path) -> str:
     """Return what is wrong with an existing runtime folder and a fix, or nothing."""
     state = folder.lstat()
+    own = "remove it, or set XDG_RUNTIME_DIR to a folder of yours"
     if not stat.S_ISDIR(state.st_mode):
-        return (
-            f"the runtime folder {str(folder)!r} is a link or a file; "
-            "remove it, or set XDG_RUNTIME_DIR to a folder of yours"
-        )
+        return f"the runtime folder {str(folder)!r} is a link or a file; {own}"
     if state.st_uid != os.getuid():
-        return (
-            f"the runtime folder {str(folder)!r} belongs to user {state.st_uid} and not to {os.getuid()}; "
-            "remove it, or set XDG_RUNTIME_DIR to a folder of yours"
-        )
+        return f"the runtime folder {str(folder)!r} belongs to user {state.st_uid} and not to {os.getuid()}; {own}"
     if stat.S_IMODE(state.st_mode) & 0o077:
         return f"the runtime folder {str(folder)!r} is open to others; run: chmod 700 {str(folder)!r}"
     if len(os.fsencode(folder / CONTROL_SOCKET)) > SOCKET_PATH_LIMIT:

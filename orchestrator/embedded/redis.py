@@ -52,7 +52,6 @@ def find_redis(system: Collection[str] = SYSTEM_FOLDERS) -> RedisProgram:
 
 
 def redis_url(folder: Path) -> str:
-    """Return the URL of the embedded Redis in that runtime folder."""
     return f"unix://{folder / REDIS_SOCKET}"
 
 

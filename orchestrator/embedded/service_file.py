@@ -200,7 +200,6 @@ def read_record(home: Path) -> ServiceRecord | None:
 
 
 def own_record(*, control: Path, redis_url: str, database_url: str, version: str, is_ephemeral: bool) -> ServiceRecord:
-    """Return the record of this process."""
     pid = os.getpid()
     started_at, birth = start_of(pid) or time.time(), birth_of(pid) or ""
     return ServiceRecord(pid, started_at, str(control), redis_url, database_url, version, is_ephemeral, birth)

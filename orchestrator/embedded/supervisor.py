@@ -117,7 +117,6 @@ class Supervisor:
         return self._pipe[0]
 
     def health(self) -> tuple[ChildHealth, ...]:
-        """Return the facts of each child."""
         children = [child for child in (self._redis, self._http) if child is not None] + self._workers
         return tuple(child.health() for child in children)
 

@@ -129,7 +129,6 @@ class SlackChannel(Value):
 
 
 def blocks_of(message: Message) -> dict[str, Json]:
-    """Return the document of a message."""
     blocks: list[Json] = [
         {"type": "header", "text": _plain(message.title, MAX_HEADER)},
         {"type": "section", "text": _plain("\n".join(message.lines), MAX_TEXT)},

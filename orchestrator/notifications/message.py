@@ -130,7 +130,6 @@ def _headline(notice: Notice) -> str:
 
 
 def _command(notice: Notice) -> str:
-    """Return the command that shows it."""
     if notice.request_id:
         return f"soong approvals show {notice.request_id}"
     if notice.event == "test":

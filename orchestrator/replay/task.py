@@ -114,7 +114,6 @@ class TaskRecord(Value):
         return next((step for step in self.steps if step.key == run.identity.step_key), None)
 
     def dependencies(self, step: Step) -> dict[str, StepResult]:
-        """Return the results that a step was given, by step id."""
         return {self.results[key].step_id: self.results[key] for key in step.depends_on if key in self.results}
 
 
@@ -307,7 +306,6 @@ def _place(child: Step) -> int:
 
 
 async def read_task(store: Store, task: Task) -> TaskRecord:
-    """Read a task and its runs."""
     steps = await store.tasks.steps(task.id)
     runs = await store.runs.list_runs(task_id=task.id, limit=MAX_RUNS)
     events: dict[str, list[Event]] = {run.id: [] for run in runs}

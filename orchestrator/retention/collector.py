@@ -94,7 +94,6 @@ class Forecast:
         return self.kinds.get(artifact.digest) or UNKNOWN_KIND
 
     async def removals(self) -> AsyncIterator[Removal]:
-        """Yield each task with what it frees."""
         for task in self.tasks:
             consists = await self.rows.footprint(task.id)
             sizes = await asyncio.to_thread(self.folders.sizes, consists.run_ids)

@@ -70,7 +70,6 @@ def _verdicts(surface: Mapping[str, Json]) -> list[ToolVerdict]:
 
 
 def tools_of(surface: Mapping[str, Json]) -> list[str]:
-    """Return the tools of a run, as its row has them."""
     return [one.tool for one in _verdicts(surface) if one.is_in]
 
 

@@ -94,7 +94,6 @@ async def collect(store: Store, source: MetricsSource, clock: Clock) -> Snapshot
 
 
 def text(snapshot: Snapshot) -> bytes:
-    """Return the metrics of one look."""
     registry = CollectorRegistry()
     registry.register(_SnapshotCollector(snapshot))
     return generate_latest(registry)

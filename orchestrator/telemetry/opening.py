@@ -71,7 +71,6 @@ class SpanConsumer:
         log.error("spans_refused", spans=len(spans), first=spans[0].name, problem=problem)
 
     async def _origin(self, run: FeedRun) -> TraceOrigin:
-        """Return the trace of a run's task."""
         task_id = run.identity.task_id
         if task_id not in self._origins:
             while len(self._origins) >= MAX_ORIGINS:

@@ -53,7 +53,6 @@ class OtlpCollector:
         self._sender = OtlpSender(target)
 
     def is_sampled(self, origin: TraceOrigin) -> bool:
-        """Return whether the trace is sampled."""
         context = None
         if origin.parent_id:
             flags = _SAMPLED if origin.is_sampled else _NOT_SAMPLED
@@ -67,7 +66,6 @@ class OtlpCollector:
         return self._sender.post(encode(spans, self._resource, self._version))
 
     def close(self) -> None:
-        """Close the connection."""
         self._sender.close()
 
 

@@ -66,7 +66,6 @@ def span_id(run_id: str, *place: str | int) -> int:
 
 
 def trace_id(task_id: str) -> int:
-    """Return the id of a task's own trace."""
     return _number(task_id, 16)
 
 

@@ -171,7 +171,6 @@ def acp_tool_names(config: Config) -> frozenset[str]:
 
 
 def with_acp(known: AgentDefinitionRegistry, config: Config) -> AgentDefinitionRegistry:
-    """Return the definitions with one for each such agent."""
     return AgentDefinitionRegistry([*known, *map(_definition, acp_agents(config).values())])
 
 

@@ -111,7 +111,6 @@ class Conversation(UnwrittenLog):
     """How many answers the run had when its history was last made shorter."""
 
     def begin(self, nodes: Sequence[NewNode]) -> None:
-        """Open a new history."""
         self._nodes += nodes
         self.messages = messages_of(nodes)
 
@@ -127,7 +126,6 @@ class Conversation(UnwrittenLog):
         return results_of(own)
 
     def _show(self, nodes: Sequence[Node | NewNode]) -> None:
-        """Make the messages of nodes."""
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)
         self.messages = messages_of(nodes[: last + 1] or nodes)
         if last >= 0:

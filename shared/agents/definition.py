@@ -232,7 +232,6 @@ _OF_A_STEP = ("agent.task_get", "agent.task_update_step")
 
 
 def builtin_definitions() -> AgentDefinitionRegistry:
-    """Return a registry with the definitions that are always there."""
     reader = partial(AgentDefinition, suggested_tools=(*_OF_A_STEP, *_READING), mode=RunMode.READONLY)
     return AgentDefinitionRegistry(
         (

@@ -174,7 +174,6 @@ class HooksConfig(ConfigSection):
 
     @property
     def stages(self) -> Mapping[str, tuple[HookConfig, ...]]:
-        """All hooks by their stage."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     @property

@@ -44,7 +44,6 @@ _WORDS: Final = {
 
 
 def wrong_places(error: ValidationError, document: type[BaseModel]) -> str:
-    """Return every wrong place of a document, and what is wrong there."""
     return "; ".join(f"{dotted(item['loc'])}: {_said(item, document)}" for item in error.errors())
 
 
@@ -57,7 +56,6 @@ def _said(item: "ErrorDetails", document: type[BaseModel]) -> str:
 
 
 def _fields_at(place: tuple[int | str, ...], section: type[BaseModel]) -> list[str]:
-    """Return the fields that the section at a place has."""
     for name in place:
         if isinstance(name, str) and name in section.model_fields:  # others are keys of a table of sections
             kinds = (section.model_fields[name].annotation, *get_args(section.model_fields[name].annotation))

@@ -63,7 +63,6 @@ class FullTextIndex:
             self._rows[key] = row or 0
 
     def remove(self, key: str) -> None:
-        """Forget a document, if there is one."""
         with self._lock:
             self._remove(key)
 

@@ -90,7 +90,6 @@ def get_logger(name: str) -> Logger:
 
 
 def _apply(settings: _LogSettings) -> None:
-    """Give structlog its settings."""
     import structlog
 
     is_shown = sys.stderr.isatty()

@@ -124,7 +124,6 @@ class ChannelConfig(ConfigSection):
 
     @property
     def secrets(self) -> Iterator[str]:
-        """Yield the values that are references."""
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, str) and WHOLE_REFERENCE.fullmatch(value):
@@ -228,7 +227,6 @@ class NotificationsConfig(ConfigSection):
 
     @property
     def channels(self) -> Mapping[str, ChannelConfig]:
-        """The channels by name."""
         return {name: channel for channels in self._kinds for name, channel in channels.items()}
 
     @property

@@ -232,7 +232,6 @@ class Settings(BaseModel):
 
     @property
     def runs(self) -> Path:
-        """The folder of the runs' own folders."""
         return self.data / RUNS
 
     @property

@@ -71,7 +71,6 @@ class StepWork:
         return ""
 
     def stacks(self) -> str:
-        """Return the stack of each call, for the log."""
         texts = ["".join(traceback.format_list(call.stack(future))) for future, call in self._calls.items()]
         return "\n".join(texts)[-MAX_STACK_CHARS:]
 

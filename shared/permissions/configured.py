@@ -72,11 +72,7 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
     """Return the folders that the configuration lets runs write in addition to the project, resolved (FS-07).
     Raises: InvalidConfigError, one is relative, or the root of the disk or a home.
     """
-    with _as_config():
-        roots = [
-            read_folder(folder, f"{CONFIG_FILE}: paths.allowed_write_roots[{position}]", home=home, is_grant=True)
-            for position, folder in enumerate(config.paths.allowed_write_roots)
-        ]
+    roots = _folders("allowed_write_roots", config.paths.allowed_write_roots, home, is_grant=True)
     if config.paths.temp_writes:
         roots += [os.path.realpath(folder) for folder in ("/tmp", tempfile.gettempdir())]  # noqa: S108  # by its own setting
     return tuple(map(Path, dict.fromkeys(roots)))
@@ -86,12 +82,15 @@ def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...]:
     """Return the folders that runs read unasked in addition to what they work on, resolved.
     Raises: InvalidConfigError, one is relative.
     """
+    return tuple(dict.fromkeys(_folders("read_roots", config.paths.read_roots or (), home, is_grant=False)))
+
+
+def _folders(field: str, named: Iterable[str], home: str, *, is_grant: bool) -> list[str]:
     with _as_config():
-        roots = [
-            read_folder(folder, f"{CONFIG_FILE}: paths.read_roots[{position}]", home=home, is_grant=False)
-            for position, folder in enumerate(config.paths.read_roots or ())
+        return [
+            read_folder(folder, f"{CONFIG_FILE}: paths.{field}[{position}]", home=home, is_grant=is_grant)
+            for position, folder in enumerate(named)
         ]
-    return tuple(dict.fromkeys(roots))
 
 
 def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:

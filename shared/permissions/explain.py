@@ -175,7 +175,6 @@ class CallExplanation(Value):
 
 
 def by_tool_set(decision: SurfaceDecision) -> CallExplanation:
-    """Explain a call of a tool that the run does not have."""
     reason = "the tool is not in the run's tool set"
     return CallExplanation(
         decision.tool, Effect.DENY, "tool set", decision.rule, "runtime", reason, "tool_not_available"

@@ -92,7 +92,6 @@ class NetworkPolicy(Value):
         return any(is_host_within(host, wanted) for wanted in (*self.hosts, *self.allowed))
 
     def rules(self) -> tuple[Rule, ...]:
-        """Return ``allowed`` as rules."""
         if self.asks_each_time:
             return ()
         return tuple(
@@ -202,7 +201,6 @@ class PolicyVerdict(Value):
 
 
 def evaluate(policy: Policy, call: GateCall, *, is_tainted: bool = False) -> PolicyVerdict:
-    """Judge a call by the policy alone."""
     return judge(policy, replace(CallFacts.of(call), is_tainted=is_tainted))
 
 

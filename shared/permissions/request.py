@@ -210,7 +210,6 @@ class Decision(Value, forbid_unknown_fields=True):
     signature: str = ""
 
     def signed_fields(self) -> dict[str, Json]:
-        """Return what the signature covers."""
         return {name: value for name, value in self.as_json().items() if name != "signature"}
 
 

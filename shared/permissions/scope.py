@@ -130,16 +130,13 @@ class GrantBook:
         self._grants.setdefault((grant.tool, grant.scope), grant)
 
     def remember(self, decision: Decision) -> None:
-        """Remember what a decision grants, if it grants anything."""
         if decision.choice.is_grant:
             self.add(Grant(decision.tool, decision.scope, decision.principal, decision.id))
 
     def covering(self, request: PermissionRequest) -> Grant | None:
-        """Return the grant that answers a question."""
         return self.find(request.tool, request.scope)
 
     def find(self, tool: str, scope: str) -> Grant | None:
-        """Return the grant for exactly this tool and scope."""
         return self._grants.get((tool, scope))
 
     def __iter__(self) -> Iterator[Grant]:

@@ -211,6 +211,5 @@ class DuplexProcess:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process group, if there is one of ours."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

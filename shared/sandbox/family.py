@@ -71,7 +71,6 @@ def mark_family() -> bool:
 
 
 def is_marked() -> bool:
-    """Say whether this process carries the mark."""
     if not HAS_MARK:
         return False
     try:

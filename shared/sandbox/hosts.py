@@ -199,10 +199,6 @@ def _ascii(label: str, host: str) -> str:
     return plain
 
 
-def _nobody(_host: str) -> bool:
-    return False
-
-
 class EgressPolicy(Value):
     """The hosts that one call may connect to. ``host`` is the one it was permitted for.
 
@@ -211,8 +207,8 @@ class EgressPolicy(Value):
     """
 
     host: str
-    may_follow: Callable[[str], bool] = _nobody
-    is_named: Callable[[str], bool] = _nobody
+    may_follow: Callable[[str], bool] = lambda _host: False
+    is_named: Callable[[str], bool] = lambda _host: False
 
     def check_url(self, url: str) -> str:
         """Return the normal host of a URL that may be fetched.

@@ -153,7 +153,6 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return "exited" if self.exited.is_set() else "timeout"
 
     def send(self, number: int) -> None:
-        """Send a signal, if it lives."""
         with contextlib.suppress(ProcessLookupError):
             self._transport.send_signal(number)
 
@@ -170,7 +169,6 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return self._transport.get_returncode() or 0
 
     def finished(self, ended: CommandEnd, code: int) -> Finished:
-        """Return its end, with its output."""
         if ended == "exited" and self._is_full:
             ended = "output_limit"  # the rest came between the exit and the end of the pipe
         return Finished(code, bytes(self._kept[1]), bytes(self._kept[2]), ended, self._said[1], self._said[2])

@@ -41,7 +41,6 @@ _SUPPORTED: Final = _ANYWHERE.union(*_BY_TYPE.values())
 
 
 def text_of(call_input: JsonObject, name: str, default: str = "") -> str:
-    """Return a validated string field."""
     value = call_input.get(name, default)
     return value if isinstance(value, str) else default
 
@@ -53,24 +52,20 @@ def number_of(call_input: JsonObject, name: str, default: int) -> int:
 
 
 def flag_of(call_input: JsonObject, name: str, *, default: bool) -> bool:
-    """Return a validated boolean field."""
     value = call_input.get(name, default)
     return value if isinstance(value, bool) else default
 
 
 def string(description: str, **limits: Json) -> dict[str, Json]:
-    """Return the schema of a string field."""
     return {"type": "string", "description": description, **limits}
 
 
 def integer(description: str, default: int, minimum: int, maximum: int | None = None) -> dict[str, Json]:
-    """Return the schema of an integer field."""
     schema: dict[str, Json] = {"type": "integer", "description": description, "default": default, "minimum": minimum}
     return schema if maximum is None else {**schema, "maximum": maximum}
 
 
 def flag(description: str, *, default: bool) -> dict[str, Json]:
-    """Return the schema of a boolean field."""
     return {"type": "boolean", "description": description, "default": default}
 
 

@@ -84,7 +84,6 @@ class ToolRule(Value):
     source: str = "config"
 
     def covers(self, tool: ToolDefinition) -> bool:
-        """Say whether the rule is about a tool."""
         return self.tags <= tool.tags and any(name_matches(self.pattern, name) for name in (tool.name, *tool.aliases))
 
     def __str__(self) -> str:
@@ -132,7 +131,6 @@ class Surface(Value):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """The names of the tools that are in."""
         return tuple(each.tool for each in self.decisions if each.is_in)
 
     def explain(self, tool: str) -> SurfaceDecision | None:

@@ -70,7 +70,6 @@ def import_guard() -> ImportGuard:
 
 
 def hook_files(config: Config) -> Iterator[Path]:
-    """Yield the files that hooks are made of."""
     for hook in config.hooks.all:
         yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
 

@@ -162,7 +162,6 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
 
 
 def _register_files(registry: ToolRegistry, environment: ToolEnvironment) -> None:
-    """Register the tools that files of the home declare."""
     from soong.shared.toolsets.declarative.running import DeclarativeTools
 
     if environment.home is not None:

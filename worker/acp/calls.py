@@ -96,7 +96,6 @@ class AgentCalls:
         return self._begin(work)
 
     async def make(self, tool: str, arguments: JsonObject) -> ToolResult:
-        """Make a call and return its result."""
         return await self.begin(tool, arguments)
 
     async def cancel(self) -> None:
@@ -269,7 +268,6 @@ class UsageMeter:
             self._count(*usage_of_node(node))
 
     def usage(self, turns: int, calls: int) -> Usage:
-        """Return what the run has used in all."""
         used = self.used
         return Usage(turns, used.input_tokens, used.output_tokens, calls, self.cost_usd, used.cache_read_tokens)
 

@@ -260,7 +260,6 @@ def _data(result: ToolResult, path: str) -> Mapping[str, object]:
 
 
 def allowed(option_id: str) -> RequestPermissionResponse:
-    """Return the answer that chooses an option."""
     return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=option_id))
 
 

@@ -123,7 +123,6 @@ class AgentCall:
         }
 
     def text(self) -> str:
-        """Return the text of its content."""
         if self._text is not None:
             return self._text
         return "\n".join(text for one in self.content if (text := _text_of(one)))[:MAX_CALL_TEXT_CHARS]
@@ -181,7 +180,6 @@ class AgentNarrative(UnwrittenLog):
         self._thought = (self._thought + text)[:MAX_TEXT_CHARS]
 
     def plan(self, entries: Sequence[schema.PlanEntry]) -> None:
-        """Take its plan."""
         told: list[Json] = [
             {"content": one.content[:MAX_TITLE_CHARS], "status": one.status, "priority": one.priority}
             for one in entries[:MAX_ENTRIES]

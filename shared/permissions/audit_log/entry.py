@@ -100,7 +100,6 @@ class AuditEntry(Value):
 
 
 def linked(note: AuditNote, chain: str, head: Head, time_us: int) -> AuditEntry:
-    """Return the note as the next entry of a chain."""
     bare = AuditEntry(
         chain, head.number + 1, time_us, str(note.kind), note.session_id, note.data, head.digest, head.beside, ""
     )

@@ -133,7 +133,6 @@ def of_token_made(token: ApiToken) -> AuditNote:
 
 
 def of_sign_in(token: ApiToken) -> AuditNote:
-    """Return the note of a code that became a token."""
     return AuditNote(AuditKind.SIGNED_IN, {"token": token.id, "principal": token.principal})
 
 
@@ -167,7 +166,6 @@ def of_key_retired(
 
 
 def redacted(note: AuditNote, redactor: Redactor) -> AuditNote:
-    """Return the note without secrets."""
     return AuditNote(note.kind, redactor.mapping(note.data), note.session_id)
 
 

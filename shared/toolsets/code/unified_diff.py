@@ -250,7 +250,6 @@ class LineImage:
         return Placement(at + 1, at - said)
 
     def content(self) -> bytes:
-        """Return the bytes of all lines."""
         return b"".join(line if isinstance(line, bytes) else line[0] for line in self.lines)
 
     def _place(self, hunk: Hunk, said: int) -> int | None:

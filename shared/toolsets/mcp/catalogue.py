@@ -257,7 +257,6 @@ class ServerLogin(BaseModel):
         return self.expires_us is not None and self.expires_us <= now_us
 
     def state(self, now_us: int) -> str:
-        """Return what lists say of it."""
         if self.is_ended or (self.has_expired(now_us) and not self.can_be_renewed):
             return "login ended"
         return "logged in"

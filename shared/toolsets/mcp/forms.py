@@ -170,13 +170,11 @@ class ElicitationForm(Value):
 
     @property
     def schema(self) -> JsonObject:
-        """The form as JSON Schema."""
         required = [one.name for one in self.fields if one.is_required]
         return {"type": "object", "properties": {one.name: one.schema for one in self.fields}, "required": required}
 
     @property
     def how(self) -> str:
-        """Say how the form is answered."""
         if not self.fields:
             return "allow once accepts; deny declines"
         if len(self.fields) == 1:

@@ -196,7 +196,6 @@ class Intake:
 
 
 def _has_too_many_values(text: bytes) -> bool:
-    """Say whether a text has too many values to read it."""
     if _values(text) <= MAX_VALUES:
         return False
     most = 2 * MAX_VALUES  # an object has a string for each key

@@ -43,7 +43,6 @@ SCHEMA_FILE: Final = Path(__file__).with_name("planning.schema.json")
 """Generated from the models of plans, which a process that only lists tools does not build."""
 
 _REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
-_IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 _tool: Final = partial(task_tool, errors=_ENDS, traits=changes_state)
 

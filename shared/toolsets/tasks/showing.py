@@ -42,7 +42,6 @@ def changes_state(_call_input: JsonObject) -> Traits:
 
 
 def step_line(step: Step) -> dict[str, Json]:
-    """Return the facts of a step for a list."""
     return {"id": step.step_id, "title": step.title, "kind": step.kind.value, "status": step.status.value}
 
 
@@ -177,7 +176,6 @@ def digest_of_call(context: ToolContext) -> str:
 
 
 def command_id(context: ToolContext) -> str:
-    """Return the id of the command that a call sends."""
     return named("cmd", context)
 
 

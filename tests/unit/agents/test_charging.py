@@ -49,9 +49,11 @@ class Purse:
         self.settled.append((reserved.number, charge))
 
 
-async def run(talker: Talker, purse: Purse, task: AgentTask | None = None) -> tuple[AgentEnd, Notebook]:
+async def run(
+    talker: Talker, purse: Purse, task: AgentTask | None = None, notebook: Notebook | None = None
+) -> tuple[AgentEnd, Notebook]:
     task = replace(task or make_task(), tools=(SHOUT,), price=DEAR)
-    notebook = Notebook()
+    notebook = notebook or Notebook()
     pipeline = ToolPipeline(
         task.tools, RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r"))), RuleGate(), notebook
     )
@@ -125,6 +127,15 @@ async def test_an_answer_that_is_refused_is_charged_before_the_next_attempt() ->
     assert (end.end_reason, len(talker.told)) == (EndReason.COST_LIMIT, 1)
     assert purse.settled == [(1, Charge(27, 34_000_000))]
     assert (end.usage.requests, end.usage.input_tokens) == (1, 20)
+
+
+async def test_an_answer_that_is_refused_is_counted_when_its_process_is_gone() -> None:
+    refused = dataclasses.replace(used("x", 20, 7), finish_reason="error")
+    _, notebook = await run(Talker(refused, says("never written")), Purse())
+
+    end, _ = await run(Talker(used("done", 3, 1)), Purse(), replace(make_task(), is_resumed=True), notebook)
+
+    assert (end.output, end.usage.requests, end.usage.input_tokens, end.usage.output_tokens) == ("done", 2, 23, 8)
 
 
 async def test_an_agent_is_told_once_that_a_budget_is_nearly_used_up() -> None:

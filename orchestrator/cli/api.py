@@ -21,7 +21,7 @@ from soong.orchestrator.client.home_api import (
     OperationAnswer,
     Query,
 )
-from soong.shared.core.errors import ConflictError, UnavailableError
+from soong.shared.core.errors import EndedTaskError, UnavailableError
 from soong.shared.core.jsontext import Json
 
 if TYPE_CHECKING:
@@ -155,5 +155,5 @@ async def open_task(api: Api, text: str) -> str:
     # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
     task = await api.get(f"/v1/tasks/{await api.find('task', text)}", limit=1)
     if task["status"] in ENDED:
-        raise ConflictError(f"task {task['id']} is {task['status']}: it is over; `soong tasks retry` runs it again")
+        raise EndedTaskError(task["id"], task["status"])
     return str(task["id"])

@@ -211,6 +211,13 @@ class InvalidTransitionError(ConflictError):
         super().__init__(f"a {subject} that is {str(status)!r} cannot take {str(event)!r}")
 
 
+class EndedTaskError(ConflictError):
+    """A task that is over cannot be steered."""
+
+    def __init__(self, task_id: str, status: str) -> None:
+        super().__init__(f"task {task_id} is {status}: it is over; `soong tasks retry` runs it again")
+
+
 class ForgedError(SoongError):
     """A signature, digest or proof does not hold; ``what`` names the security event."""
 

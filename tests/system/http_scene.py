@@ -24,6 +24,10 @@ class Service:
     port: int
     up: WarmCommand
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def project(self, name: str = "project") -> Path:
         """Make a folder for tasks to work in."""
         folder = self.cli.folder / name
@@ -37,10 +41,10 @@ class Service:
         assert done.stdout.strip() not in done.stderr
         return done.stdout.strip()
 
-    def call(self, token: str, path: str, body: object = None) -> tuple[int, Any]:
+    def call(self, token: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
         """Return status and document."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {token}"}
+            f"{self.address}{path}", headers={"Authorization": f"Bearer {token}", **headers}
         )
         if body is not None:
             request.data = json.dumps(body).encode()

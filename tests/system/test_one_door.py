@@ -1,18 +1,34 @@
 """Every interface calls the same operations: over HTTP, over the socket of the home, and in a command's own process."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from tests.system.cli_scene import LIMIT_S
+from soong import Soong
+from soong.shared.core.errors import NotFoundError
+from tests.integration.http.mcp_clients import mcp_client, text_of
+from tests.scripted import call, calls
+from tests.system.cli_scene import LIMIT_S, until
 from tests.system.http_scene import Service, http_service
 from tests.warm import called
 
-PLAN = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
+PLAN: dict[str, Any] = {
+    "title": "Asks",
+    "steps": [
+        {"id": "echo", "kind": "python", "call": "builtin.echo", "inputs": {"x": 1}},
+        {
+            "id": "ask",
+            "allowed_tools": ["code.write_file"],
+            **calls(call("code.write_file", path="n.txt", content="x")),
+        },
+    ],
+}
 ELSEWHERE = {"OTHER_API_KEY": "a-secret-of-this-terminal"}
 """A command with another secret than the service calls the operations in its own process."""
 BY_SOCKET = """
@@ -26,15 +42,69 @@ try:
 except Exception as error:
     print(json.dumps(error.__cause__.document))
 """
-LISTS = {"tasks": ("tasks", "list"), "runs": ("runs", "list"), "approvals?state=all": ("approvals", "list", "--all")}
-SHOWS = {"tasks/{task}/result": ("tasks", "show", "{task}"), "runs/{run}": ("runs", "show", "{run}")}
+WAITS = {"title": "W", "steps": [{"id": "a", "kind": "python", "call": "builtin.echo", "needs": ["nobody-has-it"]}]}
+MOVING = frozenset({"beats", "now"})
+"""What moves between two readings; a caller with a token is not shown what the target of a question is now."""
+WRONG = {"task": "task_" + "0" * 26, "run": "run_" + "0" * 26, "question": "perm_" + "0" * 26}
+
+
+@dataclass(frozen=True)
+class Read:
+    """One operation that reads, by the names that the interfaces have for it; "": it has none there."""
+
+    path: str
+    words: tuple[str, ...] = ()
+    tool: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
+    is_list: bool = False
+
+    def of(self, ids: Mapping[str, str]) -> "Read":
+        """Return it with these ids in the place of their names."""
+        words = tuple(word.format(**ids) for word in self.words)
+        given = {name: text.format(**ids) for name, text in self.given.items()}
+        return replace(self, path=f"/v1/{self.path.format(**ids)}", words=words, given=given)
+
+
+READS = {
+    "tasks": Read("tasks", ("tasks", "list"), "list_tasks", is_list=True),
+    "runs": Read("runs", ("runs", "list"), "list_runs", is_list=True),
+    "questions": Read("approvals", ("approvals", "list"), "list_approvals", is_list=True),
+    "result": Read("tasks/{task}/result", ("tasks", "show", "{task}"), "task_result", {"task": "{task}"}),
+    "run": Read("runs/{run}", ("runs", "show", "{run}")),
+    "task": Read("tasks/{task}", (), "show_task", {"task": "{task}"}),
+    "question": Read(
+        "approvals/{question}", ("approvals", "show", "{question}"), "show_approval", {"approval": "{question}"}
+    ),
+    "workers": Read("workers", ("workers", "list"), "list_workers"),
+}
+ACTS = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with http_service() as one:
-        assert one.cli.run("run", one.cli.plan(PLAN)).returncode == 0
         yield one
+
+
+@pytest.fixture(scope="module")
+def ids(service: Service) -> dict[str, str]:
+    """A task of which one step has ended and one asks, its run and its question."""
+    token = service.token("local", "read", "run")
+    task = service.submit(token, PLAN, approval_mode="inbox").rpartition("/")[2]
+    until(lambda: service.call(token, "/v1/approvals")[1]["items"], "the question", service.cli.logs)
+    (question,) = service.call(token, "/v1/approvals")[1]["items"]
+    path = f"/v1/tasks/{task}"
+    until(lambda: service.read(token, path)["step_counts"].get("completed") == 1, "echo ends", service.cli.logs)
+    run = service.read(token, path)["steps"]["ask"]["run"]
+    until(lambda: service.call(token, f"/v1/runs/{run}")[1]["status"] == "parked", "it is parked", service.cli.logs)
+    return {"task": task, "run": run, "question": question["id"]}
+
+
+def still(document: Any) -> Any:
+    """Return a document without what moves."""
+    if isinstance(document, Mapping):
+        return {name: still(value) for name, value in document.items() if name not in MOVING}
+    return [still(one) for one in document] if isinstance(document, list) else document
 
 
 def by_socket(service: Service, method: str, path: str, body: object = None, **headers: str) -> Any:
@@ -53,32 +123,110 @@ def printed(service: Service, words: tuple[str, ...], environment: Mapping[str, 
     return json.loads(done.stdout)
 
 
+async def by_tool(service: Service, token: str, tool: str, **given: Any) -> Any:
+    """Return what an MCP tool answers over HTTP: its document, or its words when it refuses."""
+    async with mcp_client(service, token) as client:
+        result = await client.call_tool(tool, given)
+        return text_of(result) if result.is_error else result.structured_content
+
+
 @pytest.mark.spec("OPS-01")
-@pytest.mark.parametrize("path", [*LISTS, *SHOWS])
-def test_every_interface_reads_the_same(service: Service, path: str) -> None:
-    token = service.token("reader", "read")
-    ids = {"task": service.cli.task_id(), "run": service.call(token, "/v1/runs")[1]["items"][0]["id"]}
-    words = tuple(word.format(**ids) for word in (LISTS.get(path) or SHOWS[path]))
-
-    status, over_http = service.call(token, f"/v1/{path.format(**ids)}")
-    document = over_http["items"] if path in LISTS else over_http
-    over_socket = by_socket(service, "GET", f"/v1/{path.format(**ids)}")
-
+@pytest.mark.parametrize("name", READS)
+async def test_every_interface_reads_the_same(service: Service, ids: Mapping[str, str], name: str) -> None:
+    read, token = READS[name].of(ids), service.token("local", "read", "approve")
+    status, document = service.call(token, read.path)
     assert status == 200
-    assert (over_socket["items"] if path in LISTS else over_socket) == document
-    assert printed(service, words) == document
-    assert printed(service, words, ELSEWHERE) == document
+
+    assert still(by_socket(service, "GET", read.path)) == still(document)
+    if read.tool:
+        assert still(await by_tool(service, token, read.tool, **read.given)) == still(document)
+    listed = document["items"] if read.is_list else document
     rows_alone = {"SOONG_DATABASE_URL": f"sqlite:///{service.cli.home / 'soong.db'}"}
-    assert printed(service, words, rows_alone) == document
+    for environment in ({}, ELSEWHERE, rows_alone) if read.words else ():
+        assert still(printed(service, read.words, environment)) == still(listed)
+    if name == "result":
+        async with Soong.embedded(agent_home=service.cli.home) as soong:
+            assert (await soong.result(ids["task"])).model_dump(mode="json") == document
 
 
 @pytest.mark.spec("OPS-01")
-def test_a_wrong_id_is_refused_in_the_same_words(service: Service) -> None:
-    wrong = "task_" + "0" * 26
-    status, over_http = service.call(service.token("reader", "read"), f"/v1/tasks/{wrong}/result")
+@pytest.mark.parametrize("name", [name for name in READS if "{" in READS[name].path])
+async def test_a_wrong_id_is_refused_in_the_same_words(service: Service, name: str) -> None:
+    read, token = READS[name].of(WRONG), service.token("reader", "read")
+    status, refusal = service.call(token, read.path)
+    assert (status, refusal["code"]) == (404, "not_found")
 
-    assert (status, over_http["code"]) == (404, "not_found")
-    assert by_socket(service, "GET", f"/v1/tasks/{wrong}/result") == over_http
-    for environment in ({}, ELSEWHERE):
-        told = printed(service, ("tasks", "show", wrong), environment)
-        assert (told["error"]["message"], told["exit_code"]) == (over_http["detail"], 2)
+    assert by_socket(service, "GET", read.path) == refusal
+    if read.tool:
+        assert refusal["detail"] in await by_tool(service, token, read.tool, **read.given)
+    for environment in ({}, ELSEWHERE) if read.words else ():
+        told = printed(service, read.words, environment)
+        assert (told["error"]["message"], told["exit_code"]) == (refusal["detail"], 2)
+    if name == "result":
+        async with Soong.embedded(agent_home=service.cli.home) as soong:
+            with pytest.raises(NotFoundError, match=re.escape(refusal["detail"])):
+                await soong.result(WRONG["task"])
+
+
+@pytest.mark.spec("OPS-01")
+@pytest.mark.parametrize("act", ACTS)
+async def test_a_right_that_is_missing_is_named_by_every_interface(
+    service: Service, ids: Mapping[str, str], act: str
+) -> None:
+    token = service.token("reader", "read")
+
+    status, refusal = service.call(token, f"/v1/tasks/{ids['task']}/{act}", {})
+
+    assert (status, refusal["code"]) == (403, "forbidden")
+    for words in (refusal["detail"], await by_tool(service, token, f"{act}_task", task=ids["task"])):
+        assert "needs the right 'run'" in words
+
+
+@pytest.mark.spec("OPS-01", "OPS-04")
+@pytest.mark.parametrize("by", ["http", "socket", "tool", "command", "sdk"])
+async def test_every_interface_acts_alike(service: Service, by: str) -> None:
+    token = service.token("local", "read", "run")
+    body = {"plan": WAITS, "project": str(service.cli.folder)}
+    task = service.call(token, "/v1/tasks", body)[1]["task"]["id"]
+
+    for act, status in ACTS.items():
+        path, answer = f"/v1/tasks/{task}/{act}", None
+        if by == "http":
+            answer = service.call(token, path, {})[1]
+        elif by == "socket":
+            answer = by_socket(service, "POST", path, {})
+        elif by == "tool":
+            answer = await by_tool(service, token, f"{act}_task", task=task)
+        elif by == "command":
+            words = ("resume", task, "--detach") if act == "resume" else ("tasks", act, task)
+            assert service.cli.run(*words).returncode == 0
+        else:
+            async with Soong.embedded(agent_home=service.cli.home) as soong:
+                await getattr(soong, act)(task)
+        shown = service.call(token, f"/v1/tasks/{task}")[1]
+        assert shown["status"] == status
+        if answer is not None:
+            assert answer == {name: shown[name] for name in answer}
+    again = service.call(token, f"/v1/tasks/{task}/pause", {})[1]
+    assert again["code"] == "conflict"
+    assert by_socket(service, "POST", f"/v1/tasks/{task}/pause", {}) == again
+    assert again["detail"] in await by_tool(service, token, "pause_task", task=task)
+    assert again["detail"] in service.cli.run("tasks", "pause", task).stderr
+
+
+@pytest.mark.spec("OPS-04")
+async def test_a_submission_with_one_key_is_one_task_for_every_interface(service: Service) -> None:
+    token = service.token("local", "read", "run")
+    body = {"plan": WAITS, "project": str(service.cli.folder)}
+    key = "the-same-for-all"
+
+    first = service.call(token, "/v1/tasks", body, **{"Idempotency-Key": key})
+    second = service.call(token, "/v1/tasks", body, **{"Idempotency-Key": key})
+    third = by_socket(service, "POST", "/v1/tasks", body, **{"idempotency-key": key})
+
+    assert (first[0], second[0]) == (201, 200)
+    assert first[1]["task"]["id"] == second[1]["task"]["id"] == third["task"]["id"]
+    _, refusal = service.call(token, "/v1/tasks", {**body, "budget": "1usd"}, **{"Idempotency-Key": key})
+    assert refusal["code"] == "idempotency_key_reused"
+    assert by_socket(service, "POST", "/v1/tasks", {**body, "budget": "1usd"}, **{"idempotency-key": key}) == refusal
+    assert service.call(token, f"/v1/tasks/{first[1]['task']['id']}/cancel", {})[0] == 200

@@ -13,7 +13,14 @@ from msgspec.structs import replace
 
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
+from soong.shared.core.errors import (
+    ConflictError,
+    EndedTaskError,
+    LimitExceededError,
+    NotFoundError,
+    UnavailableError,
+    UsageError,
+)
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
@@ -110,6 +117,7 @@ class TaskService:
     # -- what is asked of a task's owner. All raise: ConflictError, its refusal; UnavailableError, no owner did it in
     # time: the command stands and is carried out by the next one. A command id makes repetitions one command.
     async def pause(self, task: Task, *, reason: str = "", limit_s: float = timing.PATIENCE_S) -> None:
+        _check_open(task)
         await self.ask(CommandKind.PAUSE, task, {"reason": reason}, limit_s=limit_s)
 
     async def resume(self, task: Task, *, reason: str = "resumed", model: str = "") -> None:
@@ -141,6 +149,8 @@ class TaskService:
         await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step, "model": model})
 
     async def cancel(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
+        if not command_id:  # a repeated command may have ended it
+            _check_open(task)
         await self.ask(CommandKind.CANCEL, task, {"reason": reason}, command_id=command_id)
 
     async def abort(self, task: Task, run_id: str, call: str = "", *, reason: str = "", goes_on: bool = False) -> None:
@@ -262,3 +272,8 @@ class TaskService:
     async def _send(self, command: Command) -> None:
         await self.store.sessions.send_command(command)
         await self.notifier.notify_owners([command.session_id])
+
+
+def _check_open(task: Task) -> None:
+    if task.status.is_terminal:
+        raise EndedTaskError(task.id, task.status)

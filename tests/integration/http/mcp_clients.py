@@ -2,21 +2,26 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from tests.integration.http.scene import HttpHarness
-
 WIRES = ("legacy", "2026-07-28")
 """The handshake of revisions up to 2025-11-25, and the stateless requests of 2026-07-28."""
 
 
+class Served(Protocol):
+    """A server of the HTTP API."""
+
+    @property
+    def address(self) -> str: ...
+
+
 @asynccontextmanager
-async def mcp_client(scene: HttpHarness, token: str, wire: str = "auto", **given: Any) -> AsyncIterator[Client]:
+async def mcp_client(scene: Served, token: str, wire: str = "auto", **given: Any) -> AsyncIterator[Client]:
     """Connect with a token until the context ends."""
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:

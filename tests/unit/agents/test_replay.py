@@ -206,6 +206,7 @@ def shout(number: int) -> ModelResponse:
 
 
 USED = RequestUsage(input_tokens=4000, output_tokens=500)
+REFUSED = ModelResponse([TextPart("bro")], finish_reason="error", usage=USED)
 STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, Any]]] = {
     "an answer": (task_of(), [says("done")], {}),
     "calls side by side, then a write": (
@@ -263,6 +264,12 @@ STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, A
     ),
     "a budget that runs low": (task_of(), [shout(1), shout(2), says("done")], {"budgets": Budgets(warns_at=2)}),
     "a budget that is spent": (task_of(), [shout(1), shout(2)], {"budgets": Budgets(spent_at=3)}),
+    "an answer that is refused": (
+        task_of(),
+        [shout(1), REFUSED, shout(2), REFUSED, says("done")],
+        {"budgets": Budgets(warns_at=3)},
+    ),
+    "a budget that a refused answer spends": (task_of(), [shout(1), REFUSED], {"budgets": Budgets(spent_at=3)}),
     "turns of a task that are used": (
         task_of(is_limited=True),
         [shout(1), shout(2)],

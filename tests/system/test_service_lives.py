@@ -98,12 +98,11 @@ def test_a_service_ends_whose_home_was_deleted_though_work_waits(cli: CliHarness
 
     cli.home.rename(cli.home.with_name("away"))
     shutil.rmtree(cli.home.with_name("away"))
-    if is_made_again:
-        second = cli.up()
+    second = cli.up() if is_made_again else None
 
     until(lambda: up.poll() is not None, "it ends", cli.logs)
     assert up.returncode == 0
-    if is_made_again:
+    if second is not None:
         assert cli.record()["pid"] == second.pid
         interrupted(second)
     cli.assert_nothing_left()

@@ -117,7 +117,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
     """Revoke the tokens of a login (RFC 7009); say whether the authorization server accepted that."""
     import httpx2
 
-    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_reach, check_safe, client_of
+    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_reach, client_of
 
     endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
     token = str(made.tokens.get("refresh_token") or made.access_token)
@@ -125,7 +125,6 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
         return False
     try:
         client = client_of(made.client, config, made.server)
-        check_safe(httpx2.URL(endpoint), config.url)
         await check_reach(httpx2.URL(endpoint), config.url)
         data = {"token": token, "client_id": client.client_id}
         credentials = None

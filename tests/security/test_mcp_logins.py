@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -23,7 +24,8 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.sandbox.hosts import AddressClass, reach_of
 from soong.shared.toolsets.mcp import login_auth
-from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
+from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin
+from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError
 from soong.shared.toolsets.mcp.login_flow import PastedReceiver, log_in
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.spec("MCP-01.e", "PER-09")]
@@ -175,3 +177,24 @@ async def test_a_server_that_also_has_a_name_inside_is_outside(
         await site.log_in()
 
     assert site.asked == []
+
+
+async def test_a_login_is_renewed_at_no_neighbour_of_a_server_that_has_an_address_inside_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NAMES, "mcp.example.org", [OUTSIDE, INSIDE])
+    config = parse_config(f'[mcp.servers.t]\nurl = "{site.url("/mcp")}"').mcp.servers["t"]
+    endpoints = {"authorization_endpoint": site.url("/page"), "token_endpoint": site.url("/token", INSIDE)}
+    login = ServerLogin(
+        server="t",
+        url=config.url,
+        client={"client_id": "c", "redirect_uris": ["http://127.0.0.1/"], "token_endpoint_auth_method": "none"},
+        tokens={"access_token": "at-old", "refresh_token": "rt-old"},
+        metadata={"issuer": site.url(""), **endpoints},
+    )
+    LoginFolder(tmp_path).write(login)
+
+    async with httpx2.AsyncClient(auth=LoginAuth("t", config, LoginFolder(tmp_path), SystemClock())) as client:
+        response = await client.post(config.url, json={})
+
+    assert (response.status_code, site.asked) == (401, [])

@@ -161,7 +161,6 @@ class _Renewal(OAuthClientProvider):
     async def made(self) -> ServerLogin | None:
         """Return the login as it is to be kept now; None when nothing is known of its end."""
         request = await self._refresh_token()
-        check_safe(request.url, self.context.server_url)
         await check_reach(request.url, self.context.server_url)
         async with bounded_client(timing.PATIENCE_S) as client:
             response = await client.send(request)
@@ -204,17 +203,9 @@ def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
     return None if tokens.expires_in is None else clock.now_us() + max(0, int(tokens.expires_in)) * 1_000_000
 
 
-def check_safe(url: httpx2.URL, server_url: str) -> None:
-    """Refuse to send secrets to an address that is not https, unless it and the server are on the loopback.
-    Raises: LoginRefusedError, names the host.
-    """
-    is_local = url.host in _LOOPBACK and httpx2.URL(server_url).host in _LOOPBACK
-    if url.scheme != "https" and not is_local:
-        raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
-
-
 async def check_reach(url: httpx2.URL, server_url: str, *, is_outside: bool = False) -> None:
-    """Refuse an address of an authorization server that leads inside while the MCP server itself is outside.
+    """Refuse an address that is not https, unless it and the MCP server are on the loopback, or that leads inside while
+    the server is outside.
 
     A server names its authorization server, so it could have this machine ask its neighbours. ``is_outside``: it has
     answered from outside, whatever its name leads to by now. A name that is not resolved here (a proxy resolves it) is
@@ -222,6 +213,9 @@ async def check_reach(url: httpx2.URL, server_url: str, *, is_outside: bool = Fa
     Raises: LoginRefusedError, names the host.
     """
     own = httpx2.URL(server_url).host
+    is_local = url.host in _LOOPBACK and own in _LOOPBACK
+    if url.scheme != "https" and not is_local:
+        raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
     reached = await _reached(url.host) if url.host != own else set()
     is_near = AddressClass.NEAR in reached and (is_outside or AddressClass.PUBLIC in await _reached(own))
     if is_near or AddressClass.SPECIAL in reached:

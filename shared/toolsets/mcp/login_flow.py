@@ -38,7 +38,6 @@ from soong.shared.toolsets.mcp.login_auth import (
     bound,
     came_from_outside,
     check_reach,
-    check_safe,
     client_of,
     expiry_of,
 )
@@ -184,7 +183,7 @@ async def log_in(
     headers = {**UNPACKED, **resolved(config.headers, f"config.toml: mcp.servers.{server_id}.headers")}
     mode = "legacy" if config.protocol == "handshake" else "auto"
     try:
-        check_safe(httpx2.URL(config.url), config.url)
+        await check_reach(httpx2.URL(config.url), config.url)
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [flow.check], "response": [flow.hold]}
         async with (
             httpx2.AsyncClient(headers=headers, auth=flow, event_hooks=hooks, timeout=config.start_timeout_s) as web,
@@ -243,7 +242,6 @@ class _Flow(OAuthClientProvider):
     async def check(self, request: httpx2.Request) -> None:
         """Hold every request of the flow, and the page that a person is shown, to where secrets may go."""
         try:
-            check_safe(request.url, self._config.url)
             await check_reach(request.url, self._config.url, is_outside=self._is_outside)
         except LoginRefusedError as error:
             self.problem = self.problem or error

@@ -121,10 +121,7 @@ def _idle(home: _Home) -> list[Figure]:
     time.sleep(IDLE_S)
     used = (_cpu_s(processes) - before_s) / IDLE_S * 100
     memory = sum(process.memory_full_info().pss for process in processes) / 2**20
-    return [
-        _figure("idle service", "CPU", "% of a core", used),
-        _figure("idle service", "PSS", "MiB", memory),
-    ]
+    return [_figure("idle service", "CPU", "% of a core", used), _figure("idle service", "PSS", "MiB", memory)]
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:

@@ -30,12 +30,7 @@ from soong.orchestrator.operations.progress import until_over
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.orchestrator.operations.run_feed import pass_on_answers
 from soong.orchestrator.operations.snapshots import snapshot_of
-from soong.orchestrator.operations.submissions import (
-    AskBody,
-    StepGrantBody,
-    SubmissionBody,
-    previewed,
-)
+from soong.orchestrator.operations.submissions import AskBody, StepGrantBody, SubmissionBody, previewed
 from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing

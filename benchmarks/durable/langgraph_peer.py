@@ -60,10 +60,7 @@ def runner_of(look: Callable[[int], int], checkpointer: PostgresSaver) -> Callab
 def settings_of(asked: Asked) -> dict[str, Any]:
     """Return the settings of a task's thread."""
     limit = asked.size + 10
-    return {
-        "config": {"configurable": {"thread_id": uuid.uuid4().hex}, "recursion_limit": limit},
-        "durability": "sync",
-    }
+    return {"config": {"configurable": {"thread_id": uuid.uuid4().hex}, "recursion_limit": limit}, "durability": "sync"}
 
 
 def agents_of(folder: str, checkpointer: PostgresSaver) -> Callable[[Asked], int]:

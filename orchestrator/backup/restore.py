@@ -28,12 +28,7 @@ class RestoreReport(Value):
     created_us: int
 
     def as_json(self) -> JsonObject:
-        return {
-            "home": str(self.home),
-            "files": self.files,
-            "program": self.program,
-            "created_us": self.created_us,
-        }
+        return {"home": str(self.home), "files": self.files, "program": self.program, "created_us": self.created_us}
 
 
 def restore_backup(settings: Settings, path: Path) -> RestoreReport:

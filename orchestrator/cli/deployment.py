@@ -196,9 +196,7 @@ def backup(
 
 
 def restore(
-    file: Path = typer.Argument(..., metavar="FILE", help="What `soong backup` wrote."),
-    *,
-    is_json: bool = JSON,
+    file: Path = typer.Argument(..., metavar="FILE", help="What `soong backup` wrote."), *, is_json: bool = JSON
 ) -> None:
     """Restore a backup into the home, which must be empty. Every file is checked before any is in its place.
 

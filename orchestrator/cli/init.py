@@ -29,9 +29,7 @@ _SHOWN: Final = frozenset({".py", ".yaml", ".md"})
 
 
 def command(
-    folder: Path = typer.Argument(Path(), metavar="[DIR]", help="Folder of the project."),
-    *,
-    is_json: bool = JSON,
+    folder: Path = typer.Argument(Path(), metavar="[DIR]", help="Folder of the project."), *, is_json: bool = JSON
 ) -> None:
     """Write a plan, its functions and an agent with comments, and a configuration if you have none.
 

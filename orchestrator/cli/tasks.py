@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.api import Api, open_task
-from soong.orchestrator.cli.console import (
-    Columns,
-    emit,
-    emit_text,
-    listed,
-    number_of,
-    say,
-    second_of,
-    visible,
-)
+from soong.orchestrator.cli.console import Columns, emit, emit_text, listed, number_of, say, second_of, visible
 from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, CommandTable
 from soong.orchestrator.cli.summary import counted, results_text, still_running, text_of

@@ -13,12 +13,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.acp_agents import acp_tool_names, with_acp
-from soong.shared.agents.definition import (
-    DEFINITION,
-    AgentDefinition,
-    AgentDefinitionRegistry,
-    builtin_definitions,
-)
+from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentDefinitionRegistry, builtin_definitions
 from soong.shared.agents.definition_files import LiveDefinitions
 from soong.shared.agents.project_definitions import with_project
 from soong.shared.core.config import Config

@@ -154,12 +154,7 @@ class Calls:
 
     @asynccontextmanager
     async def _answered(
-        self,
-        method: str,
-        path: str,
-        query: Query | None,
-        body: Json = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, query: Query | None, body: Json = None, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[OperationAnswer]:
         async with self.sent(method, path, query or {}, body, headers or {}) as answer:
             if answer.status >= 400:

@@ -27,12 +27,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.permissions.configured import (
-    configured_write_roots,
-    policy_of,
-    run_dirs_of,
-    surface_request,
-)
+from soong.shared.permissions.configured import configured_write_roots, policy_of, run_dirs_of, surface_request
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
@@ -164,13 +159,7 @@ def build(
     folder = RootedFolder(settings.data, RUNS) / scope.identity.run_id
     log = FolderLog(folder, scope.identity.run_id, artifacts, clock, secrets)
     service = ServiceCalls(
-        settings,
-        sitting,
-        surface,
-        request.role,
-        request.callback,
-        request.channel,
-        has_rules=bool(request.allow),
+        settings, sitting, surface, request.role, request.callback, request.channel, has_rules=bool(request.allow)
     )
     tools = [service.bound(tool) if tool.name in of_service else tool for tool in registry.select(surface.tools)]
     pipeline = ToolPipeline(

@@ -88,10 +88,7 @@ def mcp_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Json]]:
             "description": description_of(tool),
             "inputSchema": dict(tool.input_schema),
             **({} if tool.output_schema is None else {"outputSchema": dict(tool.output_schema)}),
-            "annotations": {
-                "readOnlyHint": tool.permission is Permission.READONLY,
-                "openWorldHint": tool.reaches_out,
-            },
+            "annotations": {"readOnlyHint": tool.permission is Permission.READONLY, "openWorldHint": tool.reaches_out},
         }
         for tool in tools
     ]

@@ -72,14 +72,7 @@ class DirectGate:
         if call.is_answered:
             return answered_by_hook()
         request = request_of(
-            call,
-            self.policy,
-            verdict,
-            token="",
-            redactor=self.redactor,
-            home=self.home,
-            now_us=now_us,
-            env=self.env,
+            call, self.policy, verdict, token="", redactor=self.redactor, home=self.home, now_us=now_us, env=self.env
         )
         await self.record((gate.asked(request, verdict, call, self.redactor),))
         try:

@@ -10,12 +10,7 @@ from msgspec.structs import replace
 from soong.orchestrator.client.client import Submission
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service
-from soong.orchestrator.operations.documents import (
-    OperationReply,
-    PlanSchema,
-    PreviewSchema,
-    Submitted,
-)
+from soong.orchestrator.operations.documents import OperationReply, PlanSchema, PreviewSchema, Submitted
 from soong.orchestrator.operations.events import TASKS_TOLD
 from soong.orchestrator.operations.preparation import Prepare, Work, follow_up, prepared, prepared_ask, title_of
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
@@ -89,11 +84,7 @@ async def submit_task(
 
 @router.post("/v1/asks", **_SUBMITTING)
 async def submit_ask(
-    service: Service,
-    caller: Runner,
-    body: AskBody,
-    idempotency_key: IdempotencyKey = "",
-    traceparent: TraceParent = "",
+    service: Service, caller: Runner, body: AskBody, idempotency_key: IdempotencyKey = "", traceparent: TraceParent = ""
 ) -> OperationReply:
     """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
 

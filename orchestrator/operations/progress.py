@@ -104,12 +104,7 @@ async def until_over(
     responses={304: {"description": "Nothing has changed within `wait` seconds."}},
 )
 async def task_progress(
-    service: Service,
-    caller: Reader,
-    has_left: Left,
-    task_id: TaskId,
-    wait: Wait = 0,
-    if_none_match: Seen = "",
+    service: Service, caller: Reader, has_left: Left, task_id: TaskId, wait: Wait = 0, if_none_match: Seen = ""
 ) -> OperationReply:
     """Show how far a task is: steps by status, what runs, what failed, which questions wait.
 

@@ -117,11 +117,7 @@ async def abort_run(service: Service, caller: Runner, run_id: RunId, body: Abort
     },
 )
 async def stream_events(
-    service: Service,
-    caller: Reader,
-    run_id: RunId,
-    after: After = 0,
-    last_event_id: LastEventId = "",
+    service: Service, caller: Reader, run_id: RunId, after: After = 0, last_event_id: LastEventId = ""
 ) -> Response:
     """Follow a run's log: stored events from a number on, then live ones, without gaps or duplicates.
 

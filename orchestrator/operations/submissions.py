@@ -56,8 +56,7 @@ AskSettings = Annotated[
     dict[str, JsonValue], Field(max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}.")
 ]
 Budget = Annotated[
-    str,
-    Field(max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`."),
+    str, Field(max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`.")
 ]
 Cwd = Annotated[str, Field(max_length=4_096, description="Where relative paths start; empty: at `project`.")]
 MaxConcurrent = Annotated[int, Field(ge=0, description="Most of its steps at once; 0: the service's limit.")]

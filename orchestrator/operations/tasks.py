@@ -11,12 +11,7 @@ from starlette.responses import Response
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
-from soong.orchestrator.operations.documents import (
-    ForkedPlan,
-    Page,
-    TaskDetail,
-    page_of,
-)
+from soong.orchestrator.operations.documents import ForkedPlan, Page, TaskDetail, page_of
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.snapshots import counts_of, in_plan_order, steps_of, tasks_planned_by
 from soong.orchestrator.operations.strict import (

@@ -231,12 +231,7 @@ def owner_agents(
         settings=settings,
         config=config,
         registry=owner_registry(
-            environment,
-            service,
-            service.clock,
-            definitions_of,
-            memory=memory,
-            patience_s=settings.no_worker_s,
+            environment, service, service.clock, definitions_of, memory=memory, patience_s=settings.no_worker_s
         ),
         hooks=all_hooks(environment),
         redactor=clean,

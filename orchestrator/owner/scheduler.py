@@ -44,12 +44,7 @@ NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poison
 """Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
 
 
-_MOVING: Final = (
-    StepStatus.READY,
-    StepStatus.RUNNING,
-    StepStatus.BLOCKED,
-    StepStatus.EXPANDING,
-)
+_MOVING: Final = (StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING)
 """A step of one of these makes others possible; one that is pending or waiting waits for them."""
 
 MAX_STARTS: Final = 2

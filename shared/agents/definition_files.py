@@ -78,12 +78,7 @@ class DefinitionDocument(SettingsDocument):
     description: Title = Field(description="What the agent is for: plans and other agents choose it by this.")
     model: Text = Field(default="", description="provider:name; else the model of the task.")
     fallback_models: (
-        Annotated[
-            tuple[ModelName, ...],
-            Field(strict=False, max_length=MAX_FALLBACKS),
-            BeforeValidator(_words),
-        ]
-        | None
+        Annotated[tuple[ModelName, ...], Field(strict=False, max_length=MAX_FALLBACKS), BeforeValidator(_words)] | None
     ) = Field(
         default=None,
         description="Models that continue its runs, in their order, where the provider of its model fails for good; "

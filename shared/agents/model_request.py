@@ -41,12 +41,7 @@ from soong.shared.core.settings import without_password
 
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
 _PASSING_CODES: Final = frozenset({408, 425, 429})
-_OF_THE_ACCOUNT: Final = (
-    ModelAuthenticationError,
-    ModelNotFoundError,
-    ModelQuotaExceededError,
-    UnusableModelError,
-)
+_OF_THE_ACCOUNT: Final = (ModelAuthenticationError, ModelNotFoundError, ModelQuotaExceededError, UnusableModelError)
 _CODES_OF_THE_ACCOUNT: Final = frozenset({401, 402, 403, 404})
 _CODES_OF_THE_REQUEST: Final = frozenset({400, 422})
 

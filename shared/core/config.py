@@ -53,8 +53,7 @@ class PermissionConfig(ConfigSection):
         description="How long an attached responder may take for one question [300]; SOONG_PERMISSION_TIMEOUT_S wins.",
     )
     park_after_s: Annotated[float, Field(ge=0, le=timing.LONGEST_S)] | None = Field(
-        default=None,
-        description="How long a waiting run keeps its slot [30]; 0: not at all. SOONG_PARK_AFTER_S wins.",
+        default=None, description="How long a waiting run keeps its slot [30]; 0: not at all. SOONG_PARK_AFTER_S wins."
     )
 
 
@@ -104,8 +103,7 @@ class CommandsConfig(ConfigSection):
 
     env: Texts = Field(default=(), description="Variables passed on besides PATH, HOME and TMPDIR.")
     secret_env: Texts = Field(
-        default=(),
-        description="Variables that are redacted everywhere and passed only when declared.",
+        default=(), description="Variables that are redacted everywhere and passed only when declared."
     )
     max_output_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="Output kept of one command."
@@ -219,8 +217,7 @@ class AgentsConfig(ConfigSection):
         default=True, description="Offer the definitions in `.soong/agents` and `.claude/agents` of the project, too."
     )
     project_models: Texts = Field(
-        default=(),
-        description="Globs of models that such a definition and agents may choose; else the task's holds.",
+        default=(), description="Globs of models that such a definition and agents may choose; else the task's holds."
     )
 
 

@@ -114,10 +114,7 @@ def _finite_float(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(
-    parse_constant=_refuse_constant,
-    object_pairs_hook=_unique,
-    parse_int=_safe_int,
-    parse_float=_finite_float,
+    parse_constant=_refuse_constant, object_pairs_hook=_unique, parse_int=_safe_int, parse_float=_finite_float
 )
 """Made once: making it takes longer than a small document."""
 

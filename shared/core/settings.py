@@ -208,8 +208,7 @@ class Settings(BaseModel):
         description="A run whose model makes the same failing call this many turns in a row is ended; 0: never.",
     )
     gc_older_than: str = Field(
-        default="",
-        description="The service removes tasks that ended longer ago, such as `30d`; empty: never.",
+        default="", description="The service removes tasks that ended longer ago, such as `30d`; empty: never."
     )
     gc_keep: str = Field(
         default="",

@@ -125,11 +125,7 @@ class Previewer(Value):
                 PermissionKind.WRITE, given, shown, "a protected name: no tool writes it and nobody can allow it"
             )
         target = Target(
-            "path",
-            shown,
-            shown,
-            is_inside_roots=located.is_inside_write_roots,
-            is_sensitive=located.is_sensitive,
+            "path", shown, shown, is_inside_roots=located.is_inside_write_roots, is_sensitive=located.is_sensitive
         )
         users = [(tool, _facts(tool, target)) for tool in _users(PermissionKind.WRITE, tools)]
         asked = self._judged(PermissionKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)

@@ -48,13 +48,7 @@ class ConsentStore(Protocol):
     shows it only after the session's owner has called ``withdraw_orphans``.
     """
 
-    async def raise_request(
-        self,
-        request: PermissionRequest,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> str:
+    async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is

@@ -22,14 +22,7 @@ from msgspec.structs import replace
 
 from soong.shared.core import timing
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandEnd, Finished, Stream
-from soong.shared.sandbox.duplex import (
-    HAS_SUBREAPER,
-    MAX_LINE_BYTES,
-    DuplexProcess,
-    Report,
-    SubreaperPipes,
-    kill_group,
-)
+from soong.shared.sandbox.duplex import HAS_SUBREAPER, MAX_LINE_BYTES, DuplexProcess, Report, SubreaperPipes, kill_group
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import decoded, inert_text
 from soong.shared.sandbox.threads import unbroken

@@ -23,10 +23,7 @@ MIN_SECRET_CHARS = 6
 _KEY_NAME = "[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?"
 _TOKENS: tuple[tuple[str, str], ...] = (
     # A marker that is cheap to look for, and the whole shape. A text without a marker is never scanned by its pattern.
-    (
-        "-----BEGIN ",
-        rf"-----BEGIN {_KEY_NAME}-----[\s\S]*?(?:-----END {_KEY_NAME}-----|\Z)",
-    ),
+    ("-----BEGIN ", rf"-----BEGIN {_KEY_NAME}-----[\s\S]*?(?:-----END {_KEY_NAME}-----|\Z)"),
     ("---- BEGIN SSH2", r"---- BEGIN SSH2 [A-Z ]*PRIVATE KEY ----[\s\S]*?(?:---- END SSH2 [A-Z ]*PRIVATE KEY ----|\Z)"),
     ("Private-Lines: ", r"(?<=Private-Lines: )\d+\r?\n(?: *(?:\d+\t)?[A-Za-z0-9+/]{20,}={0,2}(?:\r?\n|\Z))+"),
     ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{40,}"),

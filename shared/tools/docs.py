@@ -11,12 +11,7 @@ from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType
 
 EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
-    "before it runs": (
-        ErrorType.TOOL_NOT_AVAILABLE,
-        ErrorType.INVALID_INPUT,
-        ErrorType.HOOK_DENIED,
-        ErrorType.NOT_RUN,
-    ),
+    "before it runs": (ErrorType.TOOL_NOT_AVAILABLE, ErrorType.INVALID_INPUT, ErrorType.HOOK_DENIED, ErrorType.NOT_RUN),
     "permission": (
         ErrorType.PERMISSION_DENIED,
         ErrorType.PERMISSION_TIMEOUT,
@@ -37,11 +32,7 @@ EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
 }
 """How any call may end, whatever its tool: these are not repeated in a definition's ``errors``."""
 
-_BOUNDS = (
-    ("minimum", "maximum", ""),
-    ("minLength", "maxLength", " characters"),
-    ("minItems", "maxItems", " items"),
-)
+_BOUNDS = (("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items"))
 
 
 class ArgumentDoc(Value):

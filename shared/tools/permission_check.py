@@ -96,12 +96,7 @@ _FLAGS: Final = ("is_inside_roots", "is_sensitive")
 
 
 def gate_call_of(
-    definition: ToolDefinition,
-    context: ToolContext,
-    pre: PreResult,
-    target: Target,
-    *,
-    asks: bool,
+    definition: ToolDefinition, context: ToolContext, pre: PreResult, target: Target, *, asks: bool
 ) -> GateCall:
     """Return the question that permission answers.
     Raises: ToolError, ``invalid_input``, the input has no digest, or a hook made of a harmless call one that is not.

@@ -100,7 +100,7 @@ _DENIALS = frozenset(
 
 
 RESERVED: Mapping[ErrorType, str] = {
-    ErrorType.ALREADY_DECIDED: "an answer to a question that has one (PER-15); people get it as an error of their own",
+    ErrorType.ALREADY_DECIDED: "an answer to a question that has one (PER-15); people get it as an error of their own"
 }
 """Types that no part makes yet, and for what they are kept: part of the set from the start, so that readers know them.
 A test holds this against the code."""

@@ -38,13 +38,7 @@ SHOWN_FOLDERS = ("skills", "tools", "hooks")
 
 def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
     """Return every file and folder that steers a process of ours: its program, its hooks, the user's own modules."""
-    found = (
-        *program_files(),
-        *hook_files(config),
-        *server_files(config),
-        *module_files(modules),
-        *_LOADED.files(),
-    )
+    found = (*program_files(), *hook_files(config), *server_files(config), *module_files(modules), *_LOADED.files())
     return tuple(dict.fromkeys(found))
 
 

@@ -256,12 +256,7 @@ def from_langchain(tools: Iterable[Any], namespace: str, *, readonly: Collection
 
 
 def _definition(
-    namespace: str,
-    name: str,
-    description: str,
-    schema: Mapping[str, Any],
-    invoke: Invoke,
-    readonly: Collection[str],
+    namespace: str, name: str, description: str, schema: Mapping[str, Any], invoke: Invoke, readonly: Collection[str]
 ) -> ToolDefinition:
     canonical = f"{namespace}.{_NOT_IN_A_NAME.sub('_', name.lower())}"
     given = dict(schema)

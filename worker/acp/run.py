@@ -149,11 +149,7 @@ class AcpRun:
         except AgentFailedError as error:
             self._started = error
             raise ToolError(ErrorType.SERVER_UNAVAILABLE, str(error)) from error
-        return {
-            "session_id": session_id,
-            "agent": self.connection.agent_info,
-            "can_resume": self.connection.can_resume,
-        }
+        return {"session_id": session_id, "agent": self.connection.agent_info, "can_resume": self.connection.can_resume}
 
     def _program(self) -> AgentProgram:
         return AgentProgram.of(self.agent, self.prepared.run_dirs, {tool.name for tool in self.prepared.task.tools})

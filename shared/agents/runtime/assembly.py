@@ -24,13 +24,7 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
-from soong.shared.agents.runtime.prepared import (
-    AgentObserver,
-    ModelRules,
-    PreparedAgent,
-    PreparedCalls,
-    agent_task,
-)
+from soong.shared.agents.runtime.prepared import AgentObserver, ModelRules, PreparedAgent, PreparedCalls, agent_task
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
@@ -43,12 +37,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.configured import (
-    configured_write_roots,
-    policy_of,
-    run_dirs_of,
-    surface_request,
-)
+from soong.shared.permissions.configured import configured_write_roots, policy_of, run_dirs_of, surface_request
 from soong.shared.permissions.policy import Policy, foreign
 from soong.shared.permissions.taint import describes_untrusted
 from soong.shared.sandbox.programs import DEFAULT_NAMES

@@ -223,12 +223,7 @@ class StoredTranscript:
         open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
         kept = await self.log.take()
         await self.runs.append(
-            self.run_id,
-            self.fence,
-            nodes=nodes,
-            events=[*kept, *events],
-            calls=open_rows,
-            now_us=self.clock.now_us(),
+            self.run_id, self.fence, nodes=nodes, events=[*kept, *events], calls=open_rows, now_us=self.clock.now_us()
         )
         await self.log.notify()
 

@@ -149,11 +149,7 @@ class BudgetSpentError(SoongError):
         return _END_REASONS[self.of]
 
 
-_END_REASONS: Final = {
-    "tokens": EndReason.TOKEN_LIMIT,
-    "money": EndReason.COST_LIMIT,
-    "turns": EndReason.MAX_TURNS,
-}
+_END_REASONS: Final = {"tokens": EndReason.TOKEN_LIMIT, "money": EndReason.COST_LIMIT, "turns": EndReason.MAX_TURNS}
 
 
 class TaskLimitError(BudgetSpentError):

@@ -36,13 +36,7 @@ def started_event(started: StartedCall, *, now_us: int) -> NewEvent:
 
 
 async def ended_event(
-    call: ToolCall,
-    result: ToolResult,
-    *,
-    duration_ms: int,
-    artifacts: ArtifactStore,
-    now_us: int,
-    redactor: Redactor,
+    call: ToolCall, result: ToolResult, *, duration_ms: int, artifacts: ArtifactStore, now_us: int, redactor: Redactor
 ) -> NewEvent:
     """Return the end of a call: facts, and a line for people; a file that it delivers is kept as an artifact first."""
     data = rendering.for_telemetry(call.tool, result, duration_ms=duration_ms)

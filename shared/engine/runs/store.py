@@ -132,14 +132,7 @@ class RunStore(Protocol):
         """Return the part of a task's result about its runs, in one read however many there are."""
         ...
 
-    async def start_call(
-        self,
-        call: CallRow,
-        fence: int,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> None:
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         """Write the ledger row, consume the decision and append events in one transaction.
 
         A decision that has been used, has expired or is of another call starts nothing; a security event in the run's

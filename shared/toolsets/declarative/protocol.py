@@ -18,15 +18,7 @@ from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
-from soong.shared.tools.result import (
-    ContentBlock,
-    ErrorType,
-    JsonBlock,
-    TextBlock,
-    ToolError,
-    ToolFailure,
-    ToolResult,
-)
+from soong.shared.tools.result import ContentBlock, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.code.named_files import NamedFiles, is_open_ended, runs_what_is_in

@@ -25,13 +25,7 @@ from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.sandbox.threads import accompanied, run_blocking
-from soong.shared.tools.definition import (
-    Permission,
-    RunDirs,
-    Target,
-    ToolContext,
-    ToolDefinition,
-)
+from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolError, ToolFailure, ToolResult

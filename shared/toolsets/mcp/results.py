@@ -157,12 +157,7 @@ def _line(text: str) -> str:
 
 
 async def call_server_tool(
-    servers: McpServers,
-    server_id: str,
-    native: str,
-    definition: str,
-    context: ToolContext,
-    call_input: JsonObject,
+    servers: McpServers, server_id: str, native: str, definition: str, context: ToolContext, call_input: JsonObject
 ) -> ToolResult:
     """Call a tool by its native name, if it still has that ``definition``.
     Raises: ToolError, the server is not there, the tool has changed or gone, or the call failed.

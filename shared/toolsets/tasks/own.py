@@ -118,10 +118,7 @@ class TaskTools(Value):
         )
 
     def _changing(self) -> tuple[ToolDefinition, ...]:
-        step_id = {
-            **STEP_ID,
-            "description": "Id of the step. Left out: the one that you have claimed, else your own.",
-        }
+        step_id = {**STEP_ID, "description": "Id of the step. Left out: the one that you have claimed, else your own."}
         return (
             task_tool(
                 "agent.task_claim_step",

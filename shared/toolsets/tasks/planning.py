@@ -89,11 +89,7 @@ SHAPES: Final[Mapping[str, JsonObject]] = {
         "title": "One after another",
         "steps": [
             {"id": "first", "instructions": "Do the first thing."},
-            {
-                "id": "second",
-                "depends_on": ["first"],
-                "instructions": "Continue from ${first.output}.",
-            },
+            {"id": "second", "depends_on": ["first"], "instructions": "Continue from ${first.output}."},
         ],
     },
     "fan_out": {

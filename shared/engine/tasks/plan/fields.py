@@ -93,8 +93,7 @@ class WorkDocument(StepModel):
         description="Values for the step; references such as ${look.output.files} are looked up when it starts.",
     )
     output: Object | None = Field(
-        default=None,
-        description="JSON Schema of the result. An agent is asked again until its answer holds to it.",
+        default=None, description="JSON Schema of the result. An agent is asked again until its answer holds to it."
     )
     priority: Priority = Field(default=0, description="Higher first, among steps that are ready.")
     retries: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] = Field(

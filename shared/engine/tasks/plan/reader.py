@@ -24,15 +24,7 @@ from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document
 from soong.shared.engine.tasks.plan.fields import NAME, WorkDocument
 from soong.shared.engine.tasks.plan.kinds.registry import BRANCHES, KINDS, StepDocument
 from soong.shared.engine.tasks.plan.models import InputDocument, PlanHead, TaskLimitsDocument
-from soong.shared.engine.tasks.plan.plan import (
-    INPUT_TYPES,
-    InputType,
-    Plan,
-    PlanInput,
-    PlanNames,
-    Report,
-    has_type,
-)
+from soong.shared.engine.tasks.plan.plan import INPUT_TYPES, InputType, Plan, PlanInput, PlanNames, Report, has_type
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
 from soong.shared.engine.tasks.problems import Hint, Path, Problems
 from soong.shared.engine.tasks.spec import StepSpec

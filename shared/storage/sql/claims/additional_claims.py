@@ -12,14 +12,7 @@ from typing import Final
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.claims import (
-    ClaimingRun,
-    ClaimRefusal,
-    RequestedStep,
-    limited,
-    refusal,
-    taken_meanwhile,
-)
+from soong.shared.engine.tasks.claims import ClaimingRun, ClaimRefusal, RequestedStep, limited, refusal, taken_meanwhile
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease

@@ -26,10 +26,7 @@ from soong.shared.storage.sql.claims.claiming import (
     share_of,
     share_out,
 )
-from soong.shared.storage.sql.claims.completions import (
-    ClaimRequest,
-    write_ends,
-)
+from soong.shared.storage.sql.claims.completions import ClaimRequest, write_ends
 from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.transaction import Row, Transaction

@@ -49,8 +49,7 @@ DEPENDENCIES: Final = Statement(
     """,
 )
 RESULTS: Final = Statement(
-    "results: of single steps",
-    "SELECT key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys",
+    "results: of single steps", "SELECT key, step_id, status, kind, output, outcome FROM steps WHERE key IN @keys"
 )
 ITEMS: Final = Statement(
     "items: the children of map steps, in item order",

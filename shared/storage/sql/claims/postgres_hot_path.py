@@ -22,12 +22,7 @@ from soong.shared.storage.sql.claims.claiming import (
     most_ready,
     scan,
 )
-from soong.shared.storage.sql.claims.completions import (
-    ClaimRequest,
-    CompletionResult,
-    end_row,
-    note_end,
-)
+from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult, end_row, note_end
 from soong.shared.storage.sql.claims.readiness import settle_unlocked
 from soong.shared.storage.sql.engine.engine import StaleReadError
 from soong.shared.storage.sql.engine.rows import RUN_COLUMNS

@@ -144,10 +144,7 @@ def note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) ->
 
 def _send(tx: Transaction, answer: Answer) -> Reply:
     return tx.send(
-        ANSWER,
-        **ANSWERS.values(answer),
-        metadata=pack(answer.metadata),
-        provenance=pack(answer.provenance.as_json()),
+        ANSWER, **ANSWERS.values(answer), metadata=pack(answer.metadata), provenance=pack(answer.provenance.as_json())
     )
 
 

@@ -9,11 +9,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.permissions.audit_log.notes import (
-    of_dropped_questions,
-    of_stale_owner,
-    of_withdrawn,
-)
+from soong.shared.permissions.audit_log.notes import of_dropped_questions, of_stale_owner, of_withdrawn
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn
@@ -115,13 +111,7 @@ class SqlConsentStore(StorePart):
     Decisions, answers and closes are written with audit entries, or not at all.
     """
 
-    async def raise_request(
-        self,
-        request: PermissionRequest,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> str:
+    async def raise_request(self, request: PermissionRequest, *, events: Sequence[NewEvent], now_us: int) -> str:
         return await self._database.write(lambda tx: raise_question(tx, request, events, now_us))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:

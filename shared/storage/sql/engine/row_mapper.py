@@ -241,11 +241,6 @@ def _empty(column: Column[Any]) -> Any:
     return {} if column.info.get("kind") == "object" else _EMPTY.get(column.info.get("form", ""))
 
 
-_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "choice": str,
-    "flag": int,
-    "document": pack,
-    "word": plain,
-}
+_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {"choice": str, "flag": int, "document": pack, "word": plain}
 
 _EMPTY: Final[Mapping[str, Any]] = {"document": (), "number": 0, "word": ""}

@@ -11,12 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
-from soong.shared.storage.sql.engine.engine import (
-    driver_error,
-    make_engine,
-    our_errors,
-    refuse_network_file_system,
-)
+from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors, refuse_network_file_system
 from soong.shared.storage.sql.engine.write_ahead_log import write_lock
 
 HEAD: Final = "0001_15c7ee45"

@@ -9,13 +9,7 @@ from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Sel
 
 from soong.shared.core import timing
 from soong.shared.engine.tasks.retention import Footprint
-from soong.shared.storage.sql.engine.statements import (
-    BATCH_ROWS,
-    Insert,
-    Statement,
-    batches_of,
-    row_class,
-)
+from soong.shared.storage.sql.engine.statements import BATCH_ROWS, Insert, Statement, batches_of, row_class
 from soong.shared.storage.sql.engine.tables import metadata
 
 if TYPE_CHECKING:

@@ -27,13 +27,7 @@ from soong.shared.storage.sql.engine.engine import (
     make_engine,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import (
-    Flush,
-    WriteAheadLog,
-    WriteLock,
-    database_file,
-    write_lock,
-)
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, WriteLock, database_file, write_lock
 
 log = get_logger(__name__)
 

@@ -64,8 +64,7 @@ EXPIRE_ALL: Final = Statement(
     "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
 )
 ENDS: Final = Statement(
-    "ends: when keys ended, and how",
-    "SELECT key_id, is_revoked, retired_us FROM key_retirements WHERE key_id IN @ids",
+    "ends: when keys ended, and how", "SELECT key_id, is_revoked, retired_us FROM key_retirements WHERE key_id IN @ids"
 )
 
 _KEYS: Final = """
@@ -96,8 +95,7 @@ SIGN_IN: Final = Statement(
     """,
 )
 REVOKE_TOKEN: Final = Statement(
-    "revoke token: once",
-    "UPDATE api_tokens SET revoked_us = :now_us WHERE id = :id AND revoked_us IS NULL",
+    "revoke token: once", "UPDATE api_tokens SET revoked_us = :now_us WHERE id = :id AND revoked_us IS NULL"
 )
 
 

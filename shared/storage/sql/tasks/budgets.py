@@ -47,8 +47,7 @@ _STARTED: Final = """(
     SELECT min(first.started_us) FROM runs AS first WHERE first.task_id = substr(b.scope, 6) AND first.step_key <> ''
       AND first.started_us >= coalesce(b.since_us, 0))"""
 LOCKED: Final = Statement(
-    "lock budgets: in one order, so that nobody waits for each other",
-    _STATE.format(started="0") + "/*pg FOR UPDATE */",
+    "lock budgets: in one order, so that nobody waits for each other", _STATE.format(started="0") + "/*pg FOR UPDATE */"
 )
 SHOWN: Final = Statement("budgets", _STATE.format(started=_STARTED))
 _TIME_OF_TASK: Final = """

@@ -35,8 +35,7 @@ UNGROUPED: Final = Statement(
     "SELECT count(*) FROM notices WHERE id IN @ids AND state || '' = 'waiting' AND message_id = ''",
 )
 GROUP: Final = Statement(
-    "group: put notices into a message",
-    "UPDATE notices SET message_id = :message_id WHERE id IN @ids",
+    "group: put notices into a message", "UPDATE notices SET message_id = :message_id WHERE id IN @ids"
 )
 SETTLE: Final = Statement(
     "settle: the outcome of an attempt",
@@ -64,8 +63,7 @@ GONE: Final = Statement(
     "SELECT DISTINCT channel FROM notices WHERE state IN ('waiting', 'dead', 'gone') AND state = 'gone'",
 )
 WAITING_CHANNELS: Final = Statement(
-    "waiting channels: those that something waits for",
-    "SELECT DISTINCT channel FROM notices WHERE state = 'waiting'",
+    "waiting channels: those that something waits for", "SELECT DISTINCT channel FROM notices WHERE state = 'waiting'"
 )
 NEWEST: Final = Statement(
     "newest notices: with those that ended well",

@@ -152,8 +152,7 @@ PROCESS_ROWS: Final = (
         """,
     ),
     Statement(
-        "remove commands: that were carried out",
-        "DELETE FROM commands WHERE is_ended = 1 AND created_us < :before_us",
+        "remove commands: that were carried out", "DELETE FROM commands WHERE is_ended = 1 AND created_us < :before_us"
     ),
 )
 RUN_IDS: Final = Statement("run ids: of all runs", "SELECT id FROM runs")

@@ -23,8 +23,7 @@ from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 from soong.shared.storage.sql.tasks.task_ends import move_task
 
 SET_ROOT_RUN: Final = Statement(
-    "set root run: of a task that is tried again",
-    "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id",
+    "set root run: of a task that is tried again", "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id"
 )
 ENDED_BADLY: Final = Statement(
     "ended badly: the steps of a task that a retry puts back, with the completed ones that are named",

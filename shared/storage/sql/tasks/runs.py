@@ -216,14 +216,7 @@ class SqlRuns(StorePart):
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))
 
-    async def start_call(
-        self,
-        call: CallRow,
-        fence: int,
-        *,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> None:
+    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         write = RunWrite(call.run_id, fence, now_us, (), events, calls=(call,))
         if not call.decision_id:
             await self._database.write_together(write_runs, write)

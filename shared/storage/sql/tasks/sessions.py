@@ -131,12 +131,10 @@ REOPEN: Final = Statement(
     "UPDATE sessions SET is_closed = 0, owner_id = '' WHERE id = :session_id AND is_closed = 1",
 )
 HELD_WORKER: Final = Statement(
-    "held worker: its state, held while it is changed",
-    "SELECT state FROM workers WHERE id = :id /*pg FOR UPDATE */",
+    "held worker: its state, held while it is changed", "SELECT state FROM workers WHERE id = :id /*pg FOR UPDATE */"
 )
 COUNT_HELD: Final = Statement(
-    "count held: a worker's leases",
-    "SELECT count(*) FROM steps WHERE worker_id = :id AND status = 'running'",
+    "count held: a worker's leases", "SELECT count(*) FROM steps WHERE worker_id = :id AND status = 'running'"
 )
 SET_WORKER_STATE: Final = Statement("set worker state", "UPDATE workers SET state = :state WHERE id = :id")
 

@@ -138,13 +138,7 @@ SKIP_BELOW: Final = Statement(
 
 
 def move_task(
-    tx: Transaction,
-    task_id: str,
-    status: TaskStatus,
-    reason: str,
-    ended_us: int | None,
-    *,
-    is_recorded: bool = False,
+    tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None, *, is_recorded: bool = False
 ) -> None:
     """Write a task's next status; ``is_recorded`` when there is no folder to be written."""
     told = {"status": status.value, "reason": plain(reason), "ended_us": ended_us}

@@ -29,14 +29,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
-from soong.shared.storage.sql.tasks.inserts import (
-    add_dependents,
-    ids_of,
-    ids_text,
-    insert_steps,
-    lane_of,
-    open_step,
-)
+from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, lane_of, open_step
 from soong.shared.storage.sql.tasks.task_ends import skip_below
 
 LOCK_NAMED: Final = Statement(

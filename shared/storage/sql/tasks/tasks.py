@@ -13,12 +13,7 @@ from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import (
-    NewTask,
-    Step,
-    StepResult,
-    Task,
-)
+from soong.shared.engine.tasks.step import NewTask, Step, StepResult, Task
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.claim_context import result_of

@@ -93,8 +93,7 @@ LEASE_HOLDERS: Final = Statement(
     "SELECT DISTINCT worker_id FROM steps WHERE status = 'running'",
 )
 END_BAD_WORKER: Final = Statement(
-    "end bad worker: whatever its beat is",
-    "UPDATE workers SET state = 'gone' WHERE id = :id AND state <> 'gone'",
+    "end bad worker: whatever its beat is", "UPDATE workers SET state = 'gone' WHERE id = :id AND state <> 'gone'"
 )
 
 

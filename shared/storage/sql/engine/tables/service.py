@@ -228,13 +228,7 @@ api_tokens = table(
     CheckConstraint("length(digest) = 64", name="digest"),
 )
 
-artifacts = table(
-    "artifacts",
-    key("digest"),
-    number("size_bytes"),
-    word("media_type"),
-    number("created_us"),
-)
+artifacts = table("artifacts", key("digest"), number("size_bytes"), word("media_type"), number("created_us"))
 
 # -- who follows the logs of runs, how far each has come, the totals counted on the way, and what is sent
 event_consumers = table(

@@ -187,6 +187,8 @@ def _is_context_full(error: Exception) -> bool:
 
 def _may_pass(error: Exception) -> bool:
     """Say whether a failure is of the provider's moment: busy, limited, down, unreachable, cut off."""
+    if _is_context_full(error):
+        return False  # Ollama refuses a long request with status 500
     if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in _PASSING_CODES):
         return True
     # The base class alone: the answer could not be decoded.

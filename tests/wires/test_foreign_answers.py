@@ -231,6 +231,7 @@ REFUSALS = {
     "Gemini": (400, "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576)."),
     "Bedrock proxy": (400, "Input is too long for requested model."),
     "Groq": (413, "Request too large for model, please reduce your message size and try again."),
+    "Ollama": (500, "input length exceeds maximum context length"),
     "any 413": (413, "Request Entity Too Large"),
     "words that nobody knows": (400, "no"),
 }

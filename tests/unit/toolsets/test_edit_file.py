@@ -328,6 +328,18 @@ async def test_a_text_of_another_encoding_is_named_as_such(project: Project, old
 
 
 @pytest.mark.spec("FS-05")
+async def test_a_diff_without_the_mark_of_an_end_without_newline_is_refused_with_the_missing_line(
+    project: Project,
+) -> None:
+    project.file("x", "one\ntwo\nthree")
+
+    refused = await project.call("edit_file", path="x", unified_diff=DIFF)
+
+    assert refused.error is not None
+    assert "add the line '\\ No newline at end of file'" in refused.error.hint
+
+
+@pytest.mark.spec("FS-05")
 async def test_a_diff_through_a_linked_folder_is_refused_as_git_does(project: Project) -> None:
     path = project.file("i386/dir/x", "one\ntwo\nthree\n")
     (project.root / "x86_64").symlink_to("i386")

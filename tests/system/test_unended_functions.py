@@ -1,3 +1,4 @@
+import json
 import sys
 import uuid
 from collections.abc import Iterator
@@ -196,6 +197,8 @@ def test_an_agent_that_has_completed_does_not_wait_for_its_tool_that_still_runs(
     assert completed["steps"]["agent"]["output"] == {"type": "timeout"}
     stuck = f'"function": "{tool}"'
     until(lambda: stuck in _log_of_worker(scene), "it counts as stuck", scene.service.cli.logs)
+    entry = next(line for line in _log_of_worker(scene).splitlines() if stuck in line)
+    assert f", in {tool.removeprefix('test.')}\n" in json.loads(entry)["stack"]
     left_over = f"agent ({tool}): completed, still running"
     until(lambda: left_over in scene.cli("status"), "status names it", scene.service.cli.logs)
     assert left_over in scene.cli("workers", "list")

@@ -276,6 +276,18 @@ async def test_hooks_of_a_repository_without_a_folder_for_them_end_with_the_comm
 
 
 @pytest.mark.spec("CMD-07.b", "FS-09")
+async def test_what_other_programs_obey_is_read_only_once_it_exists(inside: Scene) -> None:
+    folders = (".claude", ".codex", ".cursor", ".gemini", ".vscode", ".hg", ".jj", ".husky", ".devcontainer")
+    new = (*(f"{folder}/agents" for folder in folders), ".devcontainer.json", "mcp.json", "sub/.claude")
+
+    first = await outcome_of(inside.commands, "; ".join(f"os.makedirs({name!r})" for name in new))
+    again = [await outcome_of(inside.commands, f"open({name + '/x.md'!r}, 'w')") for name in new]
+
+    assert first == "done"  # documented, as is the folder below the root
+    assert again == ["EROFS"] * (len(new) - 1) + ["done"]
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
 @pytest.mark.parametrize(
     ("attempt", "expected"),
     [

@@ -282,7 +282,7 @@ async def test_a_remote_server_cannot_send_a_login_to_this_machine() -> None:
     from soong.shared.toolsets.mcp.login_auth import check_reach
 
     for url in ("http://127.0.0.1:8437/token", "http://localhost/token", "http://[::1]/token"):
-        with pytest.raises(LoginRefusedError):
+        with pytest.raises(LoginRefusedError, match="is not https"):
             await check_reach(httpx2.URL(url), "https://mcp.example.org/mcp")
         await check_reach(httpx2.URL(url), "http://127.0.0.1:9000/mcp")
 

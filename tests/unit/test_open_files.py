@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,18 @@ def test_too_low_a_limit_is_refused_with_what_to_do() -> None:
         "UsageError: 100 files may be open at once (RLIMIT_NOFILE), 288 are needed; run `ulimit -n 288`"
         in refused.stderr
     )
+
+
+@pytest.mark.parametrize("service", ["up", "worker", "orchestrator"])
+def test_a_service_does_not_start_under_too_low_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SOONG_DATABASE_URL", f"sqlite:///{tmp_path}/soong.db")
+    monkeypatch.setenv("SOONG_REDIS_URL", "redis://127.0.0.1:1/0")
+    called = f"import sys; sys.argv = ['soong', '{service}']; from soong.orchestrator.cli.main import main; main()"
+
+    refused = limited("ulimit -n 40", called)
+
+    assert (refused.returncode, "40 files may be open at once" in refused.stderr) == (2, True)
+    assert not (tmp_path / "soong.db").exists()

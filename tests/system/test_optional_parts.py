@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from soong.shared.core.installation import install_line
+
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "the MCP client": ("soong.shared.toolsets.mcp",),
     "the MCP server": ("soong.orchestrator.mcp",),
@@ -79,3 +81,17 @@ def test_a_command_of_a_part_that_is_left_out_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("soong: soong.orchestrator.backup"), done.stderr
     assert done.stderr.endswith("is left out of this installation; install the complete package\n"), done.stderr
+
+
+def test_the_line_that_adds_an_extra_works_for_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    line = install_line("otel")
+    assert line.startswith("pip install ")
+    modes = ("DRY_RUN", "NO_INDEX", "NO_DEPS", "IGNORE_INSTALLED")
+    environment = {f"PIP_{mode}": "1" for mode in modes} | {"PIP_NO_BUILD_ISOLATION": "0", "HOME": str(tmp_path)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+    done = subprocess.run(
+        line, shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert (done.returncode, "Would install soong-agents" in done.stdout) == (0, True), done.stdout + done.stderr

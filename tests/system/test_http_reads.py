@@ -83,7 +83,7 @@ def test_a_run_token_reads_its_project_and_nothing_else_of_the_workers_user(serv
     assert refused == {f"s{number}": "permission_no_callback" for number in range(len(outside))}
 
 
-def test_a_person_on_their_own_machine_reads_as_before(service: Service, other: Path) -> None:
+def test_a_person_reads_what_lies_below_the_folder_of_their_command(service: Service, other: Path) -> None:
     plan = service.cli.plan(json.dumps(reads(call("read_file", path=str(other / "private.txt")))), "reads.json")
 
     done = service.cli.json("run", plan, "--project", str(service.project("own")))

@@ -90,12 +90,10 @@ def _orchestrator(
 ) -> Orchestrator:
     planner = catalogue.live_planner(settings.model, settings.max_children_per_run, reads_projects=settings.is_embedded)
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
-    notifier = RedisNotifier(clients.commands)
-    subscriber = RedisSubscriber(clients.blocking)
+    notifier, subscriber = RedisNotifier(clients.commands), RedisSubscriber(clients.blocking)
     artifacts = open_artifact_store(settings)
     memory, job = _memory(settings, catalogue, store, clock)
-    # The queues of workers, over a client that does not wait long.
-    queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)
+    queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)  # of the workers
     broker = CeleryBroker(make_celery(settings.redis_url), queues)
     built: list[Orchestrator] = []
 
@@ -107,9 +105,9 @@ def _orchestrator(
     followers = _followers(settings, catalogue.config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
-    service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
     inbox = DecisionInbox(store.consent, subscriber, "")
     expander = Expander(store.tasks, store.runs, clock, settings.max_children_per_run, asyncio.to_thread)
+    approvals = ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, show_cancelled=show)
     parts = Parts(
         store=store,
         notifier=notifier,
@@ -118,9 +116,7 @@ def _orchestrator(
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
         dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
-        broker=ApprovalBroker(
-            ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, show_cancelled=show)
-        ),
+        broker=ApprovalBroker(approvals),
         recorder=folders,
         agents=owner_agents(
             settings,
@@ -128,7 +124,7 @@ def _orchestrator(
             store,
             inbox,
             artifacts,
-            service,
+            TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner),
             lambda project: catalogue.at(project if settings.is_embedded else None).definitions,
             RedisPacer(clients.commands),
             memory,

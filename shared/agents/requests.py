@@ -18,7 +18,7 @@ from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, ans
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource
 from soong.shared.agents.model_request import ProviderFailedError, request
-from soong.shared.agents.pacing import Sleep
+from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
 from soong.shared.agents.turn import add, usage_of
@@ -137,22 +137,18 @@ class ModelRequests:
             ProviderFailedError: no answer came.
             LeaseLostError: the run is no longer ours.
         """
-        reserved, pacing = await self._reserve(messages, turns), None
-        if self.model.pacing is not None and self.model.model.model_name != SCRIPT:
-            pacing = replace(self.model.pacing, sleep=self._wait)
+        reserved, pacing = await self._reserve(messages, turns), self._paced()
 
         async def refused(answer: ModelResponse, is_retried: bool) -> None:
             nonlocal reserved
             if not answer.usage.total_tokens:
                 return
             billed = self._named(dataclasses.replace(answer, parts=[]))
-            charge = charge_of(self.count(billed))
+            used = self.count(billed)
             self.talk.add_node(refused_node(billed))
             await self.talk.flush()
-            if reserved is not None and self.budgets is not None:
-                await self.budgets.settle(reserved, charge)
-                again = replace(self._estimate(messages), turns=turns)
-                reserved = await self.budgets.reserve(again) if is_retried else None
+            await self._settle(reserved, charge_of(used))
+            reserved = await self._reserve(messages, turns, warns=False) if is_retried else None
 
         try:
             answer = await request(
@@ -171,12 +167,16 @@ class ModelRequests:
         except ProviderFailedError:
             await self._settle(reserved, Charge())
             raise
-        answer = self._named(answer)
-        before = self.usage
+        answer, before = self._named(answer), self.usage
         self.last = self.count(answer)
         await self._settle(reserved, charge_of(self.last, turns))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
+
+    def _paced(self) -> Pacing | None:
+        """Return how requests are paced; those of a script are not."""
+        pacing = self.model.pacing
+        return None if pacing is None or self.model.model.model_name == SCRIPT else replace(pacing, sleep=self._wait)
 
     def _named(self, answer: ModelResponse) -> ModelResponse:
         """Return an answer that names the fallback which gave it, if one did."""
@@ -215,14 +215,14 @@ class ModelRequests:
             await self.talk.flush()
         await self.sleep(seconds)
 
-    async def _reserve(self, messages: Sequence[ModelMessage], turns: int) -> Reserved | None:
+    async def _reserve(self, messages: Sequence[ModelMessage], turns: int, *, warns: bool = True) -> Reserved | None:
         is_script = self.model.model.model_name == SCRIPT
         if self.budgets is None or (is_script and not self.task.is_limited):
             return None
         if is_script:  # free of tokens and money; its turns count for its task
             return await self.budgets.reserve(Charge(turns=turns))
         reserved = await self.budgets.reserve(replace(self._estimate(messages), turns=turns))
-        if reserved is not None and reserved.share >= WARN_AT and not self.is_warned:
+        if warns and reserved is not None and reserved.share >= WARN_AT and not self.is_warned:
             self.is_warned = True
             self.note = self.note or NEARLY_SPENT
             self.talk.note(EventType.BUDGET_WARNED, {"share": round(reserved.share, 3)})

@@ -137,7 +137,7 @@ class AgentStepRunner:
         environment = ToolEnvironment.of(self.settings, self.config)
         clean = environment.redactor
         self.additional = AdditionalSteps(clean)
-        own_step = TaskTools(self.store, self._worker_id, self.clock, clean.text, self.additional)
+        own_step = TaskTools(self.store, lambda: self.incarnation.worker_id, self.clock, clean.text, self.additional)
         registry = make_registry(environment, [own_step])
         self.close = registry.close
         servers = () if environment.mcp is None else environment.mcp.enabled
@@ -189,9 +189,6 @@ class AgentStepRunner:
         reason = "the call that asked was cut off"
         for request_id in await self.store.consent.withdraw_cut_off(run_id, claim.fence, reason=reason, now_us=now_us):
             await self.notifier.permission_raised(request_id, claim.identity.session_id)
-
-    def _worker_id(self) -> str:
-        return self.incarnation.worker_id
 
 
 def is_acp(claim: Claim) -> bool:

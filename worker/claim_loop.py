@@ -124,10 +124,6 @@ class ClaimLoop:
         """Claim steps for the spare slots, with nothing to hand in."""
         self._request_turn((), wants_step=False)
 
-    def _fill_again(self, delay_s: float) -> None:
-        if self._filling is None:
-            self._filling = asyncio.get_running_loop().call_later(delay_s, self._fill_now)
-
     def _fill_now(self) -> None:
         self._filling = None
         self.fill()
@@ -211,9 +207,10 @@ class ClaimLoop:
         # A claim without a request opens a slot; so does one whose own slot went away.
         for claim in self._answer(turns, advance.claims):
             self.start_slot(claim)
-        if advance.ready_left and advance.claims and self.free_slots() > 0:
+        if advance.ready_left and advance.claims and self.free_slots() > 0 and self._filling is None:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
-            self._fill_again(0.0 if len(advance.claims) == BATCH else timing.HINTS_S)
+            delay_s = 0.0 if len(advance.claims) == BATCH else timing.HINTS_S
+            self._filling = asyncio.get_running_loop().call_later(delay_s, self._fill_now)
         await self._notify_owners(advance)
         await self._tell_followers(turns, advance)
 

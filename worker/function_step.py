@@ -220,13 +220,10 @@ def _answer(finished: Finished) -> tuple[Json, StepError | None]:
         error = answer["error"]
         return answer["output"], StepError(**error) if isinstance(error, dict) else None
     except (ValueError, TypeError, KeyError, RecursionError):
-        words = f"its process ended before its result: {_end_of(finished.code)}"
+        how = f"exit code {finished.code}" if finished.code >= 0 else signal.Signals(-finished.code).name
+        words = f"its process ended before its result: {how}"
         last = finished.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return None, StepError("execution_failed", f"{words}; {last}" if last else words, retryable=True)
-
-
-def _end_of(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _print(stream: Stream, data: bytes) -> None:

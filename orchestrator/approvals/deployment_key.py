@@ -56,7 +56,10 @@ class DeploymentKey:
         key = await self.store.keys.signing_key(found.key_id)
         if key is None:
             # The answer may be lost, or another owner of this deployment may have been first with the same key.
-            await retry_until_confirmed(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
+            await retry_until_confirmed(
+                lambda: self.store.keys.publish_first_key(found.key_id, found.public_key, now_us=now_us),
+                what=f"publication of {found.key_id}",
+            )
             key = await self.store.keys.signing_key(found.key_id)
         if key is None:
             return f"the signing key {found.key_id} is not among the published keys of this deployment; {HINT}"
@@ -64,9 +67,6 @@ class DeploymentKey:
         if state in ("retired", "revoked"):
             return f"the signing key {found.key_id} is {state} and signs nothing any more; run `soong keys rotate`"
         return ""
-
-    async def _publish(self, first: Signer, now_us: int) -> None:
-        await self.store.keys.publish_first_key(first.key_id, first.public_key, now_us=now_us)
 
     async def _keep(self, problem: str, key_id: str = "") -> Signer:
         """Log the problem once, and return the key that was good before."""

@@ -101,7 +101,8 @@ class TerminalPrompt:
             self._show(question)
             while True:
                 self.console.print(choices(question, self._others(question), self.console.width))
-                answer = await self._take(await self.read_line(self._mark), question)
+                line = await self.read_line(lambda: self.console.print(Text("  > ", style="bold"), end=""))
+                answer = await self._take(line, question)
                 if answer is not None:
                     self.console.print(Text(f"  answered: {answer.choice.value.replace('_', ' ')}\n", style="dim"))
                     return answer
@@ -110,9 +111,6 @@ class TerminalPrompt:
             raise
         finally:
             self.hold(False)
-
-    def _mark(self) -> None:
-        self.console.print(Text("  > ", style="bold"), end="")
 
     def _show(self, question: Document) -> None:
         if self._others(question):

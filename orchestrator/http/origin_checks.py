@@ -55,7 +55,8 @@ class RequestPolicy(Value):
         """Say whether a browser asks whether a page may ask, whose origin is one of ours. Raises: ProblemError."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         host = self._check_host([value for name, value in headers if name == b"host"])
-        if not _opens_page(scope["method"], scope["path"], headers):
+        # A person may follow a link to the console's page, as from a mail: it shows nothing by itself.
+        if (scope["method"], scope["path"]) != ("GET", "/") or (b"sec-fetch-mode", b"navigate") not in headers:
             self._check_origin(headers, host)
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
             raise ProblemError(
@@ -82,11 +83,6 @@ class RequestPolicy(Value):
         if not origins and site in {b"cross-site", b"same-site"}:
             # A browser says so of a link, an image or a form of another page, which send no Origin.
             raise ProblemError(ProblemCode.ORIGIN_NOT_ALLOWED, "a page of another origin sent the request")
-
-
-def _opens_page(method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Say whether a person follows a link to the console's page, as from a mail: it shows nothing by itself."""
-    return method == "GET" and path == "/" and (b"sec-fetch-mode", b"navigate") in headers
 
 
 def name_of(host: str) -> str | None:

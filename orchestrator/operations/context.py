@@ -187,8 +187,8 @@ class ServiceParts:
         await self.client.close()
 
 
-def service_of(request: Request) -> ServiceParts:
-    """Return the parts that a request's operation works with."""
+async def service_of(request: Request) -> ServiceParts:
+    """Return the parts that a request's operation works with. A plain function would take a thread as a dependency."""
     service: ServiceParts = request.app.state.service
     return service
 
@@ -206,17 +206,13 @@ class Needs(Value):
         return caller
 
 
-async def _service_of(request: Request) -> ServiceParts:
-    return service_of(request)  # a dependency that is no coroutine function takes a thread for each request
-
-
 async def _leaving(request: Request) -> "HasLeft":
     return request.is_disconnected
 
 
 HasLeft = Callable[[], Awaitable[bool]]
 """Says whether the caller waits no longer."""
-Service: TypeAlias = Annotated[ServiceParts, Depends(_service_of)]
+Service: TypeAlias = Annotated[ServiceParts, Depends(service_of)]
 Left: TypeAlias = Annotated[HasLeft, Depends(_leaving)]
 Reader: TypeAlias = Annotated[Caller, Depends(Needs(Right.READ))]
 Runner: TypeAlias = Annotated[Caller, Depends(Needs(Right.RUN))]

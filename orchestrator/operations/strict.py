@@ -185,7 +185,7 @@ class StrictRoute(APIRoute):
             if size and media_type != "application/json":
                 detail = "send the body as `Content-Type: application/json`"
                 raise ProblemError(ProblemCode.UNSUPPORTED_MEDIA_TYPE, detail)
-            service = service_of(strict)
+            service = await service_of(strict)
             # Before a body is read as JSON: a large plan waits for others of its like.
             is_large = holds_plan and size > service.limits.large_plan_bytes
             async with service.large_plans if is_large else nullcontext():
@@ -200,7 +200,7 @@ class StrictRoute(APIRoute):
 async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:
     errors = errors_of(error.errors(), body)
     if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
-        errors += await body.also_wrong(service_of(request), error.body)
+        errors += await body.also_wrong(await service_of(request), error.body)
     return ProblemError(
         ProblemCode.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
     )

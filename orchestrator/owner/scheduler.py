@@ -35,7 +35,7 @@ from soong.shared.engine.tasks.new_tasks import next_attempt
 from soong.shared.engine.tasks.planner import check_total
 from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
-from soong.shared.engine.tasks.step import MALFORMED, NewStep, OpenTask, SessionWork, Step, StepError, StepResult
+from soong.shared.engine.tasks.step import MALFORMED, NewStep, OpenTask, SessionWork, Step, StepError
 from soong.shared.engine.tasks.store import FinishedTask, TaskStore
 
 log = get_logger(__name__)
@@ -131,11 +131,12 @@ class Expander:
     async def _expand_begun(self, ownership: Ownership, step: Step) -> None:
         task = await self.tasks.task(step.task_id)
         root = await self.runs.run(task.root_run_id)
-        dependencies = await self._dependencies(step)
-        malformed = next((result.malformed for result in dependencies.values() if result.malformed), "")
+        results = [await self.tasks.result(key) for key in step.depends_on]
+        malformed = next((result.malformed for result in results if result.malformed), "")
         if malformed:
             await self._fail(ownership, step, StepError(MALFORMED, malformed))
             return
+        dependencies = {result.step_id: result for result in results}
         try:
             children = await self.compute(lambda: expand_map(step, task, dependencies, root.identity))
             if self.max_children:
@@ -153,10 +154,6 @@ class Expander:
     async def _fail(self, ownership: Ownership, step: Step, error: StepError) -> None:
         log.warning("expansion_failed", step=step.key, error=error.message)
         await self.tasks.fail_expansion(ownership, step.key, error, now_us=self.clock.now_us())
-
-    async def _dependencies(self, step: Step) -> dict[str, StepResult]:
-        results = [await self.tasks.result(key) for key in step.depends_on]
-        return {result.step_id: result for result in results}
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec, TaskKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task
-from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
 from soong.shared.tools.definition import ToolDefinition
@@ -150,7 +150,9 @@ class Replayer(Value):
         except SoongError as error:
             found = [Difference("its work", "bound", str(error))]
             return RunVerdict(name, one.run.id, ReplayVerdict.DIFFERENT, differences=found)
-        played = await replay_run(one, task, ModelRules(self.catalogue.config), self._redactor())
+        config = self.catalogue.config
+        secrets = redactor(secret_values(self.settings, config.secret_env, config.secret_files))
+        played = await replay_run(one, task, ModelRules(config), secrets)
         verdict = ReplayVerdict.DIFFERENT if played.differences else ReplayVerdict.SAME
         facts = (played.lives, played.turns, played.calls, played.events)
         return RunVerdict(name, one.run.id, verdict, *facts, differences=played.differences)
@@ -182,10 +184,6 @@ class Replayer(Value):
         tools = tuple(known[name] for name in Surface.from_json(surface).tools if name in known)
         deferred = stored_deferred(surface, tools)
         return with_search(tools, deferred), deferred
-
-    def _redactor(self) -> Redactor:
-        config = self.catalogue.config
-        return redactor(secret_values(self.settings, config.secret_env, config.secret_files))
 
 
 class _Opening(Value):
@@ -262,7 +260,10 @@ def _of_maps(record: TaskRecord) -> Iterator[Difference]:
         children = [child for child in record.steps if child.map_key == step.key]
         if not children and step.error is not None:
             continue  # it could not be expanded then, and no child tells of another result
-        was = [f"{child.step_id} {child.spec.as_json()}" for child in sorted(children, key=_place)]
+        was = [
+            f"{child.step_id} {child.spec.as_json()}"
+            for child in sorted(children, key=lambda child: child.item_index or 0)
+        ]
         try:
             made = expand_map(step, record.task, record.dependencies(step), root)
         except SoongError as error:
@@ -299,10 +300,6 @@ def _moved(step: Step, events: Sequence[Event]) -> Difference | None:
     if events and status is not step.status:
         return Difference(f"step {step.step_id}, status", str(step.status), str(status))
     return None
-
-
-def _place(child: Step) -> int:
-    return child.item_index or 0
 
 
 async def read_task(store: Store, task: Task) -> TaskRecord:

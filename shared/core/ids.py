@@ -38,10 +38,6 @@ _PAIRS: Final = [one + other for one in _DIGITS for other in _DIGITS]
 _10, _30 = (1 << 10) - 1, (1 << 30) - 1
 
 
-def _uuid7() -> str:
-    return base32(uuid_utils.uuid7().int)
-
-
 def base32(number: int) -> str:
     """Return 128 bits as 26 digits, two bits of zero after them: ``base64.b32hexencode`` takes three times as long."""
     bits = number << 2
@@ -53,7 +49,7 @@ def base32(number: int) -> str:
     )
 
 
-_source: ContextVar[Callable[[], str]] = ContextVar("source of ids", default=_uuid7)
+_source: ContextVar[Callable[[], str]] = ContextVar("source of ids", default=lambda: base32(uuid_utils.uuid7().int))
 
 
 def new_id(kind: Kind) -> str:

@@ -30,7 +30,7 @@ from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.rows import ANSWERS, answer_of, decision_body
 from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, Statement
-from soong.shared.storage.sql.engine.tables.service import answers, decisions, permission_requests
+from soong.shared.storage.sql.engine.tables.service import decisions, permission_requests
 from soong.shared.storage.sql.engine.tables.work import runs
 from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
@@ -45,6 +45,7 @@ HELD_REQUESTS: Final = Statement(
     FROM permission_requests WHERE id IN @ids ORDER BY id /*pg FOR UPDATE */
     """,
 )
+GIVEN: Final = Statement("given: the answer to a question", "SELECT * FROM answers WHERE request_id = :request_id")
 ANSWER: Final = Statement(
     "answer: of a question that is held; the first one wins, and no row means that there is another, or that the "
     "question is not pending",
@@ -117,7 +118,7 @@ def write_answers(tx: Transaction, given: Sequence[GivenAnswer]) -> list[SoongEr
         if problem is None and found is not None and reply():
             notes.append(of_answer(answer, found.session_id, found.run_id))
             now_us = max(now_us, answer.answered_us)
-        elif found is not None and _standing_answer(tx, answer.request_id) == answer:
+        elif found is not None and answer in map(answer_of, tx.rows(GIVEN, request_id=answer.request_id)):
             problem = None  # our own, repeated after an unconfirmed commit: perhaps it is decided by now
         elif problem is None:
             problem = AlreadyDecidedError(answer.request_id, ANSWERED)
@@ -146,11 +147,6 @@ def _send(tx: Transaction, answer: Answer) -> Reply:
     return tx.send(
         ANSWER, **ANSWERS.values(answer), metadata=pack(answer.metadata), provenance=pack(answer.provenance.as_json())
     )
-
-
-def _standing_answer(tx: Transaction, request_id: str) -> Answer | None:
-    row = tx.execute(select(answers).where(answers.c.request_id == request_id)).first()
-    return None if row is None else answer_of(row)
 
 
 class WantedDecision(Value):

@@ -15,6 +15,7 @@ from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, Open
 from soong.shared.storage.sql.claims.parking import note_withdrawn
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.consent.answering import (
+    GIVEN,
     GivenAnswer,
     WantedDecision,
     note_late,
@@ -40,7 +41,6 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, check_held, send_writes
 from soong.shared.tools.ports import ASK_MARK
 
-ANSWER: Final = Statement("answer: of a question", "SELECT * FROM answers WHERE request_id = :request_id")
 DECISION: Final = Statement("decision: of a question", "SELECT body FROM decisions WHERE request_id = :request_id")
 HELD_OF_CALL: Final = Statement(
     "held of call: its pending question, held before its run is, as by the one who decides it",
@@ -165,7 +165,7 @@ class SqlConsentStore(StorePart):
             raise
 
     async def answer_of(self, request_id: str) -> Answer | None:
-        row = await self._database.read(lambda tx: tx.first(ANSWER, request_id=request_id))
+        row = await self._database.read(lambda tx: tx.first(GIVEN, request_id=request_id))
         return None if row is None else answer_of(row)
 
     async def decide(

@@ -5,7 +5,7 @@ shown to nobody. A reader skips it; the reader of pending questions closes it an
 """
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import convert
@@ -16,7 +16,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
-from soong.shared.permissions.request import Answer, PermissionRequest, Question, RequestState
+from soong.shared.permissions.request import PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
@@ -154,7 +154,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
     return OpenQuestions(
         SESSIONS.read(sessions[0]),
         [request for request in read.values() if request is not None and request.id not in orphans],
-        _answers(said, read),
+        {row.request_id: answer_of(row) for row in said() if row.request_id in read},
         [RESPONDERS.read(row) for row in there()],
         {row.id: row.token for row in rows},
         bool(orphans - set(unread)),
@@ -221,11 +221,6 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
         for row, request in read
         if request is not None
     ]
-
-
-def _answers(said: Reply, asked: Container[str]) -> dict[str, Answer]:
-    """Return the answers to what was asked, by request."""
-    return {row.request_id: answer_of(row) for row in said() if row.request_id in asked}
 
 
 def _question(tx: Transaction, request_id: str) -> Row:

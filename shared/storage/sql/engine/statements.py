@@ -136,7 +136,9 @@ class Insert:
         self.names = given = tuple(types)
         values = {name: f":{name}" for name in given if name not in extra} | dict(computed or {})
         into = f"INSERT INTO {table.name} ({', '.join(values)})"
-        positional = ", ".join(_positional(value, given) for value in values.values())
+        positional = ", ".join(
+            _NAME.sub(lambda match: f"?{given.index(match[1]) + 1}", each) for each in values.values()
+        )
         selected = ", ".join(_NAME.sub(r"given.\1", value) for value in values.values())
         rows = _json_rows("%s", list(types.items()))
         # The texts are ours, written out in this package; no value of anybody's stands in them.
@@ -176,10 +178,6 @@ def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
         size += len(text)
     if texts:
         yield f"[{','.join(texts)}]"
-
-
-def _positional(expression: str, given: Sequence[str]) -> str:
-    return _NAME.sub(lambda match: f"?{given.index(match[1]) + 1}", expression)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

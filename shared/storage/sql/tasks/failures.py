@@ -244,16 +244,11 @@ def _expand(
         note_steps(run_log, [child for child in children if child.run is None], root_run_id)
         for ready in rows:
             tx.put(*ready)
-        if _is_paused(tx, task_id):
+        if tx.execute(select(tasks.c.status).where(tasks.c.id == task_id)).scalar_one() == "paused":
             tx.rows(PAUSE_CHILDREN, key=step_key)
     else:
         complete_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, now_us)
     return True
-
-
-def _is_paused(tx: Transaction, task_id: str) -> bool:
-    status: str = tx.execute(select(tasks.c.status).where(tasks.c.id == task_id)).scalar_one()
-    return status == "paused"
 
 
 def move_map(

@@ -207,7 +207,10 @@ class SqlRuns(StorePart):
         return await self._database.read(lambda tx: list(islice(nodes_of(tx.rows(NODE_PAGE, **page), after), limit)))
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        return await self._database.read(lambda tx: _event_page(tx, run_id, after_seq, limit))
+        page = {"run_id": run_id, "after": after_seq, "limit": limit}
+        return await self._database.read(
+            lambda tx: list(islice(events_of(tx.rows(EVENT_PAGE, **page), after_seq), limit))
+        )
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         ids = list(run_ids)
@@ -261,11 +264,6 @@ class SqlRuns(StorePart):
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
         return await self._database.read(lambda tx: [call_of(row) for row in tx.rows(CALLS, run_id=run_id)])
-
-
-def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Event]:
-    rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
-    return list(islice(events_of(rows, after), limit))
 
 
 def start_permitted(tx: Transaction, starts: Sequence[RunWrite]) -> list[None]:

@@ -189,11 +189,12 @@ class Retirement:
 
     async def until_due(self) -> None:
         """Wait until the process has been idle for long enough; it wakes once in that time."""
-        while (
-            left_s := self.after_s if self._held else self._idle_since_s + self.after_s - self.clock.monotonic_s()
-        ) > 0:
+        while (left_s := self._left_s()) > 0:
             await self.sleep(left_s)
         self.is_due = True
+
+    def _left_s(self) -> float:
+        return self.after_s if self._held else self._idle_since_s + self.after_s - self.clock.monotonic_s()
 
 
 class InheritedPipe:

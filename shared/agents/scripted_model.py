@@ -184,9 +184,7 @@ def _shown(tool: str, arguments: object) -> str:
 
 
 def _facts(messages: Sequence[ModelMessage]) -> tuple[dict[str, Any], JsonObject]:
-    """Return inputs and folders: the last text of the first prompt
-    (:func:`soong.shared.agents.messages.opening_nodes`).
-    """
+    """Return inputs and folders: the last text of the first prompt, as ``opening_nodes`` writes it."""
     for message in messages:
         for part in message.parts if isinstance(message, ModelRequest) else ():
             if isinstance(part, UserPromptPart) and not isinstance(part.content, str):

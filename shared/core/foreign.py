@@ -78,7 +78,8 @@ def is_interrupted() -> bool:
 def words_of(error: BaseException) -> str:
     """Return type and message of an exception, also of one without a readable text, and of a group's first ones."""
     error = _original(error)
-    members = "; ".join(map(_line_of, _members(error)))
+    group = error.exceptions[:MEMBERS_SHOWN] if isinstance(error, BaseExceptionGroup) else ()
+    members = "; ".join(map(_line_of, group))
     return ": ".join(part for part in (_line_of(error), members) if part)[:MAX_WORDS]
 
 
@@ -131,10 +132,6 @@ def _text_of(error: BaseException) -> str:
     except BaseException as second:  # noqa: BLE001  # its own code failed: its type says enough
         contained(second)
         return f"its text cannot be read ({type(second).__name__})"
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    return error.exceptions[:MEMBERS_SHOWN] if isinstance(error, BaseExceptionGroup) else ()
 
 
 def _own_places(traceback: TracebackType | None) -> list[tuple[str, int]]:

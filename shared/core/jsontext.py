@@ -87,7 +87,8 @@ def _refuse_surrogates(value: object) -> None:
         raise InvalidJsonError(f"a string holds a lone surrogate, which is not Unicode: {shown}") from error
 
 
-def _refuse_constant(name: str) -> object:
+def refuse_constant(name: str) -> object:
+    """Refuse NaN and Infinity, as a decoder's ``parse_constant``."""
     raise InvalidJsonError(f"{name} is not a JSON number")
 
 
@@ -106,7 +107,8 @@ def _safe_int(text: str) -> int:
     return int(text)
 
 
-def _finite_float(text: str) -> float:
+def finite_float(text: str) -> float:
+    """Return a number that is not infinite, as a decoder's ``parse_float``. Raises: InvalidJsonError."""
     value = float(text)
     if not math.isfinite(value):
         raise InvalidJsonError(f"the number {text[:40]} is too large for any reader")
@@ -114,7 +116,7 @@ def _finite_float(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(
-    parse_constant=_refuse_constant, object_pairs_hook=_unique, parse_int=_safe_int, parse_float=_finite_float
+    parse_constant=refuse_constant, object_pairs_hook=_unique, parse_int=_safe_int, parse_float=finite_float
 )
 """Made once: making it takes longer than a small document."""
 

@@ -146,14 +146,11 @@ class EffectivePolicy(Value):
 
     def _idle(self, rule: Rule) -> str:
         """Say of a rule that covers no tool that it does nothing: its name may be misspelt, or another tool's alias."""
-        if not self.tools or any(fnmatchcase(tool.name, rule.pattern) and _may_have(tool, rule) for tool in self.tools):
+        named = [tool for tool in self.tools if fnmatchcase(tool.name, rule.pattern)]
+        if not self.tools or any(rule.tags <= tool.tags or tool.call_tags is not None for tool in named):
             return ""
         owner = next((tool.name for tool in self.tools if rule.pattern in tool.aliases), "")
         return f"  (covers no tool; rules go by canonical names{f': {owner}' if owner else ''})"
-
-
-def _may_have(tool: ToolDefinition, rule: Rule) -> bool:
-    return rule.tags <= tool.tags or tool.call_tags is not None
 
 
 class CallExplanation(Value):

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-import math
 from typing import Any, Final
+
+from soong.shared.core.jsontext import finite_float, refuse_constant
 
 encode_ascii: Final = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":")).encode
 _encode: Final = json.JSONEncoder(
@@ -45,16 +46,5 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is too large")
-    return value
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite_float)
 """Less strict than what comes from outside: outputs may hold integers beyond 2^53, and half characters as escapes."""

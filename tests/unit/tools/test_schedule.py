@@ -112,6 +112,16 @@ def words(results: list[ToolResult]) -> list[str]:
     return [result.error.type.value if result.error else "ok" for result in results]
 
 
+@pytest.mark.spec("EXE-03.a")
+@pytest.mark.parametrize(("given", "most"), [({}, 10), ({"parallel_limit": 3}, 3)], ids=["by default", "a limit"])
+async def test_reads_run_in_parallel_up_to_the_limit(given: dict[str, int], most: int) -> None:
+    executor = Executor()
+
+    await run_turn(calls("r" * 12), executor, **given)
+
+    assert executor.most == most
+
+
 @pytest.mark.spec("EXE-03.d")
 async def test_nothing_crosses_the_border_of_a_group() -> None:
     executor = Executor()

@@ -53,10 +53,10 @@ export SOONG_RECORDINGS
 endif
 
 # Most tests wait for processes: four share two cores well. One after another: make test JOBS=0. With RERUNS=1 a test
-# that fails runs once more and is listed if it then passes.
+# that fails runs once more; its failure is printed in any case.
 JOBS ?= 4
 test: env ## Run the test suite
-	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal $(if $(RERUNS),--reruns $(RERUNS) -r sR)
+	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal $(if $(RERUNS),--reruns $(RERUNS) --rerun-show-tracebacks -r sR)
 
 # What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Chromium, PgBouncer (or
 # PGBOUNCER=program), promtool (or PROMTOOL=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.

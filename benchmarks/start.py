@@ -29,7 +29,7 @@ MOST: Final[Mapping[str, float]] = {
     "soong run, a service runs, wall": 0.4,
     "soong run, no service, wall": 2.0,
     "idle service, CPU": 1.0,
-    "idle service, PSS": 150.0,
+    "idle service, PSS": 170.0,
 }
 
 

@@ -178,8 +178,8 @@ class ServiceLock:
         """Say whether the locked file is still the home's: a home can be deleted, and made again by another service."""
         try:
             return os.path.samestat((self._home / LOCK_FILE).stat(), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        except OSError as error:  # a disk that fails for a moment is no deleted home
+            return not isinstance(error, FileNotFoundError)
 
     def release(self) -> None:
         """Remove the record and let go of the lock."""

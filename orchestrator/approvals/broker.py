@@ -272,7 +272,7 @@ class SessionApprovals:
         found = await self.context.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
-            if found.has_orphans:  # before whoever is asked is let go, who may look at once why
+            if found.has_orphans:  # first: a responder that is let go may read at once why
                 await self.context.store.consent.withdraw_orphans(self.session_id, now_us=self.context.clock.now_us())
                 await self.context.notifier.notify_session(self.session_id)
         pending_ids = {request.id for request in (found.pending if found else ())}

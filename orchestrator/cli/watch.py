@@ -35,13 +35,13 @@ class Watch:
     is_json: bool
     is_new: bool
     """The command has started the task: whatever has happened to it is news."""
-    _display: LineDisplay = field(init=False)
+    display: LineDisplay = field(init=False)
     _view: TaskView = field(init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._display = make_display(is_plain=self.is_json)
+        self.display = make_display(is_plain=self.is_json)
         self._view = TaskView(self.task["id"])
 
     @property
@@ -52,7 +52,7 @@ class Watch:
         """Follow the task to its end, ask a person what it asks, and report; return the exit code."""
         answering = asyncio.create_task(self._answer()) if is_asked else None
         following = asyncio.create_task(self._show())
-        alive = asyncio.create_task(self.service.keep(self._display.note))
+        alive = asyncio.create_task(self.service.keep(self.display.note))
         interrupted = asyncio.create_task(self.interrupts.wait(1))
         try:
             await asyncio.wait({following, alive, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +65,7 @@ class Watch:
             await cancelled(following, alive, interrupted)
             # A question that stands on the terminal goes first: what is said next must not be drawn over.
             await cancelled(answering, *self._streams.values())
-            self._display.close()
+            self.display.close()
         return await self._report() if is_over else await self._interrupted()
 
     async def _show(self) -> None:
@@ -74,7 +74,7 @@ class Watch:
         Raises: UnavailableError when it waits for what will not come; it has been paused.
         """
         losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)
-        voices = StepVoices(self.api, self._display)
+        voices = StepVoices(self.api, self.display)
         self._listen(self.task["id"])
         ended_s: float | None = None
         now_s = asyncio.get_running_loop().time
@@ -90,10 +90,10 @@ class Watch:
                     continue
                 self._take_in(view)
                 await self._look_at_questions(view)
-                self._display.show(view)
+                self.display.show(view)
                 voices.follow(view)
                 for sentence in losses.news(view):
-                    self._display.note(sentence)
+                    self.display.note(sentence)
                 await stall_reasons.look(view)
                 ended_s = (ended_s or now_s()) if view.has_ended else None
                 if ended_s is not None and (not view.held or now_s() - ended_s >= timing.CLOSE_LIMIT_S):
@@ -107,7 +107,7 @@ class Watch:
             self._listen(task_id)
         root_run = view.head["root_run"]
         if view.task["kind"] == "ask" and root_run not in self._streams:
-            self._streams[root_run] = asyncio.create_task(narrate(self.api, root_run, self._display))
+            self._streams[root_run] = asyncio.create_task(narrate(self.api, root_run, self.display))
 
     def _listen(self, task_id: str) -> None:
         if task_id not in self._streams:
@@ -142,9 +142,9 @@ class Watch:
     async def _answer(self) -> None:
         from soong.orchestrator.cli.prompt import responder_here  # rich, where somebody is asked
 
-        note = self._display.note
+        note = self.display.note
         try:
-            await responder_here(self.api, self.task["session"], self._display.hold, note).run()
+            await responder_here(self.api, self.task["session"], self.display.hold, note).run()
         except SoongError as error:
             note(f"questions are not answered here: {visible(str(error))}")
 
@@ -256,7 +256,7 @@ class _StallLooks:
             watch.service.modules,
             lambda: watch.pause("no worker can run it"),
             is_owned,
-            watch._display.note,  # noqa: SLF001  # a part of it
+            watch.display.note,
         )
 
 

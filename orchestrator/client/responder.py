@@ -1,6 +1,7 @@
 """Asks questions one at a time: a person at a terminal, or a program's callback (PER-07, PER-13)."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,7 +15,7 @@ Q = TypeVar("Q")
 
 
 @dataclass
-class QuestionResponder(Generic[Q]):
+class QuestionResponder(ABC, Generic[Q]):
     """Has the oldest question asked that may be. Leaving answers nothing: questions stay open.
 
     Questions of one lane, which one session grant would answer, wait for a while after one of them was settled.
@@ -50,16 +51,16 @@ class QuestionResponder(Generic[Q]):
         finally:
             await cancelled(polling, self._asking)
 
+    @abstractmethod
     async def _poll(self) -> Mapping[str, Q]:
         """Return what waits by its id, when it is something else than before or a while has passed."""
-        raise NotImplementedError
 
-    def _lane(self, question: Q) -> Hashable:
-        raise NotImplementedError
+    @abstractmethod
+    def _lane(self, question: Q) -> Hashable: ...
 
+    @abstractmethod
     async def _answer(self, question: Q) -> None:
         """Ask, and send what is answered (:meth:`_gave`)."""
-        raise NotImplementedError
 
     async def _gone(self, question: Q) -> None:
         """Take in that the question that was shown has been settled elsewhere."""

@@ -82,7 +82,7 @@ async def collected(store: Store, subscriber: Subscriber, run_id: str, seen: lis
     try:
         async with asyncio.timeout(LIMIT_S):
             async for event in follow_log(service, run_id, from_seq=from_seq):
-                seen.append(event)  # noqa: PERF401  # one by one, for whoever watches the list
+                seen.append(event)  # noqa: PERF401  # a test looks at the list meanwhile
     finally:
         await service.feeds.close()
         await service.subscriptions.close()

@@ -62,7 +62,7 @@ class Host(Protocol):
     def kill(self) -> None: ...
 
     def acts(self, claim: Claim) -> None:
-        """Be told of every act: whoever acts must hold the lease, unless it has just been let go again."""
+        """Check an act: its process holds the lease, unless the lease has just been released."""
         ...
 
 

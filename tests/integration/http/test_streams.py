@@ -43,7 +43,7 @@ async def read_until_end(client: httpx.AsyncClient, url: str, seen: list[Sent], 
     async with asyncio.timeout(LIMIT_S), client.stream("GET", url, headers=headers) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         async for sent in events_of(response):
-            seen.append(sent)  # noqa: PERF401  # one by one, for whoever watches the list
+            seen.append(sent)  # noqa: PERF401  # a test looks at the list meanwhile
 
 
 def check_gapless(seen: Sequence[Sent], first: int, last: int) -> None:

@@ -1,9 +1,12 @@
 """The folders of an embedded service, the home and the runtime folder of sockets, and what its children are given."""
 
+import asyncio
+import fcntl
 import os
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +56,24 @@ def prepare_runtime_folder(settings: Settings) -> Path:
     if problem:
         raise InvalidConfigError(problem)
     return folder
+
+
+async def take_runtime_folder(settings: Settings) -> int:
+    """Make the runtime folder and lock it; return the lock's descriptor. The service of a home that was deleted holds
+    it until it has ended and removed it. Raises: InvalidConfigError, as above, or it is held for too long.
+    """
+    for _ in range(round((settings.drain_s + timing.START_LIMIT_S) / timing.POLL_PROCESS_S)):
+        with suppress(OSError):  # held, or removed since
+            folder = prepare_runtime_folder(settings)
+            descriptor = os.open(folder, os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(folder.stat(), os.fstat(descriptor)):
+                    return os.dup(descriptor)
+            finally:
+                os.close(descriptor)
+        await asyncio.sleep(timing.POLL_PROCESS_S)
+    raise InvalidConfigError(f"the runtime folder {str(settings.runtime_dir)!r} is held by a service without a home")
 
 
 def runtime_folder_problem(folder: Path) -> str:

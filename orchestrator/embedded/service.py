@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from soong.orchestrator.embedded import API_SOCKET
 from soong.orchestrator.embedded.child import ModuleFile, ServiceHealth
 from soong.orchestrator.embedded.control import ControlServer, ShutdownState
-from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
+from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, take_runtime_folder
 from soong.orchestrator.embedded.listening import address_of, listen_after_former
 from soong.orchestrator.embedded.own_modules import module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
@@ -200,6 +200,7 @@ class EmbeddedService:
     _supervisor: Supervisor | None = None
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
+    _folder_lock: int = -1
     _home_api: "HomeApiSocket | None" = None
     _scaling: asyncio.Task[None] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -230,13 +231,16 @@ class EmbeddedService:
             await self._until_stopped(lock)
         finally:
             await self._shut_down()
-            with suppress(OSError):  # not empty: a socket of a part that was killed lies in it
-                self.settings.runtime_dir.rmdir()
+            if self._folder_lock >= 0:
+                with suppress(OSError):  # not empty: a socket of a part that was killed lies in it
+                    self.settings.runtime_dir.rmdir()
+                os.close(self._folder_lock)
             lock.release()
 
     async def _start(self, lock: ServiceLock) -> None:
         self._modules = module_files_of(self.settings.functions, self.settings.import_folders)
-        folder = prepare_runtime_folder(self.settings)
+        self._folder_lock = await take_runtime_folder(self.settings)
+        folder = self.settings.runtime_dir
         self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set, self._hand_over)
         settings = self.settings
         if settings.http_port:

@@ -157,7 +157,8 @@ def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequenc
         now = wanted[number] if number < len(wanted) else None
         is_same_tool = was is not None and now is not None and was.tool_name == _provider_name(now.tool)
         if was is None or now is None or not is_same_tool or not _is_same(was.args, shown_arguments(now.arguments)):
-            then = "the end" if was is None else _shown(_canonical(was.tool_name), was.args)
+            name = "" if was is None else unmangle(was.tool_name) if "__" in was.tool_name else was.tool_name
+            then = "the end" if was is None else _shown(name, was.args)
             came = "the end" if now is None else _shown(now.tool, now.arguments)
             words = f"call {number + 1} of turn {turn} differs from the recorded one: recorded {then}, came {came}"
             raise ScriptFailedError(f"{words}; a scripted agent must be deterministic", type="replay_differs")
@@ -173,10 +174,6 @@ def _is_same(recorded: object, came: object) -> bool:
     if isinstance(recorded, list) and isinstance(came, list | tuple):
         return len(recorded) == len(came) and all(map(_is_same, recorded, came))
     return recorded == came
-
-
-def _canonical(name: str) -> str:
-    return unmangle(name) if "__" in name else name
 
 
 def _shown(tool: str, arguments: object) -> str:

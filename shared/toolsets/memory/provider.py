@@ -76,7 +76,8 @@ class Memory(Value):
             raise UsageError(f"a memory has {len(content)} characters; at most {MAX_CONTENT_CHARS} are kept")
         if (self.scope is MemoryScope.PROJECT) != bool(self.project):
             raise UsageError(f"a memory of the scope {self.scope.value!r} has the project {self.project!r}")
-        tags = dict.fromkeys(_word(tag) for tag in self.tags)
+        words = (" ".join("".join(filter(is_seen, tag)).split()).replace(",", " ") for tag in self.tags)
+        tags = dict.fromkeys(word[:MAX_TAG_CHARS].strip() for word in words)
         force_setattr(self, "content", content)
         force_setattr(self, "tags", tuple(tag for tag in tags if tag)[:MAX_TAGS])
         force_setattr(self, "id", self.id or memory_id(content, self.project))
@@ -86,10 +87,6 @@ def memory_id(content: str, project: str) -> str:
     """Return the id of what is remembered for a project, or everywhere when that is empty."""
     said = f"{project}\x00{content}".encode("utf-8", "replace")
     return f"mem_{hashlib.sha256(said).hexdigest()[:16]}"
-
-
-def _word(tag: str) -> str:
-    return " ".join("".join(filter(is_seen, tag)).split()).replace(",", " ")[:MAX_TAG_CHARS].strip()
 
 
 class MemoryProvider(Protocol):

@@ -19,9 +19,9 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
+from soong.shared.core.installation import OptionalPart
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
-from soong.shared.core.parts import OptionalPart
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.functions import known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX

@@ -19,7 +19,7 @@ from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import configure, get_logger
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
 from soong.shared.core.value import Value

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings

@@ -29,7 +29,7 @@ from soong.orchestrator.operations.submissions import AskBody, FollowUpBody, Ids
 from soong.orchestrator.operations.tasks import result_of
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent

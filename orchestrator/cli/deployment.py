@@ -17,9 +17,8 @@ from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core.amounts import bytes_text, read_age, read_size
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
-from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.startup import settle_gc
+from soong.shared.core.startup import raise_open_files, settle_gc
 from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:

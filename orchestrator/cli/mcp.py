@@ -22,13 +22,13 @@ from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core import timing
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
-from soong.shared.core.inert import inert
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.texts import inert
 from soong.shared.permissions.access.token import Right
 
 if TYPE_CHECKING:
     from soong.orchestrator.http.own_api import OwnApi
-    from soong.shared.core.mcp_config import McpServerConfig
+    from soong.shared.core.program_config import McpServerConfig
     from soong.shared.toolsets.mcp.catalogue import ServerLogin
 
 CHANNEL = "mcp"

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 
 import typer
 
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.core.worker_range import WorkerRange
 
 
 class Verbosity(StrEnum):

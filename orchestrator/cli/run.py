@@ -31,9 +31,9 @@ from soong.orchestrator.cli.submitting import approval_mode, check_models, submi
 from soong.orchestrator.cli.watch import EXIT_INTERRUPTED
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.client.program import existing_folder
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
 from soong.shared.core.value import Value
-from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.document import MAX_CHARS
 

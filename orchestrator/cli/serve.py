@@ -31,9 +31,9 @@ from soong.orchestrator.embedded.listening import address_of, is_loopback, liste
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import Attachment, attach
 from soong.shared.core import timing
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 PORT = 8437

@@ -15,10 +15,10 @@ from soong.orchestrator.cli.watch import EXIT_INTERRUPTED, Watch
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
 if TYPE_CHECKING:

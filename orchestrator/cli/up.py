@@ -15,9 +15,9 @@ from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServeHome, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc
-from soong.shared.core.worker_range import WorkerRange
 from soong.shared.storage.store import Store
 
 

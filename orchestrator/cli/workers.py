@@ -18,7 +18,7 @@ from soong.orchestrator.cli.console import Columns, one_line, output, say, show,
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
 from soong.shared.core.errors import UnavailableError, UsageError
-from soong.shared.core.open_files import raise_open_files
+from soong.shared.core.startup import raise_open_files
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
 

@@ -13,7 +13,7 @@ from soong.orchestrator.client.client import Client
 from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
 from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber
 from soong.shared.sandbox.redact import redactor

@@ -2,7 +2,7 @@
 
 from soong.shared.core.config import load_config
 from soong.shared.core.log import configure
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.redact import redactor
 

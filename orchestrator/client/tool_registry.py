@@ -8,7 +8,7 @@ from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.identity import Role
-from soong.shared.core.parts import OptionalPart
+from soong.shared.core.installation import OptionalPart
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.service import Ledger

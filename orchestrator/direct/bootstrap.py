@@ -18,10 +18,9 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import UnavailableError, UsageError
-from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import Role, RunIdentity, new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import EndReason

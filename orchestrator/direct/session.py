@@ -12,7 +12,7 @@ from typing import Protocol
 from soong.orchestrator.owner.run_folder import StoredArtifacts, lines_of, make_folders, write_deliverable
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, started_event

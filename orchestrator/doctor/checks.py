@@ -31,7 +31,7 @@ from soong.shared.core.errors import (
 )
 from soong.shared.core.installation import install_line
 from soong.shared.core.notification_config import NotificationsConfig
-from soong.shared.core.references import resolved
+from soong.shared.core.secret_values import resolved
 from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.sessions.session import ProcessState, Worker

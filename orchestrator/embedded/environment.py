@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from soong.shared.core.secret_names import SECRET_ENDINGS
+from soong.shared.core.secret_values import SECRET_ENDINGS
 
 STARTER: Final = "SOONG_STARTER"
 """The variable by which a service knows the digest of the environment of the command that has started it."""

@@ -33,8 +33,8 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
-from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings
+from soong.shared.core.startup import raise_open_files
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking

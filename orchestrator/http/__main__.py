@@ -52,8 +52,7 @@ def serve(listener: socket.socket, when_parent_ends: Callable[[Callable[[], obje
     from soong.orchestrator.client.logs import configure_logs
     from soong.shared.core.errors import SoongError
     from soong.shared.core.settings import load_settings
-    from soong.shared.core.startup import begin, settle_gc
-    from soong.shared.core.terminal import guard_streams
+    from soong.shared.core.startup import begin, guard_streams, settle_gc
 
     guard_streams()
     begin()

@@ -22,8 +22,8 @@ from soong.orchestrator.mcp import task_tools
 from soong.orchestrator.mcp.api import MAX_ERRORS_SHOWN, Document, ServerState, SoongContext, ToolProblemError, called
 from soong.orchestrator.mcp.approval_tools import answer_approval, list_approvals, show_approval
 from soong.orchestrator.operations import runs, tasks
-from soong.shared.core.inert import inert
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.permissions.access.token import Right

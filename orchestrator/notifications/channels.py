@@ -25,7 +25,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig, WebhookConfig
-from soong.shared.core.references import resolved
+from soong.shared.core.secret_values import resolved
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_own_program

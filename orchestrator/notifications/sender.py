@@ -28,7 +28,7 @@ from soong.orchestrator.notifications.message import Message
 from soong.shared.core import timing
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
 from soong.shared.engine.tasks.event_feed import (

@@ -19,7 +19,7 @@ from soong.orchestrator.operations.explanation import preview_of
 from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.operations.strict import Body
 from soong.shared.core.errors import InvalidPlanError, UsageError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.texts import require_text

@@ -32,9 +32,8 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.parts import OptionalPart
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.installation import DISTRIBUTION, OptionalPart
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget

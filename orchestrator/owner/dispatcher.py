@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
 from soong.shared.engine.sessions.store import SessionStore

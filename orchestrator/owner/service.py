@@ -18,7 +18,7 @@ from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper, UnschedulableSteps
 from soong.shared.core import timing
 from soong.shared.core.errors import NotOwnerError, UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership

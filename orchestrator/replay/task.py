@@ -16,7 +16,7 @@ from soong.shared.agents.runtime.prepared import ModelRules, agent_task
 from soong.shared.core.errors import InvalidTransitionError, SoongError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind

@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
-from soong.shared.core.acp_config import AcpAgentConfig
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.program_config import AcpAgentConfig
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.sandbox.descriptors import PathRefusedError

@@ -16,11 +16,10 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, ValidationError
 
 from soong.shared.core import timing
-from soong.shared.core.acp_config import AcpConfig
 from soong.shared.core.config_section import ConfigSection, Seconds, Text, wrong_places
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
 from soong.shared.core.notification_config import NotificationsConfig
+from soong.shared.core.program_config import PUBLIC_VARIABLES, AcpConfig, McpConfig
 
 CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024

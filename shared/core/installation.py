@@ -1,9 +1,12 @@
-"""The place of the installation: the folder that holds the package, and the folders of its modules."""
+"""The place of the installation: its package, the folders of its modules, and parts that it may leave out."""
 
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Final
+
+from soong.shared.core.log import get_logger
 
 _SPEC: Final = find_spec("soong")
 assert _SPEC is not None, "this module is a part of it"
@@ -30,3 +33,24 @@ def install_line(extra: str) -> str:
     is_checkout = (INSTALL_ROOT / "pyproject.toml").is_file()
     what = f"-e '{INSTALL_ROOT}[{extra}]'" if is_checkout else f"'{DISTRIBUTION}[{extra}]'"
     return f"{'pip' if find_spec('pip') else 'uv pip'} install {what}"
+
+
+log = get_logger(__name__)
+
+
+class OptionalPart:
+    """A block that ends early when the package of its part is not installed. Other failures of imports are raised."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        is_left_out = isinstance(error, ModuleNotFoundError) and f"{error.name}.".startswith(f"{self._package}.")
+        if is_left_out:
+            log.info("part_left_out", package=self._package)
+        return is_left_out

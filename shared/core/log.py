@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from soong.shared.core.inert import inert
-from soong.shared.core.terminal import drawing_stream
+from soong.shared.core.startup import drawing_stream
+from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, model_validator
 
 from soong.shared.core.config_section import ConfigSection, Text, matching
-from soong.shared.core.mcp_config import WHOLE_REFERENCE
+from soong.shared.core.secret_values import WHOLE_REFERENCE
 
 EventName: TypeAlias = Literal["question", "failure", "budget", "end", "worker_lost"]
 EVENTS: Final[tuple[EventName, ...]] = get_args(EventName)

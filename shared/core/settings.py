@@ -17,9 +17,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
+from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.texts import EXPECTED, fault
-from soong.shared.core.worker_range import WorkerRange
 
 RUNS: Final = "runs"
 ARTIFACTS: Final = "artifacts"

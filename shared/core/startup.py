@@ -1,7 +1,17 @@
-"""The garbage collector of our processes: while they start, when they stay, at their end."""
+"""What each of our processes sets up: the search for cyclic garbage, the limit of open files, and standard streams.
+
+Nothing that is written to a terminal is obeyed by it. Our output is made inert where it is composed; the streams are
+the border behind it, for libraries, warnings and tracebacks.
+"""
 
 import gc
-from typing import Final
+import io
+import resource
+import sys
+from typing import Final, TextIO
+
+from soong.shared.core.errors import UsageError
+from soong.shared.core.texts import inert
 
 STARTING_OBJECTS: Final = 700_000
 """New objects that are not searched for cycles at all: more than the modules of any of our processes make.
@@ -58,3 +68,64 @@ def leave_gc() -> None:
     """
     gc.disable()
     gc.freeze()
+
+
+WANTED: Final = 8_192
+NEEDED: Final = 256
+"""The open files of one process: connections, log files, pipes and sockets of its tools."""
+PER_WORKER: Final = 16
+"""Connections of one worker to the Redis that a service starts, which inherits the limit."""
+
+
+def raise_open_files(workers: int = 0) -> None:
+    """Raise the limit as far as it may be raised and is useful.
+    Raises: UsageError, fewer files may be open than a service with so many workers needs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    needed = NEEDED + workers * PER_WORKER
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raise UsageError(
+            f"{soft} files may be open at once (RLIMIT_NOFILE), {needed} are needed; run `ulimit -n {needed}`"
+        )
+
+
+class InertStream(io.TextIOWrapper):
+    """Writes text inert. ``drawing`` is the stream below, for a picture that moves the cursor itself."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=True,
+            write_through=True,  # two writers share one buffer: neither keeps text back
+        )
+        self.drawing = stream
+
+    def write(self, text: str) -> int:
+        super().write(inert(text))
+        return len(text)
+
+
+def guard_streams() -> None:
+    """Make standard error, and standard output when it is a terminal, inert.
+
+    Standard output that is a pipe or a file is exact: programs read it. Characters that a stream's encoding lacks are
+    spelled, so that a result is not lost in its last letter.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, InertStream):
+            continue
+        stream.reconfigure(errors="backslashreplace")
+        if name == "stderr" or stream.isatty():
+            setattr(sys, name, InertStream(stream))
+
+
+def drawing_stream(stream: TextIO) -> TextIO:
+    """Return where a picture is drawn that belongs to a standard stream."""
+    return stream.drawing if isinstance(stream, InertStream) else stream

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from soong.shared.core import timing
-from soong.shared.core.call_threads import CallThreads
+from soong.shared.core.foreign import CallThreads
 
 T = TypeVar("T")
 

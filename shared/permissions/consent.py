@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import step_key
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import suggestion

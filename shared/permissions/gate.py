@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.permissions.policy import Policy, PolicyVerdict

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.inert import inert, is_told_apart
+from soong.shared.core.texts import inert, is_told_apart
 from soong.shared.sandbox.redact import Redactor, StreamRedactor
 
 # An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
@@ -32,7 +32,7 @@ def inert_text(text: str) -> str:
     """Return text without anything that a terminal would obey or hide.
 
     Escape sequences go, carriage returns become line ends (what was overwritten is shown before what overwrote it), and
-    what :func:`soong.shared.core.inert.inert` does not leave is spelled. Bytes that are not text show as one
+    what :func:`soong.shared.core.texts.inert` does not leave is spelled. Bytes that are not text show as one
     replacement character. Linear in the text.
     """
     if text.isascii() and is_told_apart(text):

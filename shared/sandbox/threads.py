@@ -11,7 +11,7 @@ from datetime import timedelta
 from threading import Event
 from typing import TypeVar
 
-from soong.shared.core.call_threads import in_thread
+from soong.shared.core.foreign import in_thread
 
 T = TypeVar("T")
 

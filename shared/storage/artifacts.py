@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
+from soong.shared.core.foreign import in_thread
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.result import ArtifactRef

@@ -10,9 +10,8 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import InvalidJsonError
-from soong.shared.core.foreign import call_foreign
+from soong.shared.core.foreign import call_foreign, in_thread
 from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.tools.definition import (
     AroundQuestion,

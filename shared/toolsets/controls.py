@@ -18,7 +18,7 @@ from typing import Final
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import MODULE_FOLDERS
-from soong.shared.core.secret_names import secret_files
+from soong.shared.core.secret_values import secret_files
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner

@@ -15,8 +15,8 @@ import msgspec
 
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
-from soong.shared.core.parts import OptionalPart
-from soong.shared.core.secret_names import secret_files, secret_values
+from soong.shared.core.installation import OptionalPart
+from soong.shared.core.secret_values import secret_files, secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from msgspec import convert
 from msgspec.structs import replace
 
-from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.ids import new_id, step_key
+from soong.shared.core.identity import Role, RunIdentity, new_id, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.runs.store import CallRow

@@ -199,7 +199,7 @@ def test_json_on_a_terminal_has_the_same_value_and_is_not_obeyed(tmp_path: Path,
 def test_a_traceback_and_a_log_are_not_obeyed(tmp_path: Path, env: dict[str, str]) -> None:
     said = os.fspath(tmp_path / "said.py")
     Path(said).write_text(
-        "from soong.shared.core.terminal import guard_streams\n"
+        "from soong.shared.core.startup import guard_streams\n"
         "guard_streams()\n"
         "import sys, warnings\n"
         "from soong.shared.core.log import configure, get_logger\n"

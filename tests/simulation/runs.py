@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from soong.shared.core.ids import ids_from
+from soong.shared.core.identity import ids_from
 from soong.shared.storage.sql.store import SqlStore
 from tests.model.memory import MemoryStore
 from tests.simulation.deployment import AuditedStore, Deployment

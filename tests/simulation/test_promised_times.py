@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from soong.orchestrator.client.client import Client
-from soong.shared.core.ids import ids_from
+from soong.shared.core.identity import ids_from
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.new_tasks import new_task

@@ -18,7 +18,7 @@ from soong.orchestrator.owner.bootstrap import build
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, ProcessState, Session

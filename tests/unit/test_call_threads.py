@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from soong.shared.core.call_threads import in_thread
+from soong.shared.core.foreign import in_thread
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
 from tests.waiting import blocking_looks

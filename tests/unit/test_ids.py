@@ -4,7 +4,7 @@ from base64 import b32hexencode
 from itertools import count
 from random import getrandbits
 
-from soong.shared.core.ids import base32, ids_from, new_id
+from soong.shared.core.identity import base32, ids_from, new_id
 
 
 def test_ids_sort_by_the_time_they_were_made() -> None:

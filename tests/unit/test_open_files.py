@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-RAISE = "import resource; from soong.shared.core.open_files import raise_open_files as r; r(2); "
+RAISE = "import resource; from soong.shared.core.startup import raise_open_files as r; r(2); "
 SHOWN = RAISE + "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings
 
 

@@ -23,7 +23,7 @@ from soong.shared.agents.acp_agents import RUN_COMMAND
 from soong.shared.agents.charging import Reserved, Spending
 from soong.shared.agents.definition import AgentLimits
 from soong.shared.core.errors import InvalidJsonError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject, canonical
 from soong.shared.engine.runs.budgets import MICRO, BudgetSpentError, Charge
 from soong.shared.engine.runs.events import Node, NodeKind

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
-from soong.shared.core.identity import RunIdentity
-from soong.shared.core.ids import step_key
-from soong.shared.core.inert import is_seen
+from soong.shared.core.identity import RunIdentity, step_key
 from soong.shared.core.jsontext import Json
+from soong.shared.core.texts import is_seen
 from soong.shared.engine.tasks.new_tasks import Lineage, Titles
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item

@@ -14,8 +14,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
-from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
-from soong.shared.core.ids import new_id, step_key
+from soong.shared.core.identity import OWN, Origin, Role, RunIdentity, new_id, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun, Run

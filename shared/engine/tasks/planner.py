@@ -9,8 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.shared.core.errors import LimitExceededError
-from soong.shared.core.identity import OWN, Origin, RunIdentity
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import OWN, Origin, RunIdentity, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run

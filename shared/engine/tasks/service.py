@@ -21,8 +21,7 @@ from soong.shared.core.errors import (
     UnavailableError,
     UsageError,
 )
-from soong.shared.core.identity import Role, RunIdentity
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import Role, RunIdentity, new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, dotted, faults
 from soong.shared.engine.runs.budgets import BudgetStore

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from soong.shared.core.errors import UsageError
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.value import Value
 
 

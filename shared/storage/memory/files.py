@@ -23,7 +23,7 @@ from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.full_text import FullTextIndex
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
-from soong.shared.core.secret_names import secret_values
+from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from soong.shared.core.identity import Role
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import Role, step_key
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import is_unclean

@@ -25,7 +25,7 @@ from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.file_systems import replace_file
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, digest, dump, parse_strict
 from soong.shared.core.log import get_logger
-from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.value import Value
 
 log = get_logger(__name__)

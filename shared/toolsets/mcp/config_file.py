@@ -14,7 +14,8 @@ from typing import Any, Final
 from soong.shared.core.config import CONFIG_FILE, Config, load_config, parse_config
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UsageError
 from soong.shared.core.file_systems import replace_file
-from soong.shared.core.mcp_config import INNER_REFERENCE, OWN_ID, WHOLE_REFERENCE, McpServerConfig
+from soong.shared.core.program_config import OWN_ID, McpServerConfig
+from soong.shared.core.secret_values import INNER_REFERENCE, WHOLE_REFERENCE
 from soong.shared.sandbox.redact import redactor
 from soong.shared.toolsets.mcp.catalogue import FOLDER
 

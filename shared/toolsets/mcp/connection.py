@@ -19,8 +19,8 @@ from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
-from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
-from soong.shared.core.references import resolved
+from soong.shared.core.program_config import OWN_ID, McpServerConfig
+from soong.shared.core.secret_values import resolved
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program

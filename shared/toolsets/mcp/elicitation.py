@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 from soong.shared.sandbox.terminal_text import inert_text

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, SoongError
-from soong.shared.core.inert import is_ignorable, is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
+from soong.shared.core.texts import is_ignorable, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import MARK, is_key, redactor
 from soong.shared.sandbox.terminal_text import inert_text

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
-from soong.shared.core.mcp_config import McpConfig, McpServerConfig
+from soong.shared.core.program_config import McpConfig, McpServerConfig
 from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerSnapshot, SnapshotFolder, config_digest
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerSetup, ServerUnavailableError
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
-from soong.shared.core.inert import is_seen, is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.texts import is_seen, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file, read_up_to

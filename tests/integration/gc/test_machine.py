@@ -19,8 +19,7 @@ from soong.orchestrator.operations.audit import verify
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.errors import InvalidTransitionError, UnavailableError
-from soong.shared.core.identity import RunIdentity
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import RunIdentity, new_id
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.spec import FailurePolicy

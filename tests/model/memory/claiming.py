@@ -7,8 +7,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
-from soong.shared.core.identity import Role
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import Role, step_key
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunEvent

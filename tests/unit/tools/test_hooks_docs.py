@@ -10,7 +10,7 @@ import pytest
 
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, parse_strict
-from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.program_config import McpServerConfig
 from soong.shared.tools.definition import CallQuestion, ElicitationAnswer, HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks import sdk
 from soong.shared.tools.hooks.command import _ElicitationHookAnswer, _PostAnswer, _PreAnswer

@@ -9,7 +9,7 @@ import pytest
 
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, UsageError
-from soong.shared.core.references import resolved
+from soong.shared.core.secret_values import resolved
 from soong.shared.toolsets.mcp.config_file import imported_servers, looks_secret, with_servers, without_server
 
 WRITTEN = """# mine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
-from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.program_config import McpServerConfig
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import evaluate
 from soong.shared.permissions.taint import reads_untrusted

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.program_config import McpServerConfig
 from soong.shared.tools.definition import NO_PROGRESS, CallAnswer, CallQuestion, ToolContext
 from soong.shared.toolsets.mcp.elicitation import MAX_QUESTIONS, CallElicitations, answer_of
 from tests.unit.tools.parts import make_identity, make_run_dirs

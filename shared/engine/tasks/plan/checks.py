@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.inert import blanked
+from soong.shared.core.texts import blanked
 from soong.shared.engine.tasks.plan.kinds.registry import KINDS
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered, Report
 from soong.shared.engine.tasks.plan.references import RESERVED, References

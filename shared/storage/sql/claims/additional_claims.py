@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import step_key
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimingRun, ClaimRefusal, RequestedStep, limited, refusal, taken_meanwhile
 from soong.shared.engine.tasks.spec import StepKind

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from soong.shared.core.ids import new_id
+from soong.shared.core.identity import new_id
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked

@@ -10,8 +10,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.identity import Origin, RunIdentity
-from soong.shared.core.ids import step_key
+from soong.shared.core.identity import Origin, RunIdentity, step_key
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.store import CallRow

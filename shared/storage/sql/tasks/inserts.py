@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from soong.shared.core.ids import step_id_of
+from soong.shared.core.identity import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
-from soong.shared.core.ids import step_id_of, step_key
+from soong.shared.core.identity import step_id_of, step_key
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, RunStatus

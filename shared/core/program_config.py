@@ -1,24 +1,72 @@
-"""``[mcp]`` of ``config.toml``: the MCP servers of a user, whose tools agents may be given (MCP-01).
+"""``[mcp]`` (MCP-01) and ``[acp]`` (ACP-01) of ``config.toml``: servers and agents of others, as a user names them.
 
-It holds secrets by reference only. :mod:`soong.shared.core.references` defines references.
+They hold secrets by reference only; :mod:`soong.shared.core.secret_values` resolves references.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from soong.shared.core.config_section import ConfigSection, Seconds, Text, matching
+from soong.shared.core.secret_values import INNER_REFERENCE, WHOLE_REFERENCE
+
+_NAME: Final = r"\.?[^./][^/]*"
+Inside = Annotated[str, Field(pattern=f"^{_NAME}(/{_NAME})*$")]
+AcpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+
+
+class AcpAgentConfig(ConfigSection):
+    """``[acp.agents.NAME]``: a program that speaks the Agent Client Protocol, for ``agent: acp:NAME``."""
+
+    command: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Program and arguments; no shell. Left out: that of the built-in agent."
+    )
+    env: tuple[Text, ...] | None = Field(
+        default=None, strict=False, description="Variables passed on besides PATH, HOME and TMPDIR; keys among them."
+    )
+    variables: dict[Text, str] | None = Field(
+        default=None, description="Variables with their values; a key belongs into `env`, by its name."
+    )
+    mode: str | None = Field(
+        default=None, description="The session mode that it works in; built-in agents have the one that asks most."
+    )
+    session: dict[str, Any] | None = Field(
+        default=None, description="What it gets as `_meta` of a new session, in its own terms."
+    )
+    state: tuple[Text, ...] | None = Field(
+        default=None, strict=False, description="Folders of its own that it may write in a sandbox; `~/` is the home."
+    )
+    settings: tuple[Inside, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Files and folders in those that a sandbox shows read-only, by names relative to them.",
+    )
+    network: bool = Field(
+        default=True, description="Whether it has the network in a sandbox; most agents reach their model by it."
+    )
+    files: bool | None = Field(
+        default=None,
+        description="Whether it may have Soong read and write files; otherwise it asks and does it itself.",
+    )
+    silence_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        default=600.0, strict=False, description="How long it may say nothing while nothing of it is under way."
+    )
+
+
+class AcpConfig(ConfigSection):
+    """``[acp]``: agents of others that run as children (ACP-01)."""
+
+    agents: dict[AcpName, AcpAgentConfig] = Field(
+        default_factory=dict, description="By name: lower-case letters, digits, `_` and `-`."
+    )
+
 
 SERVER_ID: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 OWN_ID: Final = "soong"
 """The orchestrator's own MCP server, which is never a source of tools (PER-13)."""
-
-WHOLE_REFERENCE: Final = re.compile(r"(env|file):(.+)", re.DOTALL)
-INNER_REFERENCE: Final = re.compile(r"\$\{(env|file):([^}]+)\}")
-"""How a value refers to a secret: as a whole, or within a text."""
 
 PUBLIC_VARIABLES: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"})
 """Variables whose values are public, although a server refers to them."""

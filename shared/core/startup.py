@@ -1,4 +1,4 @@
-"""What each of our processes sets up: the search for cyclic garbage, the limit of open files, and standard streams.
+"""The set-up of each of our processes: the search for cyclic garbage, the limit of open files, and standard streams.
 
 Nothing that is written to a terminal is obeyed by it. Our output is made inert where it is composed; the streams are
 the border behind it, for libraries, warnings and tracebacks.

@@ -19,8 +19,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 
 from benchmarks.report import Figure, Finding
 from soong.shared.agents.loop import run_agent
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.unit.agents.parts import Notebook, RuleGate, make_task

@@ -14,8 +14,8 @@ from typing import Final
 import psycopg
 from sqlalchemy import Table, Text
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import ids_from
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session

@@ -12,8 +12,8 @@ from benchmarks.past import call_tool, end_of
 from soong.orchestrator.approvals.broker import MAX_READ
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import new_id
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.step import Claim, NewStep
 from soong.shared.storage.sql.engine.engine import parse_url

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Session

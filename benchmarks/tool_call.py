@@ -41,9 +41,9 @@ from pydantic_ai.usage import RunUsage
 from benchmarks.ledger import SqliteLedger
 from benchmarks.report import Figure, Finding, table
 from soong.shared.agents.runtime.call_log import RunCallLog
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect

@@ -36,7 +36,7 @@ from benchmarks.report import Figure, Finding
 from benchmarks.service import ServiceWorkbench, service_workbench
 from benchmarks.workload import Shape, Work, Workload
 from soong.orchestrator.client.client import Submission
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.timing import SystemClock
 from soong.shared.permissions.access.token import Right, make_token
 from tests.servers import free_port, redis_server
 

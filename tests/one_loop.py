@@ -11,9 +11,9 @@ from soong.orchestrator.owner.parts import Ended, Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.new_tasks import new_task

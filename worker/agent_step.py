@@ -16,13 +16,13 @@ from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.prepared import AgentObserver
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.installation import OptionalPart
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.engine.tasks.functions import known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep

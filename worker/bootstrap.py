@@ -14,14 +14,13 @@ from typing import Final
 
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
-from soong.shared.core.config import Config, load_config
-from soong.shared.core.configured_settings import with_config
+from soong.shared.core.config import Config, load_config, with_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import configure, get_logger
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
+from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.sandbox.redact import Redactor, redactor

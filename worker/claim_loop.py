@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimRefusal, ClaimStore
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final, Protocol
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.core.identity import new_id
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
 from soong.shared.engine.wire.notifier import PROTOCOL, reads

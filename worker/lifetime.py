@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 
 log = get_logger(__name__)
 

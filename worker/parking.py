@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.tools.ports import ToolCall

@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopReason
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription

@@ -11,10 +11,10 @@ from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.call_log import clean_end
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
 from soong.shared.engine.runs.record import EndReason

@@ -27,11 +27,11 @@ from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.orchestrator.operations.submissions import AskBody, FollowUpBody, Ids
 from soong.orchestrator.operations.tasks import result_of
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.tasks.asks import follows

@@ -25,7 +25,6 @@ from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.responders import Lane, lane_of
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     ANSWERED,
     AlreadyDecidedError,
@@ -40,6 +39,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Responder, Session

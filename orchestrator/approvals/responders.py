@@ -14,12 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, SoongError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
 from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import JsonObject, canonical, dump, parse_strict
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.sessions.store import SessionStore

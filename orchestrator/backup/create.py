@@ -11,11 +11,11 @@ from typing import BinaryIO, Final
 
 from soong.orchestrator.backup.archive import DATA, DATABASE, HOME, KEYS, ArchiveWriter, new_archive
 from soong.orchestrator.client.bootstrap import copy_embedded_database
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings
+from soong.shared.core.timing import Clock
 
 DATABASE_FILE: Final = "soong.db"
 SIGNING_KEY: Final = "signing.key"

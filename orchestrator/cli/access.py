@@ -18,9 +18,9 @@ from soong.orchestrator.operations.audit import verify as verified
 from soong.orchestrator.operations.keys import OVERLAP, KeyRing
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
-from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock, rfc3339, to_the_second
 from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, make_token
 from soong.shared.permissions.audit_log.entry import AuditKind
 

@@ -15,10 +15,10 @@ from soong.orchestrator.cli.ids import require_rows
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core.amounts import bytes_text, read_age, read_size
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import raise_open_files, settle_gc
+from soong.shared.core.timing import SystemClock
 from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:

@@ -189,7 +189,7 @@ def _config(settings: Settings) -> "Config":
 
 def opened(settings: Settings) -> "McpTools":
     """Return the servers of a home, none of them started, with what they were last seen to offer."""
-    from soong.shared.core.configured_settings import with_config
+    from soong.shared.core.config import with_config
     from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 
     config = _config(settings)

@@ -124,7 +124,7 @@ async def _opened_review(change: str = "") -> "AsyncIterator[MemoryReview]":
     from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.embedded.folders import has_no_rows
     from soong.orchestrator.memory.review import MemoryReview
-    from soong.shared.core.clock import SystemClock
+    from soong.shared.core.timing import SystemClock
     from soong.shared.sandbox.rooted import RootedFolder
     from soong.shared.storage.memory.files import FOLDER
 

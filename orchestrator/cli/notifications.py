@@ -9,10 +9,10 @@ from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.operations.ids import fits
-from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock, rfc3339
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 
 app = CommandTable()

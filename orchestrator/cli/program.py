@@ -14,8 +14,7 @@ from soong.orchestrator.cli.application import COMPLETE_VARIABLE
 from soong.orchestrator.cli.console import emit_text, table
 from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
-from soong.shared.core.config import CONFIG_FILE, Config, load_config
-from soong.shared.core.configured_settings import given_by, with_config
+from soong.shared.core.config import CONFIG_FILE, Config, given_by, load_config, with_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import DISTRIBUTION, INSTALL_ROOT
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password

@@ -65,7 +65,7 @@ def show(name: str = _NAME, *, is_json: bool = JSON) -> None:
     from soong.orchestrator.cli.tool_call import tool_text
     from soong.orchestrator.client.tool_registry import registered
     from soong.orchestrator.schemas.tool import ToolSchema
-    from soong.shared.core.configured_settings import with_config
+    from soong.shared.core.config import with_config
     from soong.shared.core.settings import load_settings
 
     settings = load_settings()

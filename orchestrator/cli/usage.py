@@ -10,8 +10,8 @@ from soong.orchestrator.cli.console import Columns, listed, say, show, table
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.summary import Document
 from soong.shared.core.amounts import read_age
-from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import UsageError
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, BudgetState, parse_budget, session_scope, state_json, usd_text
 from soong.shared.engine.runs.record import UsageBy
 

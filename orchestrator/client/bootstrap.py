@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
 from soong.shared.agents.pacing import Pauses
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients

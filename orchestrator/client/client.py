@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope
 from soong.shared.engine.sessions.session import Session

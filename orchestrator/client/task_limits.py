@@ -6,9 +6,9 @@ from typing import Final
 
 from msgspec.structs import fields, replace
 
-from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import utc_date
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import (
     MICRO,

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from soong.shared.agents.acp_agents import with_acp
 from soong.shared.agents.definition_files import known_definitions
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.identity import Role
 from soong.shared.core.installation import OptionalPart
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.tools.definition import ToolAdapter

@@ -14,14 +14,13 @@ from soong.orchestrator.client.tool_registry import registered, run_sources
 from soong.orchestrator.direct.gate import DirectGate
 from soong.orchestrator.direct.service_calls import ServiceCalls
 from soong.orchestrator.direct.session import DirectSession, FolderLog
-from soong.shared.core.clock import SystemClock
-from soong.shared.core.config import Config
-from soong.shared.core.configured_settings import with_config
+from soong.shared.core.config import Config, with_config
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity, new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session

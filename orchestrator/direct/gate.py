@@ -17,8 +17,8 @@ from soong.orchestrator.approvals.approval import provenance_here
 from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import gate

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from soong.shared.agents.definition import DEFINITION, builtin_definitions
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import SoongError, StartedByRunError, UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from soong.orchestrator.owner.run_folder import StoredArtifacts, lines_of, make_folders, write_deliverable
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.call_events import ended_event, started_event
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.runs.record import EndReason

@@ -20,7 +20,6 @@ from soong.orchestrator.embedded.folders import has_no_rows
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import state_of_home
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import (
     InvalidConfigError,
@@ -34,6 +33,7 @@ from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.core.secret_values import resolved
 from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import load_telemetry
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 from soong.shared.engine.tasks.metrics import WorkerLoad

@@ -339,7 +339,7 @@ def _ask_redis(url: str) -> Finding:
 
 async def check_tool_files(settings: Settings) -> Finding:
     """A broken definition in ``tools/`` of the home keeps every worker from starting."""
-    from soong.shared.core.configured_settings import with_config
+    from soong.shared.core.config import with_config
     from soong.shared.toolsets.declarative.definition import Bounds, read_tool_files
 
     config = load_config(settings.home)

@@ -28,13 +28,13 @@ from soong.orchestrator.embedded.redis import find_redis, redis_url
 from soong.orchestrator.embedded.service_file import ServiceLock, expire_dead, own_record, take_home
 from soong.orchestrator.embedded.supervisor import Supervisor
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import raise_open_files
+from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from soong.shared.agents.definition import DEFINITION, MEMORY_EXTRACTOR, AgentDefinition
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock, to_the_second
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import Run, RunStatus

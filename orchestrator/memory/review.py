@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from soong.orchestrator.memory.job import MemoryCandidate, candidates_of, proposed
-from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump
+from soong.shared.core.timing import Clock, to_the_second
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.sandbox.rooted import RootedFolder

@@ -21,11 +21,11 @@ from typing import Final, Protocol
 
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig, WebhookConfig
 from soong.shared.core.secret_values import resolved
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_own_program

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import Notice
 

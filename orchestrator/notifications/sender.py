@@ -26,11 +26,11 @@ from soong.orchestrator.notifications.channels import (
 from soong.orchestrator.notifications.consumer import CONSUMER, NotificationConsumer
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
+from soong.shared.core.timing import Clock
 from soong.shared.engine.tasks.event_feed import (
     ATTEMPTS,
     MessageOutcome,

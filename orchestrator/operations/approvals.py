@@ -27,10 +27,10 @@ from soong.orchestrator.operations.strict import Body, Cursor, InSession, Limit,
 from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema, TargetStatusSchema
 from soong.orchestrator.schemas.base import Schema
 from soong.shared.core import timing
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right

@@ -12,8 +12,8 @@ from typing import Final
 from soong.orchestrator.operations.peers import Peer
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, digest_of, read_token
 from soong.shared.permissions.request import Provenance

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.permissions.signing import ExpiredDecision, KeyStore, Signer, SigningKey
 

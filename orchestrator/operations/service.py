@@ -18,9 +18,9 @@ from soong.orchestrator.schemas.tool import ToolsSchema
 from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
+from soong.shared.core.timing import rfc3339
 from soong.shared.engine.runs.record import UsageBy, UsageTotal
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.access.token import Right

@@ -16,8 +16,8 @@ from soong.orchestrator.operations.documents import END, frame_of, json_bytes
 from soong.orchestrator.operations.snapshots import tasks_planned_by
 from soong.orchestrator.schemas.base import instant
 from soong.orchestrator.schemas.task import TaskSchema
-from soong.shared.core.clock import utc_date
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, charged_text, session_scope
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking

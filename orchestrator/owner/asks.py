@@ -14,7 +14,6 @@ from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import clean_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     ForgedError,
     InvalidConfigError,
@@ -26,6 +25,7 @@ from soong.shared.core.errors import (
 )
 from soong.shared.core.foreign import contained
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.sessions.store import SessionStore

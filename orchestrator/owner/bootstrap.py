@@ -28,14 +28,13 @@ from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.config import CONFIG_FILE, Config
-from soong.shared.core.configured_settings import with_config
+from soong.shared.core.config import CONFIG_FILE, Config, with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION, OptionalPart
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.telemetry import load_telemetry
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.sandbox.redact import Redactor, redactor

@@ -9,10 +9,10 @@ from typing import Any, Protocol, assert_never
 
 from msgspec.structs import replace
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallAbort, RunStore, calls_under_way
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session

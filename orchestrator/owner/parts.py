@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from soong.orchestrator.owner.commands import Commands, SessionMemory
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Scheduler
-from soong.shared.core.clock import Clock
+from soong.shared.core.timing import Clock
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.storage.store import Store

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, NotOwnerError, UnavailableError
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership, ProcessState

@@ -25,9 +25,9 @@ from soong.orchestrator.owner.run_folder import (
     write_logs,
 )
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run, RunStatus, Usage
 from soong.shared.permissions.audit_log.notes import of_tampering

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     InvalidTransitionError,
     LimitExceededError,
@@ -25,6 +24,7 @@ from soong.shared.core.errors import (
     UnavailableError,
 )
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import LIMIT_ENDS, TASK_LIMIT
 from soong.shared.engine.runs.store import RunStore

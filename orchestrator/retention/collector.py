@@ -14,11 +14,11 @@ from typing import Final
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age, read_size
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 

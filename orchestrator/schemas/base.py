@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias, get_args, get_orig
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from soong.shared.core.clock import rfc3339
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 
 AnyJson = Annotated[Any, WithJsonSchema({})]

@@ -16,9 +16,9 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from soong.orchestrator.telemetry import metrics_consumer as totals_of
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
 from soong.shared.engine.tasks.event_feed import ATTEMPTS, Totals

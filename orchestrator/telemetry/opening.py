@@ -10,11 +10,11 @@ from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.run_spans import RunSpans
 from soong.orchestrator.telemetry.spans import OpenWork, Span, TraceOrigin, parse_trace_parent, span_id, trace_id
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.installation import install_line
 from soong.shared.core.log import get_logger
 from soong.shared.core.telemetry import TelemetrySettings
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun
 from soong.shared.engine.tasks.store import TaskStore

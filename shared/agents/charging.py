@@ -15,7 +15,7 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.compaction import tokens_of
 from soong.shared.agents.definition import AgentLimits, Price
 from soong.shared.agents.model import SCRIPT
-from soong.shared.core.clock import Clock, utc_date
+from soong.shared.core.timing import Clock, utc_date
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, WARN_AT, BudgetStore, Charge
 from soong.shared.engine.runs.record import EndReason, Usage

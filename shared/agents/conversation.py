@@ -27,8 +27,8 @@ from soong.shared.agents.messages import (
 )
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.turn import FINAL_TOOL
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
 from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.failure_report import StepIncidents

@@ -21,9 +21,8 @@ from soong.shared.agents.definition import (
     builtin_definitions,
 )
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import fault
+from soong.shared.core.texts import MAX_FRONT_CHARS, fault, front_matter_of
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.document import Document
 from soong.shared.engine.tasks.plan.fields import PlanModel, Text, Texts, Title
@@ -237,7 +236,7 @@ def read_agent(text: str, path: Path, notes: list[str]) -> AgentDefinition:
 
     A file with fields that only ours has is one of ours, and is checked strictly. Raises: InvalidPlanError.
     """
-    parts = split(text)
+    parts = front_matter_of(text)
     if parts is not None and len(parts.fields) <= MAX_FRONT_CHARS:
         fields, is_yaml = _claude_fields(parts.fields, path)
         is_theirs = not is_yaml or not _THEIRS.isdisjoint(fields)
@@ -250,7 +249,7 @@ def claude_definition(text: str, path: Path, notes: list[str]) -> AgentDefinitio
     """Read a file as Claude Code writes it: name, description, tools and model; ``notes`` gets what is ignored.
     Raises: InvalidPlanError, it has no usable name and description, or no text.
     """
-    parts = split(text)
+    parts = front_matter_of(text)
     if parts is None:
         return read_definition(text, path)  # which names the missing part
     fields, _ = _claude_fields(parts.fields, path)
@@ -321,7 +320,7 @@ def read_definition(text: str, path: Path) -> AgentDefinition:
     from soong.shared.engine.tasks.plan.yaml_document import read_document
 
     problems = Problems()
-    parts = split(text)
+    parts = front_matter_of(text)
     if parts is None:
         problems.add(str(path), "it does not begin with front matter", "write fields between two lines of `---`")
         raise problems.error()

@@ -40,9 +40,9 @@ from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_fo
 from soong.shared.agents.requests import ModelRequests
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, RepeatedFailures, ToolOffer, judge
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetSpentError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason

@@ -11,7 +11,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -20,6 +20,7 @@ from soong.shared.core.config_section import ConfigSection, Seconds, Text, wrong
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.core.program_config import PUBLIC_VARIABLES, AcpConfig, McpConfig
+from soong.shared.core.settings import Settings
 
 CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
@@ -373,3 +374,24 @@ def parse_config(text: str, place: str = CONFIG_FILE) -> Config:
         raise InvalidConfigError(f"{place} is not TOML: {error}") from error
     except ValidationError as error:
         raise InvalidConfigError(f"{place}: {wrong_places(error, Config)}") from error
+
+
+FILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
+    "permission_timeout_s": ("permission", "timeout_s"),
+    "park_after_s": ("permission", "park_after_s"),
+    "tool_timeout_ms": ("tools", "default_timeout_ms"),
+    "tool_max_timeout_ms": ("tools", "max_timeout_ms"),
+}
+"""The section and the key of each such setting."""
+
+
+def with_config(settings: Settings, config: Config) -> Settings:
+    """Return the settings with what only the configuration gives."""
+    found = {name: value for name, value in given_by(config).items() if name not in settings.model_fields_set}
+    return settings.model_copy(update=found) if found else settings
+
+
+def given_by(config: Config) -> dict[str, Any]:
+    """Return the settings that a configuration gives, by the name of the setting."""
+    values = {name: getattr(getattr(config, section), key) for name, (section, key) in FILE_KEYS.items()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Text from outside: storable as Unicode without NUL, and shown so that a reader sees all that it holds.
+"""Text from outside: storable as Unicode without NUL, shown so that a reader sees all of it, cut at its front matter.
 
 PostgreSQL stores no NUL, and neither database half a character (a lone surrogate: Python's stand-in for a byte that is
 not UTF-8, or half of a JSON escape). Each entrance refuses both with the words of this module.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import UsageError
+from soong.shared.core.value import Value
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and indexes from the root of a value to one of its parts."""
@@ -198,3 +199,21 @@ def _spelled(char: str) -> str:
 def _json_escape(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+MAX_FRONT_CHARS: Final = 16 * 1024
+
+_FRONT = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+
+
+class FrontMatter(Value):
+    """``fields`` is YAML that is not read yet; its first line is line 2 of the file."""
+
+    fields: str
+    body: str
+
+
+def front_matter_of(text: str) -> FrontMatter | None:
+    """Return the two parts of a file; None when it does not begin with front matter."""
+    found = _FRONT.match(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    return None if found is None else FrontMatter(found[1], found.string[found.end() :].strip())

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import step_key
 from soong.shared.core.jsontext import Json, digest
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.rules import Effect, Rule

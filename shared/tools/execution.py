@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import ForeignError, await_foreign, call_foreign, name_of
 from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken
 from soong.shared.tools.definition import HandlerOutput, Progress, Target, ToolDefinition

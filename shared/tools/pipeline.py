@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
 from soong.shared.core.foreign import is_interrupted
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from soong.shared.core.config import Config, load_config
-from soong.shared.core.configured_settings import with_config
+from soong.shared.core.config import Config, load_config, with_config
 from soong.shared.core.installation import OptionalPart
 from soong.shared.core.secret_values import secret_files, secret_values
 from soong.shared.core.settings import Settings

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.operations.service import usage_totals
-from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, BudgetSpentError, BudgetState, Charge, session_scope
 from soong.shared.engine.runs.record import UnsummedUsage, Usage, UsageBy
 from soong.shared.engine.tasks.step import Claim

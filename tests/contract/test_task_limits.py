@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.core.clock import utc_date
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
     TASK_LIMIT,

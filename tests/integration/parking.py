@@ -17,10 +17,10 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import load_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus

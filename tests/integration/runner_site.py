@@ -12,10 +12,10 @@ from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.step import Claim, NewTask, StepEnd
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder

@@ -18,11 +18,11 @@ from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.compaction import inherited
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent

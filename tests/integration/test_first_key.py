@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import make_url
 
 from soong.orchestrator.approvals.deployment_key import open_key
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.timing import SystemClock
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy

@@ -14,9 +14,9 @@ import structlog
 from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import configure, get_logger
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor

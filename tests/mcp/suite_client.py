@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx2
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
+from soong.shared.core.timing import SystemClock
 from soong.shared.tools.ports import Verdict
 from soong.shared.toolsets.mcp.catalogue import LoginFolder
 from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, log_in

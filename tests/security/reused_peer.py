@@ -13,8 +13,8 @@ from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import ENVIRONMENT_HEADER
 from soong.orchestrator.embedded.environment import environment_digest
 from soong.orchestrator.http.home import serve_home
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 

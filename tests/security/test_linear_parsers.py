@@ -9,10 +9,9 @@ import pytest
 
 from soong.orchestrator.notifications.consumer import one_line
 from soong.shared.agents.definition_files import claude_file
-from soong.shared.core import front_matter
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import parse_strict
-from soong.shared.core.texts import inert
+from soong.shared.core.texts import front_matter_of, inert
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.names import SENSITIVE, STEERING, is_control, is_sensitive
@@ -102,8 +101,8 @@ ROWS: Final[dict[str, Row]] = {
     "terminal: C1": (inert_text, lambda n: "\x9b0 " * n, 1_000),
     "inert: marks on one letter": (inert, lambda n: "a" + "\u0301" * n, 1_000),
     "inert: joiners": (inert, lambda n: "\u200d" * n, 1_000),
-    "front matter: no end": (front_matter.split, lambda n: "---\n" + "--- \n" * n, 1_000),
-    "front matter: blank lines": (front_matter.split, lambda n: "---\n" + "\n" * n, 1_000),
+    "front matter: no end": (front_matter_of, lambda n: "---\n" + "--- \n" * n, 1_000),
+    "front matter: blank lines": (front_matter_of, lambda n: "---\n" + "\n" * n, 1_000),
     "skill": (lambda text: read_skill(text, "x"), lambda n: "---\nname: x\n" + "# y\n" * n + "---\n", 1_000),
     "yaml: nesting": (lambda text: read_document(text, "p"), lambda n: "[" * n, 2_000),
     "yaml: keys": (lambda text: read_document(text, "p"), lambda n: "".join(f"a{at}: 1\n" for at in range(n)), 200),

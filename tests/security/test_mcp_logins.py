@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
+from soong.shared.core.timing import SystemClock
 from soong.shared.sandbox.hosts import AddressClass, reach_of
 from soong.shared.toolsets.mcp import login_auth
 from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin

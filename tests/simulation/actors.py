@@ -15,9 +15,9 @@ from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import Clock
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps

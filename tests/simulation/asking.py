@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import RunGate
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.engine.wire.notifier import Notifier, Subscriber

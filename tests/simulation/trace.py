@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from soong.shared.core.clock import Clock
+from soong.shared.core.timing import Clock
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.step import Advance, Lease, StepEnd
 

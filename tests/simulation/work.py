@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.plan.inputs import bind_step

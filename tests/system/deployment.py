@@ -16,11 +16,11 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.owner.bootstrap import build
 from soong.orchestrator.owner.service import Orchestrator
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, ProcessState, Session
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs

@@ -14,8 +14,8 @@ from sqlalchemy import RootTransaction
 
 from soong.orchestrator.client.bootstrap import open_client
 from soong.orchestrator.client.client import Client, Submission
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import no_tools

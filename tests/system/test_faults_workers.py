@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from soong.shared.agents.charging import USUAL_ANSWER_TOKENS
-from soong.shared.core.clock import utc_date
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus

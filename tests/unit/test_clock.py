@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.shared.core.clock import rfc3339
+from soong.shared.core.timing import rfc3339
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from soong.orchestrator.direct.bootstrap import open_tools
-from soong.shared.core.config import load_config, parse_config
-from soong.shared.core.configured_settings import with_config
+from soong.shared.core.config import load_config, parse_config, with_config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest

@@ -13,8 +13,8 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.messages import arguments_of, assistant_node, calls_of, messages_of
 from soong.shared.agents.model import provider_model, resolve_model
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import dump
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import ToolDefinition

@@ -18,8 +18,8 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.unit.agents.parts import Notebook, RuleGate, make_task

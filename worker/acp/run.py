@@ -19,8 +19,8 @@ from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.prepared import PreparedCalls
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, Node, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallStatus

@@ -31,8 +31,8 @@ from soong.shared.agents.replay.script import (
 )
 from soong.shared.agents.runtime.call_log import clean_event, clean_node
 from soong.shared.agents.runtime.prepared import ModelRules
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.call_events import end_type, result_nodes
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind

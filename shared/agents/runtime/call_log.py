@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, CallStatus, RunStore

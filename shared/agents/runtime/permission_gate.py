@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, SoongError
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.log import get_logger
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 
 

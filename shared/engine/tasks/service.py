@@ -12,7 +12,6 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     ConflictError,
     EndedTaskError,
@@ -24,6 +23,7 @@ from soong.shared.core.errors import (
 from soong.shared.core.identity import Role, RunIdentity, new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, dotted, faults
+from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType

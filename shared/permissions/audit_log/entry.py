@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.permissions.request import Decision
 from soong.shared.permissions.signing import SigningKey, verify

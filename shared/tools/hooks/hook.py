@@ -13,9 +13,9 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import NO_PROGRESS, ElicitationAnswer, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
@@ -21,6 +20,7 @@ from soong.shared.core.jsontext import dump
 from soong.shared.core.log import get_logger
 from soong.shared.core.program_config import OWN_ID, McpServerConfig
 from soong.shared.core.secret_values import resolved
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program

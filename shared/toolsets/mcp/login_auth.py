@@ -24,11 +24,11 @@ from mcp.shared.auth import (
 from pydantic import AnyUrl
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.secret_values import resolved
+from soong.shared.core.timing import Clock
 from soong.shared.sandbox.hosts import AddressClass, reach_of
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin, note_refusal

@@ -23,11 +23,11 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 from pydantic import AnyUrl
 
 from soong.shared.core import timing
-from soong.shared.core.clock import Clock
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.secret_values import resolved
+from soong.shared.core.timing import Clock
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.catalogue import ServerLogin
 from soong.shared.toolsets.mcp.connection import innermost

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidPlanError, UsageError
-from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import is_seen, is_told_apart
+from soong.shared.core.texts import MAX_FRONT_CHARS, front_matter_of, is_seen, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file, read_up_to
@@ -192,7 +191,7 @@ class BrokenSkillError(UsageError):
 
 def read_skill(text: str, folder_name: str) -> SkillText:
     """Read a SKILL.md of the folder of that name. Raises: BrokenSkillError, names the field and what it must be."""
-    parts = split(text)
+    parts = front_matter_of(text)
     if parts is None:
         raise BrokenSkillError("it does not begin with front matter between two lines of ---")
     fields = _fields(parts.fields)

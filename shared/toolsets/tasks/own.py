@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from soong.shared.agents.ports import GIVEN_UP
-from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimRefusal
 from soong.shared.engine.tasks.failure_report import tools_of

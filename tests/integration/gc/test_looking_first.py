@@ -15,10 +15,10 @@ from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_collector, open_retention
 from soong.orchestrator.retention.collector import AutomaticRetention, RetentionLimits, RetentionSettings
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.sql.tasks.retention import PAGE

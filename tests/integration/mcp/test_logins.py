@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from soong.orchestrator.cli import mcp
 from soong.orchestrator.doctor.checks import check_servers
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin
 from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError

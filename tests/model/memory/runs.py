@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from soong.shared.agents.project_definitions import is_of_project
-from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run, RunStatus, UnsummedUsage, Usage, UsageBy, UsageTotal
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use

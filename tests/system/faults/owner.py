@@ -10,7 +10,7 @@ from soong.orchestrator.cli.main import main
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core import timing
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.timing import SystemClock
 from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
 from tests.answering import AnsweringProgram
 from tests.system.faults.append_tool import note

@@ -13,9 +13,9 @@ from soong.shared.agents.definition import AgentLimits, builtin_definitions
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import EndReason

@@ -13,8 +13,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

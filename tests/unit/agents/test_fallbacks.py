@@ -20,9 +20,9 @@ from soong.shared.agents.loop import run_agent
 from soong.shared.agents.pacing import LocalPacer, Pacing
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.scripted_model import UnusableModel
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.budgets import Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason

@@ -18,9 +18,9 @@ from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.replay.replay import ReplayedRun, replay_run
 from soong.shared.agents.replay.script import RunRecord, lives_of
 from soong.shared.agents.runtime.prepared import ModelRules
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
 from soong.shared.engine.runs.call_events import end_type, result_nodes
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from soong.orchestrator.cli.live import Live
-from soong.shared.core.clock import utc_date
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore

@@ -11,10 +11,10 @@ from soong.orchestrator.memory.review import MemoryReview
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.agents.definition import MEMORY_EXTRACTOR, builtin_definitions
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.step import Claim, Task

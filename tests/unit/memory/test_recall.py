@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.runtime.call_log import RunCallLog
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import MemoryConfig, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
+from soong.shared.core.timing import SystemClock
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import Permission

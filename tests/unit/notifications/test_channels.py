@@ -28,8 +28,8 @@ from soong.orchestrator.notifications.channels import (
     mail_of,
 )
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.event_feed import Notice
 from tests.notification_receivers import HttpReceiver, http_receiver
 

@@ -10,9 +10,9 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from soong.orchestrator.notifications.channels import Delivery, WebhookChannel, keys_of, seconds_of
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.notification_config import WebhookConfig
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.event_feed import Notice
 from tests.notification_receivers import HttpReceiver, http_receiver
 

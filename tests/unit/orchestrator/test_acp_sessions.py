@@ -12,8 +12,8 @@ from soong.orchestrator.http.app import make_routes
 from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.asks import ask_document
 from soong.shared.engine.tasks.spec import StepSpec, TaskKind
 from soong.shared.permissions.request import Provenance

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
 from tests.model.memory.store import MemoryStore

@@ -2,10 +2,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from soong.orchestrator.owner.commands import Commands
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Command, CommandKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import NewTask

@@ -3,9 +3,9 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, LimitExceededError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner, check_total
 from soong.shared.engine.tasks.service import TaskService

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind

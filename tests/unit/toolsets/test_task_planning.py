@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import owner_registry, registry_of
 from soong.shared.agents.definition import builtin_definitions
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.plan.plan import PlanNames

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, StepEnd

@@ -8,8 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
     LIMIT_ENDS,

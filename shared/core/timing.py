@@ -1,6 +1,6 @@
 """Time: the clocks, as a port that tests move instead of sleeping, and the named times of all programs.
 
-The times stand in four tables: poll, retry, limits, batching. Users read ``timing.NAME`` when they need it, so that a
+The times are in four tables: poll, retry, limits, batching. Users read ``timing.NAME`` when they need it, so that a
 test scales one value. Settings have times of their own; so have the programs that import nothing
 (:mod:`soong.shared.sandbox.subreaper`). The unit is the name's ending.
 """

@@ -281,9 +281,8 @@ class BudgetsConfig(ConfigSection):
 
 
 class Config(ConfigSection):
-    """All sections. Frozen: a process works under the configuration it started with.
-
-    Defaults are constructed, not validated, which would build the validators of all sections at import.
+    """All sections. Frozen: a process works under the configuration it started with. Defaults are constructed, not
+    validated, which would build the validators of all sections at import.
     """
 
     permission: PermissionConfig = PermissionConfig.model_construct()

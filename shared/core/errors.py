@@ -62,9 +62,8 @@ class Problem(Value):
 
 
 class InvalidPlanError(UsageError):
-    """A plan that cannot become a task.
-
-    ``problems`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
+    """A plan that cannot become a task. ``problems`` has at least one entry, in document order; ``total`` is their
+    number with those that are not listed.
     """
 
     def __init__(self, problems: Sequence[Problem], *, total: int = 0) -> None:
@@ -98,9 +97,8 @@ class InvalidConfigError(UsageError):
 
 
 class UnsupportedPoolerError(InvalidConfigError):
-    """A connection pooler in front of PostgreSQL that shares server processes between connections.
-
-    ``problem`` is a sentence on what it does, ``hint`` one on what to do about it.
+    """A connection pooler in front of PostgreSQL that shares server processes between connections. ``problem`` is a
+    sentence on what it does, ``hint`` one on what to do about it.
     """
 
     def __init__(self, does: str) -> None:
@@ -110,9 +108,8 @@ class UnsupportedPoolerError(InvalidConfigError):
 
 
 class TemplateError(UsageError):
-    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing, if there is one.
-
-    ``code`` is the type of the step's error that it becomes.
+    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing, if there is one. ``code``
+    is the type of the step's error that it becomes.
     """
 
     code = "invalid_input"
@@ -240,9 +237,8 @@ class UnavailableError(SoongError):
 
 
 class TooSlowError(UnavailableError):
-    """The database ended a transaction several times because this process sent nothing for too long.
-
-    Nothing was written. The same call fails again in the same way until the process gets more CPU time.
+    """The database ended a transaction several times because this process sent nothing for too long. Nothing was
+    written. The same call fails again in the same way until the process gets more CPU time.
     """
 
 
@@ -260,10 +256,8 @@ class ScriptFailedError(SoongError):
 
 
 class ToolCallError(SoongError):
-    """A tool call of a scripted agent that has no result.
-
-    ``status`` is ``denied`` or ``failed``, ``type`` the error's type, ``text`` its message; ``data`` is what the tool
-    returned with the error, None for most.
+    """A tool call of a scripted agent that has no result. ``status`` is ``denied`` or ``failed``, ``type`` the error's
+    type, ``text`` its message; ``data`` is what the tool returned with the error, None for most.
     """
 
     def __init__(self, tool: str, status: str, type: str, text: str, data: Any = None) -> None:

@@ -29,9 +29,8 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def flush_file_system(descriptor: int) -> None:
-    """Bring all that was written to the file system of an open file to the disk (syncfs(2)).
-
-    A system without that call flushes all file systems. Raises: OSError.
+    """Bring all that was written to the file system of an open file to the disk (syncfs(2)). A system without that call
+    flushes all file systems. Raises: OSError.
     """
     flush = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if flush is None:

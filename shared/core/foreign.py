@@ -124,10 +124,7 @@ def call_foreign(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs)
 
 async def await_foreign(call: Callable[[], Awaitable[T]]) -> T:
     """Make a call and await what it returns, within the caller's own asyncio task.
-
-    Raises:
-        asyncio.CancelledError: the task is being cancelled.
-        ForeignError, Exception: as :func:`call_foreign`.
+    Raises: asyncio.CancelledError, the task is being cancelled; ForeignError, Exception, as :func:`call_foreign`.
     """
     try:
         return await call()

@@ -112,10 +112,8 @@ OWN: Final = Origin()
 
 
 class RunIdentity(Value):
-    """One run and where it comes from, read from its row and never from a message.
-
-    ``task_id``, ``step_key`` and ``step_title`` are empty for a run without a step; the parents are empty for the
-    session's first run.
+    """One run and where it comes from, read from its row and never from a message. ``task_id``, ``step_key`` and
+    ``step_title`` are empty for a run without a step; the parents are empty for the session's first run.
     """
 
     session_id: str

@@ -76,9 +76,8 @@ class Logger:
 
 
 def configure(level: str, *, process: str, clean: Clean = str) -> None:
-    """Set up logging for a process named ``process`` (orchestrator, worker, cli).
-
-    ``clean`` takes secrets out of every text before it is written, tracebacks among them (EVT-05).
+    """Set up logging for a process named ``process`` (orchestrator, worker, cli). ``clean`` takes secrets out of every
+    text before it is written, tracebacks among them (EVT-05).
     """
     _pending.settings = _LogSettings(logging.getLevelNamesMapping()[level.upper()], process, clean)
     if "structlog" in sys.modules:

@@ -27,9 +27,8 @@ MIN_SECRET_CHARS = 8
 
 
 def secret_values(settings: "Settings", marked: Collection[str] = (), files: Collection[Path] = ()) -> tuple[str, ...]:
-    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
-
-    ``marked`` are more variables that the configuration calls secret, ``files`` those that hold a secret each.
+    """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05). ``marked``
+    are more variables that the configuration calls secret, ``files`` those that hold a secret each.
     """
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
     keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(SECRET_ENDINGS))

@@ -62,9 +62,8 @@ def settle_gc() -> None:
 
 
 def leave_gc() -> None:
-    """Search for cyclic garbage no more. Call it last.
-
-    The interpreter would search everything when it ends, more than once: a fifth of a short command.
+    """Search for cyclic garbage no more. Call it last. The interpreter would search everything when it ends, more than
+    once: a fifth of a short command.
     """
     gc.disable()
     gc.freeze()

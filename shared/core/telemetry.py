@@ -28,7 +28,6 @@ _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 
 class OtlpTarget(Value):
     """The destination of spans: OTLP over HTTP. Certificates are PEM files; empty: those of the system, and none.
-
     Source: OpenTelemetry Protocol Exporter specification.
     """
 

@@ -15,11 +15,9 @@ class Clock(Protocol):
 
     def now_us(self) -> int:
         """Return UTC wall time in integer microseconds since the epoch."""
-        ...
 
     def monotonic_s(self) -> float:
         """Return seconds on a clock that never jumps; only differences mean anything."""
-        ...
 
 
 class SystemClock:

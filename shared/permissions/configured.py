@@ -50,9 +50,8 @@ def surface_request(
     allowed_tools: tuple[str, ...] | None = None,
     source: str = CONFIG_FILE,
 ) -> SurfaceRequest:
-    """Return what a run's tool set is computed from under a configuration (ETS-01, ETS-05).
-
-    A deny rule with a scope is about calls and takes no tool away; one without is about the tool.
+    """Return what a run's tool set is computed from under a configuration (ETS-01, ETS-05). A deny rule with a scope is
+    about calls and takes no tool away; one without is about the tool.
     """
     denied = (rule for rule in config.permission.rules if rule.effect == "deny" and not rule.scope)
     return SurfaceRequest(
@@ -140,9 +139,8 @@ def _as_config() -> Iterator[None]:
 
 
 def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[Path, ...]:
-    """Return the files and folders that an allow rule opens to a tool that writes, whichever run has that tool.
-
-    One run of a session finds the files of another, so a rule for one step counts for all of them.
+    """Return the files and folders that an allow rule opens to a tool that writes, whichever run has that tool. One run
+    of a session finds the files of another, so a rule for one step counts for all of them.
     """
     allowed = [(rule, rule.scope) for rule in policy.rules if rule.effect is Effect.ALLOW and rule.scope is not None]
     writing = [tool for tool in tools if tool.permission is Permission.WRITE]
@@ -161,9 +159,8 @@ def run_dirs_of(
     home: str,
     step: str = "",
 ) -> RunDirs:
-    """Return the folders of a run under its session's policy; ``write_roots`` are the configured ones.
-
-    A person who plans from their home has not thereby opened all of it.
+    """Return the folders of a run under its session's policy; ``write_roots`` are the configured ones. A person who
+    plans from their home has not thereby opened all of it.
     """
     own = (project,) if is_too_wide(str(cwd), home) else dict.fromkeys((project, cwd))
     roots = (*own, run_dir / "workspace", run_dir / "deliverables", *write_roots)
@@ -176,9 +173,8 @@ def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:
 
 
 def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
-    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key, or empty).
-
-    A rule decides on calls by the path that a call names; a search or a listing from above reaches unnamed paths.
+    """Return what deny and ask rules keep from the tools that read, for the run of a step (its key, or empty). A rule
+    decides on calls by the path that a call names; a search or a listing from above reaches unnamed paths.
     """
     rules = [rule for rule in policy.rules if not rule.step or is_of_step(step, rule.step)]
     if not rules:

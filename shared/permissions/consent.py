@@ -68,9 +68,7 @@ class StepGrant(Value):
 
     def rules(self, task_id: str, *, principal: str, now_us: int, home: str) -> tuple[Rule, ...]:
         """Return the rules that this is in the policy of the task's session.
-
-        Raises:
-            UsageError: a scope is wider than anything that may be granted (PER-08).
+        Raises: UsageError, a scope is wider than anything that may be granted (PER-08).
         """
         source = f"step consent by {principal} at {rfc3339(now_us)}"
         key = step_key(task_id, self.step_id)
@@ -127,9 +125,7 @@ class Preview(Value):
 
     def grants(self, step_ids: Iterable[str]) -> tuple[StepGrant, ...]:
         """Return the yes to these steps, as they are shown here.
-
-        Raises:
-            UsageError: a step does not exist, declares no permissions, or declares none that can be granted.
+        Raises: UsageError, a step does not exist, declares no permissions, or declares none that can be granted.
         """
         by_id = {step.step_id: step for step in self.steps}
         chosen = []

@@ -57,9 +57,8 @@ class SkillDeclaration(Value):
 
 
 class EffectivePolicy(Value):
-    """Runtime defaults, configuration, skill declarations and sandbox put together (PER-10).
-
-    ``skills`` are the declarations of the skills that runs can load: they ask and grant nothing, so no line is theirs.
+    """Runtime defaults, configuration, skill declarations and sandbox put together (PER-10). ``skills`` are the
+    declarations of the skills that runs can load: they ask and grant nothing, so no line is theirs.
     """
 
     policy: Policy

@@ -207,10 +207,8 @@ def _shown(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
 
 
 def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, redactor: Redactor) -> NewEvent:
-    """Return the event of a question, with its rule and its facts.
-
-    A call changed by hooks is in no node of the run: the question may have only a summary of it, the event has all of
-    it, without secrets.
+    """Return the event of a question, with its rule and its facts. A call changed by hooks is in no node of the run:
+    the question may have only a summary of it, the event has all of it, without secrets.
     """
     data: dict[str, Json] = {
         "request_id": request.id,

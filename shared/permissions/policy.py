@@ -174,10 +174,8 @@ def _in_both(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def policy_for(policy: Policy, identity: RunIdentity) -> Policy:
-    """Return the session's policy as it holds for one of its runs.
-
-    Allow rules and grants are the consent of the session's own side. For a run that another side had made everything
-    above reading is asked, each time.
+    """Return the session's policy as it holds for one of its runs. Allow rules and grants are the consent of the
+    session's own side. For a run that another side had made everything above reading is asked, each time.
     """
     return foreign(policy) if identity.origin.is_foreign else policy
 
@@ -188,9 +186,8 @@ def foreign(policy: Policy) -> Policy:
 
 
 class PolicyVerdict(Value):
-    """A policy's verdict on one call. ``rule`` and ``source`` name the deciding rule; ``reason`` explains it.
-
-    ``error`` is set exactly when the effect is deny.
+    """A policy's verdict on one call. ``rule`` and ``source`` name the deciding rule; ``reason`` explains it. ``error``
+    is set exactly when the effect is deny.
     """
 
     effect: Effect

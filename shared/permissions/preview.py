@@ -60,7 +60,6 @@ _TAINT: Final = "; asked all the same once the run has read untrusted content"
 
 class Previewer(Value):
     """The judge of declared permissions: the session's future policy, and the folders and tools of its runs.
-
     ``tools_of`` returns the tool set of a step's run (:mod:`soong.shared.tools.surface`).
     """
 

@@ -22,9 +22,8 @@ _Name: TypeAlias = Annotated[str, Meta(max_length=300)]
 
 
 class ChoiceTraits(Value):
-    """The effect of an answer, its label, and its description afterwards (``past``).
-
-    ``words`` are what a person may type for it; the first is its key.
+    """The effect of an answer, its label, and its description afterwards (``past``). ``words`` are what a person may
+    type for it; the first is its key.
     """
 
     label: str
@@ -166,10 +165,8 @@ class Provenance(Value, omit_defaults=True):
 
 
 class Answer(Value):
-    """A responder's words as a row: the first for a request wins.
-
-    ``choice`` is None when the responder failed instead of answering; ``reason`` then holds the error. ``provenance``
-    is the process that gave it, with its ancestors.
+    """A responder's words as a row: the first for a request wins. ``choice`` is None when the responder failed instead
+    of answering; ``reason`` then holds the error. ``provenance`` is the process that gave it, with its ancestors.
     """
 
     request_id: str

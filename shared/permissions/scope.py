@@ -57,9 +57,8 @@ class Scope(Value):
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Say whether ``path`` is ``folder`` or below it, by components: ``/a/bc`` is not within ``/a/b``.
-
-    Both must be absolute and in normal form; a path with ``..`` in it is within nothing.
+    """Say whether ``path`` is ``folder`` or below it, by components: ``/a/bc`` is not within ``/a/b``. Both must be
+    absolute and in normal form; a path with ``..`` in it is within nothing.
     """
     if not (is_normal(path) and is_normal(folder)):
         return False

@@ -84,13 +84,11 @@ class KeySource(Protocol):
 
     def current(self) -> Signer:
         """Return the signer of the moment. Raises: InvalidConfigError when it cannot be used (any more)."""
-        ...
 
 
 class KeyFile:
-    """The key file of a deployment, read again when it was exchanged: a rotation needs no restart.
-
-    A removed file is not a replacement: the key that was read signs until there is another.
+    """The key file of a deployment, read again when it was exchanged: a rotation needs no restart. A removed file is
+    not a replacement: the key that was read signs until there is another.
     """
 
     def __init__(self, path: Path) -> None:
@@ -268,23 +266,18 @@ class KeyStore(Protocol):
         self, key_id: str, public_key: bytes, *, now_us: int, principal: str = "", reason: str = ""
     ) -> None:
         """Insert a public key (32 bytes, Ed25519), once. For operators; workers only read.
-
         Raises: ConflictError when another key has that id.
         """
-        ...
 
     async def publish_first_key(self, key_id: str, public_key: bytes, *, now_us: int) -> bool:
-        """Insert a public key when there is none at all; return whether it was inserted.
-
-        Two first owners that start at the same moment, each with a key of its own, may both insert theirs.
+        """Insert a public key when there is none at all; return whether it was inserted. Two first owners that start at
+        the same moment, each with a key of its own, may both insert theirs.
         """
-        ...
 
     async def signing_key(self, key_id: str) -> SigningKey | None: ...
 
     async def signing_keys(self) -> Sequence[SigningKey]:
         """Return all keys in the order they were published."""
-        ...
 
     async def retire_key(
         self, key_id: str, *, is_revoked: bool, at_us: int, principal: str, reason: str, now_us: int
@@ -293,7 +286,5 @@ class KeyStore(Protocol):
 
         Revoking closes the question of every decision by it that was not used, as expired, with permission_expired in
         the run's log; they are returned. Their calls ask again.
-
         Raises: NotFoundError when the key does not exist.
         """
-        ...

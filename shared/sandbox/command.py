@@ -97,7 +97,6 @@ class CommandRunner(Protocol):
         Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, it has to run
         in a sandbox, and there is none.
         """
-        ...
 
     async def start(
         self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
@@ -106,10 +105,8 @@ class CommandRunner(Protocol):
         Raises: OSError, it cannot be started; ValueError, an argument holds NUL; SandboxUnavailableError, it has to run
         in a sandbox, and there is none.
         """
-        ...
 
     def confinement(self, access: CommandAccess) -> str:
         """Return in one line for people how a command with this access is confined; empty: by nothing.
         Raises: SandboxUnavailableError, it would not be run.
         """
-        ...

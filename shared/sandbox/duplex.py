@@ -111,9 +111,8 @@ class SubreaperPipes:
 
 
 class DuplexProcess:
-    """A running program. The caller that started it calls :meth:`end` or :meth:`stop`, whatever happens.
-
-    ``input`` and ``output`` are its pipes; the end of its error stream is kept.
+    """A running program. The caller that started it calls :meth:`end` or :meth:`stop`, whatever happens. ``input`` and
+    ``output`` are its pipes; the end of its error stream is kept.
     """
 
     def __init__(self, process: Process, pipes: SubreaperPipes) -> None:

@@ -80,9 +80,8 @@ def is_marked() -> bool:
 
 
 def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
-    """Return this process and its ancestors, itself first.
-
-    The kernel reports whether it carries the mark itself: ``/proc`` here may show other processes.
+    """Return this process and its ancestors, itself first. The kernel reports whether it carries the mark itself:
+    ``/proc`` here may show other processes.
     """
     chain = chain_of(os.getpid(), workers)
     own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable, is_run=False)
@@ -90,9 +89,8 @@ def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts,
 
 
 def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
-    """Return a process and its ancestors, itself first; empty when there is no such process.
-
-    The chain ends at process 1, at the edge of this PID namespace, or where another user's processes are hidden.
+    """Return a process and its ancestors, itself first; empty when there is no such process. The chain ends at process
+    1, at the edge of this PID namespace, or where another user's processes are hidden.
     """
     found: list[ProcessFacts] = []
     with suppress(psutil.Error):

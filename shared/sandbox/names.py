@@ -78,10 +78,8 @@ def plain(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def components(pattern: str) -> tuple[str, ...]:
-    """Return the globs of a sensitive pattern, one for each component it speaks of.
-
-    A pattern holds wherever its components are together, so a leading ``~/``, ``./`` or ``/`` has no effect, nor does a
-    trailing ``/`` or ``/**``.
+    """Return the globs of a sensitive pattern, one for each component it speaks of. A pattern holds wherever its
+    components are together, so a leading ``~/``, ``./`` or ``/`` has no effect, nor does a trailing ``/`` or ``/**``.
     Raises: InvalidConfigError, nothing is left of it.
     """
     parts = [part for part in pattern.split("/") if part not in ("", ".", "~")]
@@ -117,9 +115,8 @@ def is_control(parts: tuple[str, ...]) -> bool:
 
 
 def readable(name: str) -> str:
-    """Return a name as a line of text shows it: quoted as JSON when it could pass for anything else there.
-
-    A name may hold newlines, escapes and marks that turn the order of characters; it must not write lines of its own.
+    """Return a name as a line of text shows it: quoted as JSON when it could pass for anything else there. A name may
+    hold newlines, escapes and marks that turn the order of characters; it must not write lines of its own.
     """
     is_plain = is_told_apart(name) and name == name.strip() and not name.startswith('"')
     return name if is_plain else json.dumps(name)

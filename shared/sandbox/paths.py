@@ -83,9 +83,8 @@ class ImportGuard(Value):
     names: frozenset[str] = frozenset()
 
     def covers(self, inner: tuple[str, ...]) -> bool:
-        """Say whether a path below such a folder, given by its plain parts, is a module or package of such a name.
-
-        A folder alone is none: Python takes one without ``__init__`` only when it finds nothing else of that name.
+        """Say whether a path below such a folder, given by its plain parts, is a module or package of such a name. A
+        folder alone is none: Python takes one without ``__init__`` only when it finds nothing else of that name.
         """
         if not inner or len(inner) > 2:
             return False
@@ -104,9 +103,7 @@ class PathPolicy(Value):
     modules that tools come from. ``secrets`` are files of ours whose content opens something, such as the signing key:
     reading them asks and writing them is refused, whatever they are called. ``imports`` are the files that would be
     imported in place of a module of the program. ``steering`` are patterns of files whose writing always asks.
-
-    Raises:
-        InvalidConfigError: a sensitive pattern names nothing.
+    Raises: InvalidConfigError, a sensitive pattern names nothing.
     """
 
     agent_home: Path | None = None
@@ -247,9 +244,8 @@ def _refuse_unusable(path: str) -> None:
 
 
 def as_listed(path: Path) -> Path:
-    """Return a path with the names of its folders' entries where these are the same text in another Unicode form.
-
-    A model writes a letter with an accent as one character, and a file system may keep it as two.
+    """Return a path with the names of its folders' entries where these are the same text in another Unicode form. A
+    model writes a letter with an accent as one character, and a file system may keep it as two.
     """
     if str(path).isascii() or os.path.lexists(path):
         return path

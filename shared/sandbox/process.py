@@ -216,7 +216,6 @@ def _resume(pipe: asyncio.ReadTransport) -> None:
 
 class OutputTranscript:
     """Collects both streams of one command. ``hear`` takes the pieces as they come; all else may be asked any time.
-
     ``max_bytes`` bounds the beginnings of both streams together.
     """
 

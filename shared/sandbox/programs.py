@@ -105,7 +105,6 @@ def own_folders() -> tuple[Path, ...]:
 
 def programs_of_the_system(name: str, system: Collection[str] = SYSTEM_FOLDERS) -> list[Path]:
     """Return the programs of that name on PATH, of the system's own folders for programs and of our own environment.
-
     For what starts outside any run: nothing says there which other folders on PATH runs will write.
     """
     folders = dict.fromkeys(Path(os.path.realpath(folder)) for folder in child_environment()["PATH"].split(os.pathsep))
@@ -115,9 +114,8 @@ def programs_of_the_system(name: str, system: Collection[str] = SYSTEM_FOLDERS) 
 
 
 def program_identity(program: Path) -> str:
-    """Return what is at a program's path now: link target, device, inode, size, time of change; or ``absent``.
-
-    Two looks that give the same text saw the same file with the same content, but for writers who set clocks back.
+    """Return what is at a program's path now: link target, device, inode, size, time of change; or ``absent``. Two
+    looks that give the same text saw the same file with the same content, but for writers who set clocks back.
     """
     try:
         target, status = os.path.realpath(program, strict=True), program.stat()

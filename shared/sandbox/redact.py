@@ -193,10 +193,8 @@ _MISSING = object()
 
 
 class StreamRedactor:
-    """Redacts a stream whose pieces may cut a secret anywhere.
-
-    Holds back as much of the end as the longest secret could need and never cuts inside a secret. One stream, one
-    instance; :meth:`close` gives the rest.
+    """Redacts a stream whose pieces may cut a secret anywhere. Holds back as much of the end as the longest secret
+    could need and never cuts inside a secret. One stream, one instance; :meth:`close` gives the rest.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -284,9 +282,8 @@ class KeyBlocks:
         return self._begun is not None and self._at - self._begun <= MAX_BLOCK_BYTES
 
     def feed(self, piece: bytes) -> list[tuple[int, int]]:
-        """Take the next piece; return the blocks that end in it, as offsets from the file's start.
-
-        A block begins at its first line and ends behind its last.
+        """Take the next piece; return the blocks that end in it, as offsets from the file's start. A block begins at
+        its first line and ends behind its last.
         """
         return list(self._fed(piece))
 

@@ -43,9 +43,8 @@ class RootedFolder(Value):
     """The folder ``root/below``. ``root`` is trusted and may be reached through links; nothing beneath it may be one.
 
     Names are relative, ``/``-separated, without ``.`` and ``..``. Folders are made with mode 0700, files with 0600; for
-    everybody to read, with 0755 and 0644, when it is not ``is_private``.
-    Every method raises ``ForeignEntryError`` when something else is where a folder or a regular file is expected,
-    and ``OSError`` when the operating system refuses.
+    everybody to read, with 0755 and 0644, when it is not ``is_private``. Every method raises ``ForeignEntryError`` when
+    something else is where a folder or a regular file is expected, and ``OSError`` when the operating system refuses.
     """
 
     root: Path

@@ -174,9 +174,8 @@ class ProcessTree:
         self._wake = wake
 
     def start(self, argv: list[str], status: int, more: "dict[bytes, bytes] | None" = None) -> None:
-        """Start the program in a session of its own, so without a terminal, with ``more`` in its environment.
-
-        Its id is reported before it can do anything: it may kill us first of all.
+        """Start the program in a session of its own, so without a terminal, with ``more`` in its environment. Its id is
+        reported before it can do anything: it may kill us first of all.
         Raises: OSError, it cannot be started.
         """
         environment = {**_given_environment(), **(more or {})}
@@ -215,9 +214,8 @@ class ProcessTree:
                     return
 
     def serve(self, control: int, grace_s: float, pulse: "PulseMonitor") -> bool:
-        """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over.
-
-        Return True at once when the program hangs.
+        """Forward signals until the program has ended, is to end now, or the grace after CONTROL's end is over. Return
+        True at once when the program hangs.
         """
         poll, until = _poll_of(self._wake, control, pulse.reading), None
         while True:
@@ -266,9 +264,8 @@ class ProcessTree:
                 self.code = os.waitstatus_to_exitcode(status)
 
     def end(self) -> int:
-        """Kill every descendant until none is left; return how many could not be killed.
-
-        A subreaper without a child has no descendant at all: a process that loses its parent becomes its child.
+        """Kill every descendant until none is left; return how many could not be killed. A subreaper without a child
+        has no descendant at all: a process that loses its parent becomes its child.
         """
         until = time.monotonic() + SWEEP_LIMIT_S
         while self.reap():
@@ -283,9 +280,8 @@ class ProcessTree:
 
 
 class PulseMonitor:
-    """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes.
-
-    ``reading`` and ``writing`` are the ends of a pipe; the second is the program's, and closed here once it has it.
+    """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes. ``reading``
+    and ``writing`` are the ends of a pipe; the second is the program's, and closed here once it has it.
     """
 
     def __init__(self, reading: int, writing: int = -1) -> None:

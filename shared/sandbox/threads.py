@@ -32,9 +32,7 @@ async def run_blocking(work: Callable[[Event], T], *, keep_result: bool = False)
     When the caller is cancelled the work is asked to stop and waited for. With ``keep_result`` the result of work that
     ended all the same is returned instead of the cancellation: an effect that has happened is reported as such. Only
     for tools whose interrupt is "block", where nothing but their own time limit cancels them.
-
-    Raises:
-        asyncio.CancelledError: the caller was cancelled and the work stopped.
+    Raises: asyncio.CancelledError, the caller was cancelled and the work stopped.
     """
     stop = Event()
     thread = in_thread(work, stop)

@@ -44,9 +44,8 @@ def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=1)
 def program_files() -> tuple[Path, ...]:
-    """Return the interpreter, its start files, all installed packages and our own.
-
-    Only the folders of a prefix that hold programs and modules: a project may lie in the folder of its environment.
+    """Return the interpreter, its start files, all installed packages and our own. Only the folders of a prefix that
+    hold programs and modules: a project may lie in the folder of its environment.
     """
     prefixes = dict.fromkeys((sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
     known = [Path(prefix, name) for prefix in prefixes for name in _OF_A_PREFIX]

@@ -47,7 +47,6 @@ _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_-]+")
 
 def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Sequence[str] = ()) -> None:
     """Import each module once and register what it offers; nothing of a module that is refused is kept in silence.
-
     ``folders`` are looked in after what is installed (:mod:`soong.shared.toolsets.modules`).
     Raises: InvalidConfigError, names the module and what is wrong with it.
     """
@@ -205,12 +204,9 @@ def _is_import_machinery(frame: FrameType) -> bool:
 
 
 def from_pydantic_ai(toolset: "AbstractToolset[Any]", namespace: str, *, readonly: Collection[str] = ()) -> Toolset:
-    """Return the tools of a Pydantic AI toolset under ``namespace``; ``readonly`` are those that change nothing.
-
-    The toolset is listed once. Its tools get no dependencies and no model: those of an agent of Pydantic AI.
-
-    Raises:
-        InvalidToolError: a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
+    """Return the tools of a Pydantic AI toolset under ``namespace``; ``readonly`` are those that change nothing. The
+    toolset is listed once. Its tools get no dependencies and no model: those of an agent of Pydantic AI.
+    Raises: InvalidToolError, a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
     """
     from pydantic_ai.exceptions import ModelRetry
 
@@ -241,9 +237,7 @@ def from_pydantic_ai(toolset: "AbstractToolset[Any]", namespace: str, *, readonl
 
 def from_langchain(tools: Iterable[Any], namespace: str, *, readonly: Collection[str] = ()) -> Toolset:
     """Return LangChain tools (``BaseTool``) under ``namespace``; ``readonly`` are those that change nothing.
-
-    Raises:
-        InvalidToolError: a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
+    Raises: InvalidToolError, a tool's name or schema cannot be one of ours, or ``readonly`` names no tool.
     """
     made, names = Toolset(), list[str]()
     for tool in tools:

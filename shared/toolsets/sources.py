@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
 
 class ToolEnvironment(Value):
-    """The parts of a process that its tools need. ``home`` is Soong's own folder; None: there is none.
-
-    ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` has the secrets of the process.
+    """The parts of a process that its tools need. ``home`` is Soong's own folder; None: there is none. ``modules`` are
+    those of ``SOONG_TOOLS``. ``redactor`` has the secrets of the process.
     """
 
     home: Path | None = None
@@ -68,9 +67,8 @@ class ToolEnvironment(Value):
 
     @classmethod
     def of(cls, settings: Settings, config: Config | None = None, *, starts_servers: bool = True) -> "ToolEnvironment":
-        """Return the surroundings of a process; ``config`` is what it has read already.
-
-        ``starts_servers``: whether it may start MCP servers, to use them or to ask what they offer.
+        """Return the surroundings of a process; ``config`` is what it has read already. ``starts_servers``: whether it
+        may start MCP servers, to use them or to ask what they offer.
         Raises: InvalidConfigError, the configuration of the home cannot be used.
         """
         wanted = load_config(settings.home) if config is None else config
@@ -142,10 +140,8 @@ def recall_tools(environment: ToolEnvironment, memory: "MemoryProvider | None") 
 
 def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:
     """Return a registry of all tools; ``more`` are built-in sources that need what only the caller has (a store).
-
-    Raises:
-        InvalidToolError: a tool is refused; names the tool and why.
-        InvalidConfigError: a module of ``SOONG_TOOLS`` or a file in ``tools/`` of the home cannot be used; names it.
+    Raises: InvalidToolError, a tool is refused; names the tool and why; InvalidConfigError, a module of ``SOONG_TOOLS``
+    or a file in ``tools/`` of the home cannot be used; names it.
     """
     registry = ToolRegistry(max_timeout=environment.max_timeout)
     for source in (*builtin_sources(environment), *more):
@@ -184,7 +180,6 @@ def _servers(home: Path | None, config: Config, *, may_start: bool) -> "McpServe
 
 def all_hooks(environment: ToolEnvironment) -> Hooks:
     """Return them in their order; configured ones start in the home.
-
     Raises: InvalidConfigError when a configured one cannot be used.
     """
     config, home, known = environment.config, environment.home, environment.redactor

@@ -115,27 +115,19 @@ def read_token(text: str) -> tuple[str, str] | None:
 class AccessStore(Protocol):
     async def add_token(self, token: ApiToken) -> None:
         """Insert a token. Raises: ConflictError when one of that id exists."""
-        ...
 
     async def token(self, token_id: str) -> ApiToken | None: ...
 
     async def tokens(self) -> Sequence[ApiToken]:
         """Return all tokens in the order they were made, those that are revoked or expired too."""
-        ...
 
     async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
         """Put a secret in the place of a sign-in's code, once; return the token, None when the code is worth nothing.
-
         ``code_digest`` and ``digest`` are the SHA-256 of both. Only one of several calls at the same moment succeeds.
         """
-        ...
 
     async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
-        """End a token for good; False when it was revoked before, which stays as it is.
-
-        Raises: NotFoundError.
-        """
-        ...
+        """End a token for good; False when it was revoked before, which stays as it is. Raises: NotFoundError."""
 
 
 class DatabaseRights(Value):

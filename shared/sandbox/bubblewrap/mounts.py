@@ -160,7 +160,6 @@ def _program(program: Path, view: SandboxView) -> list[Mount]:
 
 def _installation(host: HostLayout, folder: Path) -> Iterator[Path]:
     """Yield the folder of an installation, or only its folder of programs where more than an installation lies there.
-
     ``~/.nvm/versions/node/v20`` is one. ``~/.local`` holds keys as well, ``~/.cargo`` a token.
     """
     prefix = folder.parent

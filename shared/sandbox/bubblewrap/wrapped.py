@@ -136,9 +136,8 @@ def wrapped(
     environment: Mapping[str, str],
     reports: bool = True,
 ) -> Iterator[WrappedCommand]:
-    """Wrap a program; the descriptors stay open as long as the context.
-
-    With ``reports`` the context must last until the program has ended: Bubblewrap then reports its exit code.
+    """Wrap a program; the descriptors stay open as long as the context. With ``reports`` the context must last until
+    the program has ended: Bubblewrap then reports its exit code.
     Raises: OSError, a place that it is to see cannot be opened.
     """
     view = view_of(host, access, Path(argv[0]), environment)
@@ -234,7 +233,6 @@ MACHINES: Final = {"x86_64": Machine(0xC000003E, _X86_64), "aarch64": Machine(0x
 
 def filter_program(machine: str = "") -> bytes:
     """Return the filter for a machine, this one by default, as an array of ``struct sock_filter``; empty: unknown one.
-
     Calls of another architecture (32 bits, x32) are refused: their numbers mean other calls.
     """
     known = MACHINES.get(machine or platform.machine())

@@ -191,9 +191,8 @@ async def wait_until(subscriber: Subscriber, session_id: str, look: Callable[[],
 
 
 def moves_by_itself(step: Step) -> bool:
-    """Say whether a step will change although nobody decides anything: it runs, or is about to.
-
-    A map step moves by its items, and a step that is to be pulled by its pull workers, which are steps, too.
+    """Say whether a step will change although nobody decides anything: it runs, or is about to. A map step moves by its
+    items, and a step that is to be pulled by its pull workers, which are steps, too.
     """
     match step.status:
         case StepStatus.READY:
@@ -208,9 +207,8 @@ def moves_by_itself(step: Step) -> bool:
 
 @dataclass(slots=True)
 class Patience:
-    """The time limit for steps that no living worker can take. One for each wait.
-
-    A worker that starts in time resets it; an abandoned step stays where it is, and may run later.
+    """The time limit for steps that no living worker can take. One for each wait. A worker that starts in time resets
+    it; an abandoned step stays where it is, and may run later.
     """
 
     sessions: SessionStore

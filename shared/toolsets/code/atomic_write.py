@@ -83,10 +83,8 @@ def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
 
 def write(what: Replacement, stop: Event) -> WriteResult | None:
     """Put the file in place; None when one is there that may not be replaced.
-
-    Raises:
-        PathRefusedError: another state than the shown one, a link, not a regular file, a missing folder.
-        OSError: the operating system refuses or the disk is full; the old file is as it was.
+    Raises: PathRefusedError, another state than the shown one, a link, not a regular file, a missing folder; OSError,
+    the operating system refuses or the disk is full; the old file is as it was.
     """
     with _parent(what) as folder:
         name = what.path.name

@@ -105,11 +105,9 @@ def resolve(
     policy: PathPolicy, config: CommandsConfig, limit_ms: int, context: ToolContext, call_input: JsonObject
 ) -> CommandCall:
     """Make a call definite.
-
-    Raises:
-        ToolError: ``invalid_input`` for an argv that no program can be given, ``shell_not_allowed`` for a shell with a
-            command string, ``path_outside_roots`` for a folder elsewhere.
-        PathRefusedError: the folder or the program cannot be used; names it.
+    Raises: ToolError, ``invalid_input`` for an argv that no program can be given, ``shell_not_allowed`` for a shell
+    with a command string, ``path_outside_roots`` for a folder elsewhere; PathRefusedError, the folder or the program
+    cannot be used; names it.
     """
     argv = _argv(call_input)
     cwd = _cwd(policy, context, call_input)

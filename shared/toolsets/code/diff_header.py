@@ -55,7 +55,6 @@ class Name(Value):
 
 class Header(Value):
     """``names`` are the ``---`` and ``+++`` names that are files; ``pair`` is the rest of a ``diff --git`` line.
-
     ``creates`` is "maybe" where only the hunks and the file can tell. ``end`` is the index of the first line after it.
     """
 

@@ -183,9 +183,8 @@ def _which(number: int, total: int) -> str:
 
 
 def _near(content: bytes, old: bytes) -> int:
-    """Return the line, from 1, where the text is but for whitespace at line ends and within lines; 0 for nowhere.
-
-    One pass over the file: the words of each line are joined again and searched as one text.
+    """Return the line, from 1, where the text is but for whitespace at line ends and within lines; 0 for nowhere. One
+    pass over the file: the words of each line are joined again and searched as one text.
     """
     wanted = b"\n".join(b" ".join(line.split()) for line in old.strip().split(_LF))
     if not wanted:

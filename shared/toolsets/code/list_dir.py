@@ -48,9 +48,8 @@ def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
 
 @dataclass(slots=True)
 class _Walk:
-    """One listing. The limit bounds memory: only the first entries of a huge directory are ever held.
-
-    ``unreadable`` counts directories that were not entered: not permitted, gone, the kernel's, or too deep.
+    """One listing. The limit bounds memory: only the first entries of a huge directory are ever held. ``unreadable``
+    counts directories that were not entered: not permitted, gone, the kernel's, or too deep.
     """
 
     policy: PathPolicy

@@ -111,7 +111,6 @@ _HARMLESS_FOLDERS: Final = frozenset({"/bin", "/usr/bin"})
 
 class NamedFile(Value):
     """One file. ``path`` is without links; ``identity`` is device, inode, size and times, ``sha256`` empty if not read.
-
     ``is_script``: the command runs it, as far as that is known.
     """
 
@@ -141,9 +140,8 @@ class NamedFiles(Value):
 
     @property
     def content(self) -> str:
-        """A digest of the files' content, or of the identity of an unread file. Empty when there are none.
-
-        Half of the digest: people read it, and no other content with the same 128 bits can be made.
+        """A digest of the files' content, or of the identity of an unread file. Empty when there are none. Half of the
+        digest: people read it, and no other content with the same 128 bits can be made.
         """
         return self._digest(lambda file: file.sha256 or file.identity)[:32]
 
@@ -164,9 +162,7 @@ def named_files(
     argv: Sequence[str], cwd: Path, roots: Collection[Path], is_secret: Callable[[str], bool]
 ) -> NamedFiles:
     """Return the files below ``roots`` that a command names in any word, or reads unnamed. It reads them: no work for a
-    loop.
-
-    ``argv[0]`` is the program's path. The content of what ``is_secret`` is not read: its digest would tell of it.
+    loop. ``argv[0]`` is the program's path. The content of what ``is_secret`` is not read: its digest would tell of it.
     """
     room, files = MAX_BYTES, []
     for path, candidate in sorted(_found(argv, cwd, roots).items(), key=lambda item: not item[1].is_script):
@@ -303,7 +299,6 @@ def runs_a_script(program: str) -> bool:
 
 def is_open_ended(known_as: Sequence[str]) -> bool:
     """Say whether a program that a user has chosen is known to do anything at all, by its arguments or where it starts.
-
     For a tool whose arguments a user has written down but for some values. A model's own argv is never judged by names.
     """
     plain = {plain_name(name) for name in known_as}

@@ -18,9 +18,8 @@ from soong.shared.tools.schema import text_of
 
 
 def read_target(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> Target:
-    """Return the target of a read. It asks where the place is sensitive, or lies in none of the read roots.
-
-    A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
+    """Return the target of a read. It asks where the place is sensitive, or lies in none of the read roots. A place
+    that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
     located = policy.locate(context.run_dirs, _asked_path(context, call_input))
     is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)

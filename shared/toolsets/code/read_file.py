@@ -38,9 +38,8 @@ _DIGEST_CHARS: Final = 12
 def read_file_tool(
     policy: PathPolicy, *, max_page_chars: int = MAX_PAGE_CHARS, instruction_files: Sequence[str] = INSTRUCTION_FILES
 ) -> ToolDefinition:
-    """Return the definition. A page over ``max_page_chars`` ends early; it is never an artifact.
-
-    ``instruction_files`` are names of files that also speak to the run when they are read (FS-08).
+    """Return the definition. A page over ``max_page_chars`` ends early; it is never an artifact. ``instruction_files``
+    are names of files that also speak to the run when they are read (FS-08).
     """
 
     def traits(call_input: JsonObject) -> Traits:
@@ -157,9 +156,8 @@ def _names_any(call_input: JsonObject, names: Collection[str]) -> bool:
 
 
 def _fill(page: _FilePage, descriptor: int, stop: Event) -> int | None:
-    """Read until the page is full or the file ends; return the number of lines when the end was seen.
-
-    A NUL anywhere up to the end of the page makes the file binary: the holes of a sparse file end the reading at once.
+    """Read until the page is full or the file ends; return the number of lines when the end was seen. A NUL anywhere up
+    to the end of the page makes the file binary: the holes of a sparse file end the reading at once.
     """
     number = 1
     line = bytearray()

@@ -125,9 +125,8 @@ class Matches(Value):
 
 
 async def search(what: Search, limit: int, is_shown: Callable[[Match], bool]) -> Matches:
-    """Search and return up to ``limit + 1`` matches, the first in the order of path and line.
-
-    ``is_shown`` judges each match before anything is counted, so that what is left out moves no limit.
+    """Search and return up to ``limit + 1`` matches, the first in the order of path and line. ``is_shown`` judges each
+    match before anything is counted, so that what is left out moves no limit.
     Raises: ToolError, ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
     """
     shape = ("--line-number", "--column", "--byte-offset", "--with-filename", "--no-heading", "--null", "--sort=path")

@@ -140,7 +140,6 @@ def _mode(located: Located) -> int:
 
 class Confirmed(Value):
     """A line as it is in the file. ``text`` is cut to ``MAX_COLUMNS`` bytes, with marks, and holds the match.
-
     ``column`` is the byte of a cut line, from 1, at which the match begins; 0 for a line that is shown in full.
     """
 

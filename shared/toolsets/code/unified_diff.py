@@ -38,7 +38,6 @@ _Line: TypeAlias = bytes | tuple[bytes]
 
 class Hunk(Value):
     """Lines with their endings: ``old`` is to be found, ``new`` takes its place. ``trailing`` counts context after it.
-
     ``line`` is its place in the diff. ``old_start`` and ``new_start`` are its own words, from 1.
     """
 

@@ -167,9 +167,8 @@ def check_write_permitted(located: Located, context: ToolContext) -> None:
 
 
 def preview_of(located: Located, state: State, after: bytes) -> str:
-    """Return a unified diff against the existing text, or one line about it.
-
-    The old content of a sensitive file is not shown, nor of one that holds a private key or has another name elsewhere.
+    """Return a unified diff against the existing text, or one line about it. The old content of a sensitive file is not
+    shown, nor of one that holds a private key or has another name elsewhere.
     """
     name = valid_text(str(located.resolved))
     if state.precondition == ABSENT:

@@ -77,10 +77,8 @@ def invocation(
     tool: DeclaredTool, bounds: Bounds, config: Config, place: RunDirs, call_input: JsonObject
 ) -> Invocation:
     """Return what a validated call starts.
-
-    Raises:
-        ToolError: ``invalid_input``, a value cannot be an argument; ``path_outside_roots``, the working_dir leads away.
-        PathRefusedError: there is no such program.
+    Raises: ToolError, ``invalid_input``, a value cannot be an argument; ``path_outside_roots``, the working_dir leads
+    away; PathRefusedError, there is no such program.
     """
     commands = config.commands
     own = untrusted_folders(place)
@@ -322,9 +320,8 @@ def in_a_line(text: str, max_chars: int) -> str:
 
 
 def last_lines(text: str, max_chars: int) -> str:
-    """Return the last full lines of a log without secrets, which best show why a program ended.
-
-    A line that does not fit is left out rather than cut.
+    """Return the last full lines of a log without secrets, which best show why a program ended. A line that does not
+    fit is left out rather than cut.
     """
     kept: list[str] = []
     room = max_chars

@@ -88,9 +88,8 @@ class ProgramOutput:
         return last_lines(self._text(stream), max_chars)
 
     async def kept(self, context: ToolContext, *, has_stdout: bool) -> KeptOutput:
-        """Return the kept stderr, and the kept stdout if it is not the result; store output that is too long to show.
-
-        A failed store keeps no call from its result: the facts hold the reason.
+        """Return the kept stderr, and the kept stdout if it is not the result; store output that is too long to show. A
+        failed store keeps no call from its result: the facts hold the reason.
         """
         facts: dict[str, Json] = {}
         artifacts: list[ArtifactRef] = []
@@ -201,7 +200,6 @@ def _not_started(made: Invocation, error: OSError | ValueError) -> Exception:
 
 class DeclarativeTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
-
     Starting without it would leave a run without a tool that its user counts on, without notice.
     """
 
@@ -274,7 +272,6 @@ class _DeclaredCommand(Value):
 
     async def _handle(self, context: ToolContext, call_input: JsonObject) -> ToolResult:
         """Run a call to its result: an error if the program failed, printed an invalid result, or met a bound.
-
         Cancelled, hand over the program's output so far.
         Raises: ToolError, the program cannot be started, or is not the one that was permitted; PathRefusedError, the
         working directory is gone.

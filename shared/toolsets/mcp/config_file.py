@@ -39,10 +39,8 @@ Server = dict[str, Any]
 
 def with_servers(home: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
     """Append servers to the configuration of a home, which is made where there is none.
-
-    Raises:
-        UsageError: a server of that name is there already.
-        InvalidConfigError: the result would not be valid; names the place.
+    Raises: UsageError, a server of that name is there already; InvalidConfigError, the result would not be valid; names
+    the place.
     """
     before = load_config(home)
     taken = sorted(set(sections) & set(before.mcp.servers))
@@ -140,9 +138,8 @@ def looks_secret(name: str, value: str) -> bool:
 def imported_servers(
     files: Sequence[Path], home: Path, known: Collection[str], only: Collection[str], *, keeps: bool
 ) -> tuple[dict[str, Server], list[str]]:
-    """Return the servers of files as sections of our configuration, with notes on what was not taken.
-
-    ``keeps``: write the secrets that they hold to files of the home. ``known`` are taken already.
+    """Return the servers of files as sections of our configuration, with notes on what was not taken. ``keeps``: write
+    the secrets that they hold to files of the home. ``known`` are taken already.
     Raises: InvalidConfigError, a file cannot be read.
     """
     taken: dict[str, Server] = {}

@@ -40,9 +40,8 @@ _SHOWN_CHARS: Final = 200
 
 
 class ServerQuestion(Value):
-    """One question. ``url`` is the page of one that wants the person to open it, which has no form.
-
-    ``repeats_call``: the server has refused the call for now, and a yes has it made again (MCP-01.k).
+    """One question. ``url`` is the page of one that wants the person to open it, which has no form. ``repeats_call``:
+    the server has refused the call for now, and a yes has it made again (MCP-01.k).
     """
 
     server: str

@@ -64,7 +64,6 @@ def native_code(code: int) -> int:
 @dataclass(slots=True)
 class Intake:
     """Reads the texts of one connection, or of the answer to one request over HTTP, whose every reply is its own.
-
     ``waiting`` has the requests without an answer: the id as it was sent, and the method.
     """
 

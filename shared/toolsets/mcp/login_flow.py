@@ -134,9 +134,8 @@ class LoopbackReceiver(RedirectReceiver):
 
 
 class PastedReceiver(RedirectReceiver):
-    """Gets the address of the page at which the person's browser, perhaps on another machine, has ended.
-
-    Nobody listens there: the browser shows an error, and the address that is pasted.
+    """Gets the address of the page at which the person's browser, perhaps on another machine, has ended. Nobody listens
+    there: the browser shows an error, and the address that is pasted.
     """
 
     def __init__(self, read: Callable[[], Awaitable[str]], port: int = 0) -> None:

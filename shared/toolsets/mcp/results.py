@@ -133,9 +133,8 @@ def _link(link: Mapping[str, Any]) -> str:
 
 
 def _says(texts: list[str], structured: Json) -> bool:
-    """Say whether the text of an answer is its structured content: as JSON, or as the words of its only field.
-
-    Servers wrap what is not an object as ``{"result": …}``, and give a list as one text for each item.
+    """Say whether the text of an answer is its structured content: as JSON, or as the words of its only field. Servers
+    wrap what is not an object as ``{"result": …}``, and give a list as one text for each item.
     """
     meant = [structured]
     if isinstance(structured, Mapping) and set(structured) == {"result"}:

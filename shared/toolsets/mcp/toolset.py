@@ -81,9 +81,8 @@ class McpTools(Value):
     max_timeout: timedelta
 
     def register(self, registry: ToolRegistry) -> None:
-        """Register the tools, and keep the registry true when a server reports that they have changed (ETS-01.f).
-
-        A run's tools are those of the registry when it begins; a change counts from the next run on.
+        """Register the tools, and keep the registry true when a server reports that they have changed (ETS-01.f). A
+        run's tools are those of the registry when it begins; a change counts from the next run on.
         """
         servers = self.servers
         asked = [server for server in servers.enabled if _must_be_asked(servers, servers.snapshot(server))]
@@ -133,7 +132,6 @@ def _must_be_asked(servers: McpServers, known: ServerSnapshot | None) -> bool:
 
 def look(servers: McpServers, ids: Iterable[str]) -> None:
     """Ask servers what they offer, all at once, and keep their snapshots; from any thread, whatever loop runs on it.
-
     One process of a home does it at a time: the others find the snapshots that it has written.
     """
 

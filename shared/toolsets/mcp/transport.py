@@ -144,9 +144,8 @@ def _session_message(message: Message) -> Any:
 async def http_transport(
     url: str, headers: Mapping[str, str], auth: "httpx2.Auth | None", read_timeout_s: float
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the streams of a server over HTTP. Redirects are followed within its own origin only, by the SDK.
-
-    An answer has at most as many bytes as a line over stdio; a larger one fails its request and no other.
+    """Yield the streams of a server over HTTP. Redirects are followed within its own origin only, by the SDK. An answer
+    has at most as many bytes as a line over stdio; a larger one fails its request and no other.
     """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client

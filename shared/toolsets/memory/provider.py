@@ -96,19 +96,15 @@ class MemoryProvider(Protocol):
         self, query: str, *, project: str, scope: MemoryScope | None = None, limit: int = 5
     ) -> Sequence[Memory]:
         """Return the memories that fit best, best first: those of the user and of this project, or of one scope."""
-        ...
 
     async def save(self, memory: Memory) -> None:
         """Keep a memory; one with the same id is replaced."""
-        ...
 
     async def entries(self) -> Sequence[Memory]:
         """Return all memories of all projects, oldest first."""
-        ...
 
     async def remove(self, memory_id: str) -> bool:
         """Forget a memory; say whether there was one."""
-        ...
 
 
 def memory_modules(config: MemoryConfig) -> tuple[str, ...]:
@@ -132,7 +128,6 @@ def import_provider(name: str, folders: Sequence[str] = ()) -> MemoryProvider:
 
 def import_extractor(text: str, folders: Sequence[str] = ()) -> str:
     """Import the module of ``MODULE:NAME`` and return the name of the scripted agent.
-
     Raises: InvalidConfigError, it is not written so, or the module registers no such agent.
     """
     module, _, name = text.partition(":")

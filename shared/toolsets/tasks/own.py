@@ -46,26 +46,21 @@ _REPORTS: Final = ("progress", "output", "failure")
 
 
 class AdditionalClaims(Protocol):
-    """The claims of additional steps by runs of this process, one at most for each run.
-
-    They live as long as their holder is held here: a run that continues elsewhere, or again, holds none.
+    """The claims of additional steps by runs of this process, one at most for each run. They live as long as their
+    holder is held here: a run that continues elsewhere, or again, holds none.
     """
 
     def held_by(self, holder: Lease) -> Claim | None:
         """Return the additional step of the run."""
-        ...
 
     def why_lost(self, holder: Lease, step_id: str) -> str:
         """Return why the run does not hold a step any more that it had here; empty when nothing is known."""
-        ...
 
     async def claim(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step of the holder's task. Raises: LeaseLostError; UnavailableError."""
-        ...
 
     async def end(self, holder: Lease, end: StepEnd) -> bool:
         """End the additional step of the run; False when it was not held any more."""
-        ...
 
 
 class TaskTools(Value):
@@ -320,7 +315,6 @@ def step_id_of(claim: Claim) -> str:
 
 def work_of(claim: Claim) -> dict[str, Json]:
     """Return the facts of a claimed step for its agent: instructions, inputs, and the form of the answer.
-
     Raises: TemplateError when a dependency's result lacks a value that the plan references.
     """
     bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)

@@ -100,10 +100,7 @@ def result_facts(result: StepResult) -> dict[str, Json]:
 
 
 async def task_named(store: TaskStore, context: ToolContext, call_input: JsonObject) -> Task:
-    """Return the task that a call names, or the session's one open task when it names none.
-
-    Raises: ToolError.
-    """
+    """Return the task that a call names, or the session's one open task when it names none. Raises: ToolError."""
     session_id, asked = context.identity.session_id, str(call_input.get("task_id", ""))
     # An ask is what its agent itself works on, and no task of its making.
     tasks = [task for task in await store.list_tasks(session_id=session_id, limit=1000) if task.kind is TaskKind.PLAN]

@@ -280,9 +280,8 @@ def _rule_lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _fits(pattern: str, path: str) -> bool:
-    """Say whether a path matches a pattern at its start: ``*`` is any text, ``$`` at the end the end of the path.
-
-    The pieces between stars are looked for one after another, each at the first place: no pattern takes long.
+    """Say whether a path matches a pattern at its start: ``*`` is any text, ``$`` at the end the end of the path. The
+    pieces between stars are looked for one after another, each at the first place: no pattern takes long.
     """
     is_whole = pattern.endswith("$")
     first, *pieces = re.split(r"\*+", pattern.removesuffix("$"))

@@ -146,6 +146,7 @@ class Soong:
         max_concurrent: int = 0,
         budget: str = "",
         settings: Mapping[str, Json] | None = None,
+        tags: Sequence[str] = (),
     ) -> TaskResult:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
@@ -158,6 +159,7 @@ class Soong:
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one. ``budget`` is what
         its agents may use in all, such as ``2usd``, ``200ktok`` or ``2usd,200ktok``; empty: the configuration's.
         ``settings`` say how the models of all its agents are asked, such as ``{"temperature": 0}``.
+        ``tags`` are words by which lists are filtered, besides those of the plan.
 
         Cancelling it leaves the task to the service; :meth:`result` shows its state later.
 
@@ -169,7 +171,7 @@ class Soong:
         callback = answering(permission_callback, elicitation_callback)
         if callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        common = self._common(project, callback, allow, model, budget, settings, max_concurrent)
+        common = self._common(project, callback, allow, model, budget, settings, max_concurrent, tags)
         body = self._body(plan, inputs, step_grants, common)
         return await self._followed(await self._prepared(prepared, body), callback)
 
@@ -187,6 +189,7 @@ class Soong:
         budget: str = "",
         settings: Mapping[str, Json] | None = None,
         on_answer: Callable[[AnswerDelta], object] | None = None,
+        tags: Sequence[str] = (),
     ) -> TaskResult:
         """Give an agent a goal and wait for its end; ``answer`` of the result is what it answers.
 
@@ -205,7 +208,7 @@ class Soong:
         callback = answering(permission_callback, elicitation_callback)
         if callback or allow:
             await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
-        common = self._common(project, callback, allow, model, budget, settings, max_workers)
+        common = self._common(project, callback, allow, model, budget, settings, max_workers, tags)
         body = AskBody.model_construct(goal=goal, agent=agent, **common)
         return await self._followed(await self._prepared(prepared_ask, body), callback, on_answer)
 
@@ -258,6 +261,7 @@ class Soong:
         max_concurrent: int = 0,
         budget: str = "",
         settings: Mapping[str, Json] | None = None,
+        tags: Sequence[str] = (),
     ) -> str:
         """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
 
@@ -267,7 +271,7 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        common = self._common(project, None, allow, model, budget, settings, max_concurrent)
+        common = self._common(project, None, allow, model, budget, settings, max_concurrent, tags)
         body = self._body(plan, inputs, step_grants, common)
         ready = await self._prepared(prepared, body)
         await self._client.submit(ready)
@@ -448,6 +452,7 @@ class Soong:
         budget: str = "",
         settings: Mapping[str, Json] | None = None,
         max_concurrent: int = 0,
+        tags: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Return what plans and goals are submitted with."""
         folder = existing_folder(Path(project))
@@ -460,6 +465,7 @@ class Soong:
             "budget": budget,
             "settings": settings or {},
             "max_concurrent": max_concurrent,
+            "tags": tags,
         }
 
     async def _prepared(self, prepare: Prepare[Work], body: Work) -> Submission:

@@ -4,7 +4,7 @@ A command that changes something starts a service where none lives. One that rea
 """
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +90,7 @@ class Api(Calls):
                 answer = await held.enter_async_context(calls.sent(method, path, query, body, headers))
             yield answer
 
-    async def get(self, path: str, **query: str | int | bool) -> Document:
+    async def get(self, path: str, **query: str | int | bool | Sequence[str]) -> Document:
         """Return what a reading operation returns. Raises: SoongError."""
         return (await self.reply("GET", path, query=query)).document
 
@@ -105,7 +105,7 @@ class Api(Calls):
         """Return what a changing operation returns; a service is started for it if need be. Raises: SoongError."""
         return (await self.reply("POST", path, body=body if body is not None else {})).document
 
-    async def pages(self, path: str, *, limit: int, **query: str | int | bool) -> list[Document]:
+    async def pages(self, path: str, *, limit: int, **query: str | int | bool | Sequence[str]) -> list[Document]:
         """Return at most so many items of a list, page by page. Raises: SoongError."""
         items: list[Document] = []
         cursor = ""

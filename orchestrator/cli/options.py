@@ -25,6 +25,13 @@ _chosen = [Verbosity.NORMAL]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+STATUS: Any = typer.Option([], "--status", help="Only in this status; repeatable.")
+TITLE = typer.Option("", "--title", metavar="TEXT", help="Only with this in the title of the task.")
+TAGGED = typer.Option("", "--tag", metavar="TAG", help="Only of tasks with this tag.")
+SINCE = typer.Option("", "--since", metavar="AGE", help="Only what was made within this time: 12h, 30d.")
+TAGS: Any = typer.Option([], "--tag", metavar="TAG", help="A word by which lists are filtered (repeatable).")
+
+
 class CommandTable(typer.Typer):
     """A group of commands, each a function or a coroutine function."""
 

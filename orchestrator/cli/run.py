@@ -24,6 +24,7 @@ from soong.orchestrator.cli.options import (
     RESULT_AS_JSON,
     SETTING,
     SLOTS,
+    TAGS,
     WORKERS,
     pairs_of,
 )
@@ -67,6 +68,7 @@ def command(
     ),
     detach: bool = DETACH,
     budget: list[str] = BUDGET,
+    tags: list[str] = TAGS,
     is_json: bool = RESULT_AS_JSON,
     workers: WorkerRange | None = WORKERS,
     slots: int | None = SLOTS,
@@ -89,6 +91,7 @@ class RunArguments(Value):
     allow: Sequence[str]
     budget: Sequence[str]
     is_json: bool
+    tags: Sequence[str] = ()
     is_previewed: bool = False
     allowed_steps: Sequence[str] = ()
     approvals: ApprovalMode | None = None
@@ -130,6 +133,7 @@ def _body(given: RunArguments) -> Document:
         "allow": list(given.allow),
         "budget": ",".join(given.budget),
         "max_concurrent": given.max_concurrent or 0,
+        "tags": list(given.tags),
     }
 
 
@@ -245,6 +249,7 @@ def ask(
     ),
     detach: bool = DETACH,
     budget: list[str] = BUDGET,
+    tags: list[str] = TAGS,
     is_json: bool = RESULT_AS_JSON,
     workers: WorkerRange | None = WORKERS,
     slots: int | None = SLOTS,
@@ -268,6 +273,7 @@ def ask(
         "settings": read_model_settings(setting),
         "budget": ",".join(budget),
         "max_concurrent": max_workers or 0,
+        "tags": tags,
     }
     path = "/v1/asks"
     if session:

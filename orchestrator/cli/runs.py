@@ -18,7 +18,7 @@ from soong.orchestrator.cli.console import (
     visible,
 )
 from soong.orchestrator.cli.console import show as show_result
-from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.cli.options import JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
 from soong.orchestrator.cli.summary import Document, seconds_between, time_text
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import load_settings
@@ -47,13 +47,18 @@ _SYMBOLS: Final = {"same": "✓", "different": "✗", "given": "·"}
 async def list_runs(
     *,
     task: str = typer.Option("", "--task", help="Only the runs of this task."),
+    status: list[str] = STATUS,
+    title: str = TITLE,
+    tag: str = TAGGED,
+    since: str = SINCE,
     limit: int = typer.Option(50, "--limit", min=1, help="At most this many."),
     is_json: bool = JSON,
 ) -> None:
     """List runs, newest first."""
     async with Api() as api:
-        query = {"task": await api.find("task", task)} if task else {}
-        runs = await api.pages("/v1/runs", limit=limit, **query)
+        task_id = await api.find("task", task) if task else ""
+        only = {"task": task_id, "title": title, "tag": tag, "since": since}
+        runs = await api.pages("/v1/runs", limit=limit, status=status, **only)
     columns: Columns = {
         "run": "id",
         "task": lambda run: run["task"][-TASK_SHOWN:],

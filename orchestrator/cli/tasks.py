@@ -10,7 +10,7 @@ import typer
 from soong.orchestrator.cli.api import Api, open_task
 from soong.orchestrator.cli.console import Columns, emit, emit_text, listed, number_of, say, second_of, visible
 from soong.orchestrator.cli.console import show as show_result
-from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, CommandTable
+from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
 from soong.orchestrator.cli.summary import counted, results_text, still_running, text_of
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
@@ -35,11 +35,17 @@ class Drawing(StrEnum):
 
 @app.command("list")
 async def list_tasks(
-    *, limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."), is_json: bool = JSON
+    *,
+    status: list[str] = STATUS,
+    title: str = TITLE,
+    tag: str = TAGGED,
+    since: str = SINCE,
+    limit: int = typer.Option(20, "--limit", min=1, help="At most so many, newest first."),
+    is_json: bool = JSON,
 ) -> None:
     """List tasks, newest first."""
     async with Api() as api:
-        tasks = await api.pages("/v1/tasks", limit=limit)
+        tasks = await api.pages("/v1/tasks", limit=limit, status=status, title=title, tag=tag, since=since)
     columns: Columns = {
         "task": "id",
         "status": "status",

@@ -7,7 +7,7 @@ elsewhere (:mod:`soong.orchestrator.http.own_api`).
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -40,7 +40,7 @@ _OF_A_REQUEST: Final = ("body.", "query.", "header.", "path.")
 """Places of problems that are none of a plan's."""
 
 Document = dict[str, Any]
-Query = Mapping[str, str | int | bool]
+Query = Mapping[str, str | int | bool | Sequence[str]]
 
 
 class HomeUnreachableError(UnavailableError):
@@ -179,7 +179,7 @@ class HomeApi(Calls):
     ) -> AsyncGenerator[OperationAnswer]:
         """Raises: HomeUnreachableError, also where what came back cannot be read."""
         # A change waits for the word of an owner; a service that does not answer a reader at once is frozen.
-        limit_s = timing.MINUTE_S if method != "GET" else timing.COMMAND_LIMIT_S + int(query.get("wait", 0))
+        limit_s = timing.MINUTE_S if method != "GET" else timing.COMMAND_LIMIT_S + int(str(query.get("wait", 0)))
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(None if headers.get("accept") == EVENTS else limit_s):
@@ -206,7 +206,7 @@ class HomeApi(Calls):
             "content-length": str(len(data)),
             **headers,
         }
-        address = f"{path}?{urlencode(texts_of(query))}" if query else path
+        address = f"{path}?{query_string(query)}" if query else path
         lines = [f"{method} {address} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + data
 
@@ -262,6 +262,7 @@ async def read_events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str,
                 yield fields.get("event", ""), json.loads(fields["data"])
 
 
-def texts_of(query: Query) -> dict[str, str]:
-    """Return the parameters of a request as they are sent."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
+def query_string(query: Query) -> str:
+    """Return the parameters of a request as they are sent; a list is sent once for each of its values."""
+    sent = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+    return urlencode(sent, doseq=True)

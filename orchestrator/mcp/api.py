@@ -7,7 +7,7 @@ both. Texts of agents, files and plans are data; their control characters are sp
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,7 +53,9 @@ class ApiCalls(DirectCalls):
     def rights(self) -> frozenset[str]:
         return frozenset(str(right) for right in Right if self.caller.may(right))
 
-    async def operate(self, operation: Callable[..., Any], *, body: Json = None, **given: str | int) -> ApiReply:
+    async def operate(
+        self, operation: Callable[..., Any], *, body: Json = None, **given: str | int | Sequence[str]
+    ) -> ApiReply:
         """Return what an operation returns when it is called with these arguments.
 
         Raises: ToolProblemError; ToolError when an id is not an id.
@@ -61,10 +63,11 @@ class ApiCalls(DirectCalls):
         routes = (one for one in self.app.routes if isinstance(one, APIRoute))
         route = next(one for one in routes if inspect.unwrap(one.endpoint) is operation)
         takes = route.dependant
-        ids, query, headers = (
+        ids, headers = (
             {one.alias: str(given.pop(one.name)) for one in fields if one.name in given}
-            for fields in (takes.path_params, takes.query_params, takes.header_params)
+            for fields in (takes.path_params, takes.header_params)
         )
+        query = {one.alias: given.pop(one.name) for one in takes.query_params if one.name in given}
         assert not given, given
         for segment in ids.values():
             if not _SEGMENT.fullmatch(segment):
@@ -100,7 +103,7 @@ async def api_of(context: SoongContext) -> ApiCalls:
 
 
 async def called(
-    context: SoongContext, operation: Callable[..., Any], *, body: Json = None, **given: str | int
+    context: SoongContext, operation: Callable[..., Any], *, body: Json = None, **given: str | int | Sequence[str]
 ) -> Document:
     """Return the document of an operation for the caller of a request. Raises: as :meth:`ApiCalls.operate`."""
     document: Document = (await (await api_of(context)).operate(operation, body=body, **given)).document

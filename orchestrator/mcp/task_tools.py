@@ -6,6 +6,7 @@ returns at once, and a wait is a long poll that is called again.
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -18,7 +19,16 @@ from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of,
 from soong.orchestrator.operations import plans, progress, runs, service, tasks
 from soong.orchestrator.operations.documents import Page, PlanSchema, Submitted, TaskDetail
 from soong.orchestrator.operations.runs import After
-from soong.orchestrator.operations.strict import Cursor, InSession, InTask, Limit, StepCursor
+from soong.orchestrator.operations.strict import (
+    Cursor,
+    InSession,
+    InTask,
+    Limit,
+    MadeWithin,
+    StepCursor,
+    WithTag,
+    WithTitle,
+)
 from soong.orchestrator.operations.submissions import Goal
 from soong.orchestrator.operations.tasks import Reason
 from soong.orchestrator.schemas.base import AnyObject, Schema
@@ -26,6 +36,8 @@ from soong.orchestrator.schemas.run import ArtifactPage, RunSchema
 from soong.orchestrator.schemas.task import StepErrorSchema, TaskProgress, TaskResult, TaskSchema
 from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
 from soong.shared.core import timing
+from soong.shared.engine.runs.record import RunStatus
+from soong.shared.engine.tasks.status import TaskStatus
 
 MAX_PLAN_BYTES: Final = 2 * 1024 * 1024
 PLAN_SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -236,10 +248,18 @@ def _next(document: Document, api: ApiCalls, *, is_over: bool) -> str:
 
 
 async def list_tasks(
-    ctx: SoongContext, limit: Limit = 20, cursor: Cursor = "", session: InSession = ""
+    ctx: SoongContext,
+    limit: Limit = 20,
+    cursor: Cursor = "",
+    session: InSession = "",
+    status: Annotated[Sequence[TaskStatus], Field(description="Only in one of these.")] = (),
+    title: WithTitle = "",
+    tag: WithTag = "",
+    since: MadeWithin = "",
 ) -> Annotated[CallToolResult, Page[TaskSchema]]:
     """List Soong tasks, newest first, with their status and how many steps are done."""
-    return shown(await called(ctx, tasks.list_tasks, limit=limit, cursor=cursor, session=session))
+    only = {"session": session, "status": status, "title": title, "tag": tag, "since": since}
+    return shown(await called(ctx, tasks.list_tasks, limit=limit, cursor=cursor, **only))
 
 
 async def show_task(
@@ -288,10 +308,19 @@ async def read_step(
 
 
 async def list_runs(
-    ctx: SoongContext, task: InTask = "", session: InSession = "", limit: Limit = 20, cursor: Cursor = ""
+    ctx: SoongContext,
+    task: InTask = "",
+    session: InSession = "",
+    limit: Limit = 20,
+    cursor: Cursor = "",
+    status: Annotated[Sequence[RunStatus], Field(description="Only in one of these.")] = (),
+    title: WithTitle = "",
+    tag: WithTag = "",
+    since: MadeWithin = "",
 ) -> Annotated[CallToolResult, Page[RunSchema]]:
     """List the runs of Soong agents, newest first: who ran which step, with which model, and how it ended."""
-    return shown(await called(ctx, runs.list_runs, task=task, session=session, limit=limit, cursor=cursor))
+    only = {"task": task, "session": session, "status": status, "title": title, "tag": tag, "since": since}
+    return shown(await called(ctx, runs.list_runs, limit=limit, cursor=cursor, **only))
 
 
 async def read_run(

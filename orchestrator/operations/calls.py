@@ -6,9 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode
 
-from soong.orchestrator.client.home_api import Calls, OperationAnswer, Query, texts_of
+from soong.orchestrator.client.home_api import Calls, OperationAnswer, Query, query_string
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.limits import CALLER
@@ -57,7 +56,7 @@ class DirectCalls(Calls, Value):
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": urlencode(texts_of(query)).encode(),
+            "query_string": query_string(query).encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in sent.items()],
             "client": None,
             "server": None,

@@ -18,6 +18,8 @@ from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPo
 from soong.orchestrator.operations.limits import CALLER, Limits, RequestLimiter
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
+from soong.shared.core.amounts import read_age
+from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
@@ -260,3 +262,11 @@ async def until_enough(
                 value = await following.next()
     if wait_s and not await service.authenticator.still(caller):
         raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")
+
+
+def made_since_us(service: ServiceParts, age: str) -> int:
+    """Return the time before which nothing of this age was made; 0 for no age. Raises: ProblemError (invalid_input)."""
+    try:
+        return max(0, service.client.clock.now_us() - read_age(age, "since") * 1_000_000) if age else 0
+    except UsageError as error:
+        raise ProblemError(ProblemCode.INVALID_INPUT, str(error)) from error

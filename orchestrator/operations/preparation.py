@@ -6,6 +6,7 @@ A step consent (PER-17) names the digest of its step in the preview. The digest 
 rules and the disk as they are at the submission: another one refuses the submission, and nothing is written.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -39,6 +40,7 @@ from soong.shared.engine.runs.budgets import configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
+from soong.shared.engine.tasks.plan.fields import TAG
 from soong.shared.engine.tasks.plan.kinds.agent import read_settings, with_settings
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR
 from soong.shared.engine.tasks.problems import Unknown
@@ -119,7 +121,15 @@ def _submission(body: SubmissionBody | AskBody, session: Session, task: NewTask,
     """Raises: UsageError; InvalidConfigError, for the budget of the configuration."""
     configured = catalogue.config.budgets.session
     budget = parse_budget(body.budget) if body.budget else configured_budget(configured, "session")
-    return Submission(session, replace(task, trace_parent=trace_parent()), budget, body.max_concurrent)
+    return Submission(session, _marked(task, body.tags), budget, body.max_concurrent)
+
+
+def _marked(task: NewTask, tags: Sequence[str]) -> NewTask:
+    """Return a task with the tags of its plan and of its submission, and its submitter's trace. Raises: UsageError."""
+    for tag in tags:
+        if not re.fullmatch(TAG, tag):
+            raise UsageError(f"{tag!r} is no tag; a tag is 1 to 64 of a-z, 0-9, `.`, `_`, `:`, `/` and `-`")
+    return replace(task, trace_parent=trace_parent(), tags=tuple(sorted({*task.tags, *tags})))
 
 
 def follow_up(
@@ -151,9 +161,7 @@ def follow_up(
     definition = definition.with_settings(read_settings(body.settings))
     task = _ask(body.goal, session, definition, name, catalogue, _now_us(), task_id=task_id, follows=follows)
     opened = replace(session, is_closed=False)  # as the new task leaves it
-    return Submission(
-        opened, replace(task, trace_parent=trace_parent()), parse_budget(body.budget), body.max_concurrent
-    )
+    return Submission(opened, _marked(task, body.tags), parse_budget(body.budget), body.max_concurrent)
 
 
 def _model_of_ask(definition: AgentDefinition, model: str) -> str:

@@ -7,13 +7,25 @@ from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from soong.orchestrator.operations.context import Reader, Runner, Service
+from soong.orchestrator.operations.context import Reader, Runner, Service, made_since_us
 from soong.orchestrator.operations.documents import Page, page_of
 from soong.orchestrator.operations.events import EventStream, run_frames
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
-from soong.orchestrator.operations.strict import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId, StrictRoute
+from soong.orchestrator.operations.strict import (
+    ArtifactDigest,
+    Cursor,
+    InSession,
+    InTask,
+    Limit,
+    MadeWithin,
+    RunId,
+    StrictRoute,
+    WithTag,
+    WithTitle,
+)
 from soong.orchestrator.operations.tasks import CommandBody, steered
 from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, NodeSchema, RunDetail, RunSchema
+from soong.shared.engine.runs.record import ListFilter, RunStatus
 
 MAX_ARTIFACT_PAGE: Final = 1_000_000
 
@@ -34,12 +46,16 @@ async def list_runs(
     _caller: Reader,
     session: InSession = "",
     task: InTask = "",
+    status: Annotated[Sequence[RunStatus], Query(description="Only in one of these.")] = (),
+    title: WithTitle = "",
+    tag: WithTag = "",
+    since: MadeWithin = "",
     cursor: Cursor = "",
     limit: Limit = 50,
 ) -> Page[RunSchema]:
     """List runs, newest first."""
-    store = service.store
-    found = await store.runs.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
+    store, only = service.store, ListFilter(tuple(status), title, made_since_us(service, since), tag)
+    found = await store.runs.run_page(session_id=session, task_id=task, only=only, before=cursor, limit=limit)
     return page_of([RunSchema.of(run) for run in found], limit, found[-1].id if found else "")
 
 

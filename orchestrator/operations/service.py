@@ -10,15 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import Reader, Service
+from soong.orchestrator.operations.context import Reader, Service, made_since_us
 from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of
-from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
 from soong.orchestrator.schemas.tool import ToolsSchema
 from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
-from soong.shared.core import timing
-from soong.shared.core.amounts import read_age
-from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.timing import rfc3339
 from soong.shared.engine.runs.record import UsageBy, UsageTotal
@@ -87,8 +83,7 @@ async def usage(
 ) -> UsageSums:
     """Show what agents have used: requests, tokens, tool calls and cost."""
     client = service.client
-    seconds = age_s(since) if since not in ("", ALL) else days * timing.DAY_S
-    since_us = 0 if since == ALL else max(0, client.clock.now_us() - seconds * 1_000_000)
+    since_us = 0 if since == ALL else made_since_us(service, since or f"{days}d")
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
     unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
     return UsageSums.of_totals(by, totals, unsummed)
@@ -148,21 +143,12 @@ async def list_audit(
     limit: Limit = 50,
 ) -> Page[AuditEntrySchema]:
     """List who answered, decided and granted what, oldest first; `soong audit verify` checks the entries."""
-    client = service.client
-    since_us = client.clock.now_us() - age_s(since) * 1_000_000
-    found = await client.store.audit.audit_entries(
-        after=after, session_id=session, kinds=kind, since_us=max(0, since_us), limit=limit
+    since_us = made_since_us(service, since)
+    found = await service.store.audit.audit_entries(
+        after=after, session_id=session, kinds=kind, since_us=since_us, limit=limit
     )
     last = str(found[-1].ordinal) if found else ""
     return page_of([AuditEntrySchema.of(entry) for entry in found], limit, last)
-
-
-def age_s(text: str) -> int:
-    """Return an age in seconds. Raises: ProblemError (invalid_input)."""
-    try:
-        return read_age(text, "since")
-    except UsageError as error:
-        raise ProblemError(ProblemCode.INVALID_INPUT, str(error)) from error
 
 
 async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:

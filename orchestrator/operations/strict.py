@@ -26,6 +26,7 @@ from soong.shared.core.errors import InvalidJsonError, NotFoundError
 from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.texts import EXPECTED, fault, faults
 from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.plan.fields import TAG
 
 Fields = Mapping[str, str]
 """The fields of one object by the name that is sent, each with its description."""
@@ -50,6 +51,9 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")
 Wait = Annotated[int, Query(ge=0, le=timing.LONG_POLL_S, description="Seconds to wait for a change; at most 55.")]
 InSession = Annotated[str, Query(max_length=80, description="Only of this session.")]
 InTask = Annotated[str, Query(max_length=80, description="Only of this task.")]
+WithTitle = Annotated[str, Query(max_length=200, description="Only with this in the title of the task.")]
+WithTag = Annotated[str, Query(pattern=rf"^({TAG})?$", description="Only of tasks with this tag.")]
+MadeWithin = Annotated[str, Query(max_length=10, description="Only what was made within this time: `12h` or `30d`.")]
 
 
 def errors_of(found: Sequence[Mapping[str, Any]], body: type[BaseModel] | None) -> list[Json]:

@@ -25,6 +25,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.texts import require_text
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.plan.fields import Tag
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.kinds.agent import SETTING_NAMES
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
@@ -59,8 +60,12 @@ Budget = Annotated[
     str, Field(max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`.")
 ]
 Cwd = Annotated[str, Field(max_length=4_096, description="Where relative paths start; empty: at `project`.")]
+SubmissionTags = Annotated[
+    list[Tag], Field(max_length=20, description="Words by which lists are filtered, besides those of the plan.")
+]
 MaxConcurrent = Annotated[int, Field(ge=0, description="Most of its steps at once; 0: the service's limit.")]
 NOTHING: Final[Any] = Field(default_factory=dict)
+NO_TAGS: Final[Any] = Field(default_factory=list)
 
 
 class PlanBody(Body):
@@ -112,6 +117,7 @@ class AskBody(Body):
     settings: AskSettings = NOTHING
     budget: Budget = ""
     max_concurrent: MaxConcurrent = 0
+    tags: SubmissionTags = NO_TAGS
 
     @property
     def allows(self) -> bool:
@@ -132,6 +138,7 @@ class FollowUpBody(Body):
         description="What its session may use in all from now on, as in `POST /v1/asks`; needs the right `approve`.",
     )
     max_concurrent: MaxConcurrent = 0
+    tags: SubmissionTags = NO_TAGS
 
 
 class StepGrantBody(Body):
@@ -153,6 +160,7 @@ class SubmissionBody(PreviewBody):
     )
     budget: Budget = ""
     max_concurrent: MaxConcurrent = 0
+    tags: SubmissionTags = NO_TAGS
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,

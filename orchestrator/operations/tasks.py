@@ -1,6 +1,7 @@
 """Tasks: their state, and control of them."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Query
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering
+from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering, made_since_us
 from soong.orchestrator.operations.documents import ForkedPlan, Page, TaskDetail, page_of
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.snapshots import counts_of, in_plan_order, steps_of, tasks_planned_by
@@ -20,13 +21,17 @@ from soong.orchestrator.operations.strict import (
     Cursor,
     InSession,
     Limit,
+    MadeWithin,
     StepCursor,
     StrictRoute,
     TaskId,
+    WithTag,
+    WithTitle,
 )
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
+from soong.shared.engine.runs.record import ListFilter
 from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
 from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
@@ -36,7 +41,7 @@ from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.rerun import forked_plan
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right
 
@@ -100,10 +105,19 @@ MOST_DRAWN: Final = 1_000
 
 @router.get("/v1/tasks")
 async def list_tasks(
-    service: Service, _caller: Reader, session: InSession = "", cursor: Cursor = "", limit: Limit = 50
+    service: Service,
+    _caller: Reader,
+    session: InSession = "",
+    status: Annotated[Sequence[TaskStatus], Query(description="Only in one of these.")] = (),
+    title: WithTitle = "",
+    tag: WithTag = "",
+    since: MadeWithin = "",
+    cursor: Cursor = "",
+    limit: Limit = 50,
 ) -> Page[TaskSchema]:
     """List tasks, newest first, with the number of steps in each status."""
-    found = await service.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
+    only = ListFilter(tuple(status), title, made_since_us(service, since), tag)
+    found = await service.store.tasks.list_tasks(session_id=session, only=only, before=cursor, limit=limit)
     return page_of([await task_schema(service, task) for task in found], limit, found[-1].id if found else "")
 
 

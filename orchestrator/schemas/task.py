@@ -35,6 +35,7 @@ class TaskSchema(Schema):
     reason: str = Field(description="Why it failed, was paused or cancelled.")
     created: Instant
     ended: Instant | None
+    tags: list[str] = Field(description="Words by which lists are filtered.")
     step_counts: dict[StepStatus, int] = Field(description="The number of steps in each status; none is left out as 0.")
 
     @field_validator("step_counts", mode="before")

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import ListFilter, Run, RunStatus
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Task
@@ -15,7 +15,8 @@ from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, failed
-from tests.model.builders import make_decision, make_request, make_session
+from tests.model.builders import make_decision, make_request, make_session, make_task
+from tests.model.clock import START_US
 
 T = TypeVar("T", Session, Task, Run)
 
@@ -139,3 +140,49 @@ async def test_states_are_those_of_the_steps_in_their_order_and_an_unknown_task_
     assert [str(state.status) for state in states] == ["completed", "failed", "running", "ready"]
 
     assert list(await scene.store.tasks.step_states("task_unknown")) == []
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (ListFilter(), "cba"),
+        (ListFilter(title="NIGHTLY"), "cb"),
+        (ListFilter(title="%"), "b"),
+        (ListFilter(tag="team:data"), "ca"),
+        (ListFilter(tag="team"), ""),
+        (ListFilter(statuses=("cancelled",)), "a"),
+        (ListFilter(statuses=("running", "paused"), title="nightly"), "cb"),
+        (ListFilter(since_us=START_US + 2), "c"),
+    ],
+    ids=repr,
+)
+async def test_lists_show_what_meets_a_filter(scene: ContractHarness, only: ListFilter, expected: str) -> None:
+    names = {}
+    for number, (name, title, tags) in enumerate(
+        [("a", "Report", ("team:data",)), ("b", "100 % nightly", ()), ("c", "Nightly", ("blue", "team:data"))]
+    ):
+        new = make_task(scene.own.session_id, "x")
+        await scene.store.tasks.create_task(replace(new, title=title, tags=tags, created_us=START_US + number))
+        names[new.id] = name
+    (cancelled, *_) = names
+    await scene.store.tasks.cancel_task(scene.own, cancelled, reason="", now_us=scene.now_us)
+
+    tasks = await scene.store.tasks.list_tasks(only=only)
+    runs = await scene.store.runs.run_page(only=replace(only, statuses=(), since_us=0))
+
+    assert "".join(names[task.id] for task in tasks) == expected
+    assert all(("team:data" in task.tags) is (names[task.id] != "b") for task in tasks)
+    unfiltered = {"a", "b", "c"} if not (only.title or only.tag) else set[str]()
+    assert {names[run.identity.task_id] for run in runs} == unfiltered | set(expected)
+
+
+async def test_runs_are_filtered_by_their_own_status_and_time(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    later = replace(make_task(scene.own.session_id, "b"), created_us=START_US + 5)
+    await scene.store.tasks.create_task(later)
+
+    running = await scene.store.runs.run_page(only=ListFilter(("running",)))
+
+    assert claim.identity.run_id in {run.id for run in running}
+    assert {run.status for run in running} == {RunStatus.RUNNING}
+    assert await scene.store.runs.run_page(only=ListFilter(since_us=scene.now_us + 1_000_000)) == []

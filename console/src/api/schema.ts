@@ -1370,6 +1370,11 @@ export interface components {
             settings?: {
                 [key: string]: components["schemas"]["JsonValue"];
             };
+            /**
+             * Tags
+             * @description Words by which lists are filtered, besides those of the plan.
+             */
+            tags?: string[];
         };
         /** AskingSession */
         AskingSession: {
@@ -1679,6 +1684,11 @@ export interface components {
             settings?: {
                 [key: string]: components["schemas"]["JsonValue"];
             };
+            /**
+             * Tags
+             * @description Words by which lists are filtered, besides those of the plan.
+             */
+            tags?: string[];
         };
         /** ForkedPlan */
         ForkedPlan: {
@@ -2260,6 +2270,11 @@ export interface components {
             /** Worker */
             worker: string;
         };
+        /**
+         * RunStatus
+         * @enum {string}
+         */
+        RunStatus: "queued" | "running" | "parked" | "completed" | "failed" | "cancelled";
         /** RunningStep */
         RunningStep: {
             /** Id */
@@ -2648,6 +2663,11 @@ export interface components {
              * @description Steps whose `permissions` are allowed as previewed, each for itself; needs the right `approve`.
              */
             step_grants?: components["schemas"]["StepGrantBody"][];
+            /**
+             * Tags
+             * @description Words by which lists are filtered, besides those of the plan.
+             */
+            tags?: string[];
         };
         /** Submitted */
         Submitted: {
@@ -2715,6 +2735,11 @@ export interface components {
             step_counts: {
                 [key: string]: number;
             };
+            /**
+             * Tags
+             * @description Words by which lists are filtered.
+             */
+            tags: string[];
             /** Title */
             title: string;
         };
@@ -2767,6 +2792,11 @@ export interface components {
              * @description A page of its steps as planned, items of a map below it.
              */
             steps: components["schemas"]["Step"][];
+            /**
+             * Tags
+             * @description Words by which lists are filtered.
+             */
+            tags: string[];
             /** Title */
             title: string;
         };
@@ -2871,6 +2901,11 @@ export interface components {
             step_counts: {
                 [key: string]: number;
             };
+            /**
+             * Tags
+             * @description Words by which lists are filtered.
+             */
+            tags: string[];
             /** Title */
             title: string;
         };
@@ -2923,6 +2958,11 @@ export interface components {
              * @description The steps as planned, items of a map below it.
              */
             steps: components["schemas"]["StepDetail"][];
+            /**
+             * Tags
+             * @description Words by which lists are filtered.
+             */
+            tags: string[];
             /** Title */
             title: string;
             /**
@@ -3744,6 +3784,14 @@ export interface operations {
                 session?: string;
                 /** @description Only of this task. */
                 task?: string;
+                /** @description Only in one of these. */
+                status?: components["schemas"]["RunStatus"][];
+                /** @description Only with this in the title of the task. */
+                title?: string;
+                /** @description Only of tasks with this tag. */
+                tag?: string;
+                /** @description Only what was made within this time: `12h` or `30d`. */
+                since?: string;
                 /** @description `next` of the page before. */
                 cursor?: string;
                 /** @description At most so many. */
@@ -4211,6 +4259,14 @@ export interface operations {
             query?: {
                 /** @description Only of this session. */
                 session?: string;
+                /** @description Only in one of these. */
+                status?: components["schemas"]["TaskStatus"][];
+                /** @description Only with this in the title of the task. */
+                title?: string;
+                /** @description Only of tasks with this tag. */
+                tag?: string;
+                /** @description Only what was made within this time: `12h` or `30d`. */
+                since?: string;
                 /** @description `next` of the page before. */
                 cursor?: string;
                 /** @description At most so many. */

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -41,6 +42,19 @@ class Usage(Value):
             **({"by_model": parts} if parts else {}),
             **({"files": self.files} if self.files else {}),
         }
+
+
+class ListFilter(Value):
+    """What a list of tasks or runs shows: what meets all that is set. Title and tag are those of the task."""
+
+    statuses: tuple[str, ...] = ()
+    title: str = ""
+    """A part of it, in capitals or not."""
+    since_us: int = 0
+    tag: str = ""
+
+
+EVERYTHING: Final = ListFilter()
 
 
 class NewRun(Value):

@@ -13,7 +13,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run, UnsummedUsage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import EVERYTHING, ListFilter, Run, UnsummedUsage, UsageBy, UsageTotal
 
 _ENDED: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED})
 
@@ -177,7 +177,13 @@ class RunStore(Protocol):
 
     # -- page by page
     async def run_page(
-        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+        self,
+        *,
+        session_id: str = "",
+        task_id: str = "",
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
     ) -> Sequence[Run]:
         """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
         ...

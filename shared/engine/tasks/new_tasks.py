@@ -90,6 +90,7 @@ def new_task(
         root_run=NewRun(root, {}, new_token()),
         steps=steps,
         limits=plan.limits,
+        tags=plan.tags,
     )
 
 

@@ -119,6 +119,7 @@ class NewTask(Value):
     """The trace of its submitter that it belongs to (W3C trace context)."""
     limits: Budget = NO_BUDGET
     """Limits on the usage of all its runs together, and on its time (DIS-07)."""
+    tags: tuple[str, ...] = ()
 
 
 class Task(Value):
@@ -137,6 +138,8 @@ class Task(Value):
     """Why it failed, was cancelled or paused; who, for a person's act."""
     kind: TaskKind = TaskKind.PLAN
     trace_parent: str = ""
+    tags: tuple[str, ...] = ()
+    """Words by which lists are filtered, sorted."""
 
 
 class OpenTask(Value):

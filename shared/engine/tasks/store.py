@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.record import EVERYTHING, ListFilter, NewRun
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
@@ -102,7 +102,13 @@ class TaskStore(Protocol):
         ...
 
     async def list_tasks(
-        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+        self,
+        *,
+        session_id: str = "",
+        kind: TaskKind | None = None,
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
     ) -> Sequence[Task]:
         """Return tasks, newest first; ``before`` is the id of the last one of the page before this one."""
         ...

@@ -63,6 +63,7 @@ def create_task(rows: Rows, task: NewTask) -> None:
         created_us=now_us,
         kind=task.kind,
         trace_parent=task.trace_parent,
+        tags=task.tags,
     )
     if not task.limits.is_unlimited:
         rows.budgets[task_scope(task.id)] = task.limits

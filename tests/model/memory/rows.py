@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.runs.budgets import Budget, Charge
 from soong.shared.engine.runs.events import Event, NewEvent, Node
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import ListFilter, Run
 from soong.shared.engine.runs.store import CallAbort, CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
 from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
@@ -157,6 +157,12 @@ class Rows:
 
 
 _TABLES = tuple(table.name for table in fields(Rows))
+
+
+def meets(listed: Task | Run, task: Task, only: ListFilter) -> bool:
+    """Say whether a task, or a run of it, meets a filter."""
+    is_named = only.title.lower() in task.title.lower() and only.tag in {"", *task.tags}
+    return is_named and listed.created_us >= only.since_us and (not only.statuses or listed.status in only.statuses)
 
 
 def page_before(table: dict[str, V], before: str) -> list[V]:

@@ -9,14 +9,23 @@ from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run, RunStatus, UnsummedUsage, Usage, UsageBy, UsageTotal
+from soong.shared.engine.runs.record import (
+    EVERYTHING,
+    ListFilter,
+    Run,
+    RunStatus,
+    UnsummedUsage,
+    Usage,
+    UsageBy,
+    UsageTotal,
+)
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import RequestState
 from soong.shared.tools.surface import Surface
 from tests.model.memory.logs import add_reports, held_run, write_events, write_nodes
-from tests.model.memory.rows import Part, Rows, page_before, transaction
+from tests.model.memory.rows import Part, Rows, meets, page_before, transaction
 
 
 class MemoryRuns(Part):
@@ -36,11 +45,21 @@ class MemoryRuns(Part):
         return found[:limit]
 
     @transaction
-    def run_page(self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100) -> Sequence[Run]:
+    def run_page(
+        self,
+        *,
+        session_id: str = "",
+        task_id: str = "",
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
+    ) -> Sequence[Run]:
         found = [
             run
             for run in page_before(self.rows.runs, before)
-            if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
+            if session_id in {"", run.identity.session_id}
+            and task_id in {"", run.identity.task_id}
+            and meets(run, self.rows.tasks[run.identity.task_id], only)
         ]
         return found[:limit]
 

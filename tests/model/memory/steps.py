@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import RunEvent
+from soong.shared.engine.runs.record import EVERYTHING, ListFilter, RunEvent
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
@@ -32,7 +32,7 @@ from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, is_parked, parked, pending_of, poison, result_of, write_end
 from tests.model.memory.logs import move_run, note_step
 from tests.model.memory.making import add_session, create_task
-from tests.model.memory.rows import Part, page_before, transaction
+from tests.model.memory.rows import Part, meets, page_before, transaction
 
 
 class MemorySteps(Part):
@@ -53,9 +53,16 @@ class MemorySteps(Part):
 
     @transaction
     def list_tasks(
-        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+        self,
+        *,
+        session_id: str = "",
+        kind: TaskKind | None = None,
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
     ) -> Sequence[Task]:
         found = [task for task in page_before(self.rows.tasks, before) if session_id in {"", task.session_id}]
+        found = [task for task in found if meets(task, task, only)]
         return [task for task in found if kind in {None, task.kind}][:limit]
 
     @transaction

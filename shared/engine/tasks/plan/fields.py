@@ -49,6 +49,9 @@ StepId: TypeAlias = Annotated[str, Field(pattern=f"^{STEP_ID}$"), Expected("1 to
 Title: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")]
 Item: TypeAlias = Annotated[str, Field(min_length=1), Expected("a text that is not empty")]
 Texts: TypeAlias = Annotated[tuple[Item, ...], Field(strict=False, fail_fast=True), BeforeValidator(sequence)]
+TAG: Final = r"[a-z0-9][a-z0-9._:/-]{0,63}"
+Tag: TypeAlias = Annotated[str, Field(pattern=f"^{TAG}$"), Expected("up to 64 of a-z, 0-9, `.`, `_`, `:`, `/` and `-`")]
+Tags: TypeAlias = Annotated[tuple[Tag, ...], Field(strict=False, max_length=20), BeforeValidator(sequence)]
 Object: TypeAlias = Annotated[dict[str, Any], Field(strict=False), Expected("a mapping")]
 Flag: TypeAlias = Annotated[bool, Expected("true or false")]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000), Expected("an integer from -1000 to 1000")]

@@ -16,6 +16,7 @@ from soong.shared.engine.tasks.plan.fields import (
     Name,
     PlanModel,
     Seconds,
+    Tags,
     Text,
     Texts,
     Title,
@@ -79,6 +80,7 @@ class PlanDocument(PlanModel):
     limits: TaskLimitsDocument | None = Field(
         default=None, description="What all its runs together may use, and how long it may take."
     )
+    tags: Tags = Field(default=(), description="Words by which lists of tasks and runs are filtered.")
     steps: Annotated[tuple[StepDocument, ...], Field(min_length=1)]
 
 

@@ -65,6 +65,7 @@ class Plan(Value):
     """Limits on the usage of all runs of its task together, and on the task's time (DIS-07)."""
     modules: tuple[str, ...] = ()
     """Modules next to the plan's file that register scripted agents; workers started for it import them."""
+    tags: tuple[str, ...] = ()
 
     def step(self, step_id: str) -> StepSpec:
         """Return a step by id. Raises: KeyError."""

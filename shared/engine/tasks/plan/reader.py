@@ -112,7 +112,7 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     inputs = _read_inputs(head.inputs, report)
     steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
     limits = NO_BUDGET if head.limits is None else planned_limits(head.limits)
-    return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules)
+    return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules, head.tags)
 
 
 def planned_limits(said: TaskLimitsDocument) -> Budget:

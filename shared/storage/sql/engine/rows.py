@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
+from sqlalchemy import Select, Table, select
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Origin, RunIdentity, step_key
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.record import NewRun, Run, Usage
+from soong.shared.engine.runs.record import ListFilter, NewRun, Run, Usage
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Responder, Session, Worker
 from soong.shared.engine.tasks.spec import StepSpec
@@ -50,6 +51,22 @@ def worker_of(row: Any, busy: int) -> Worker:
 # -- tasks and their steps
 TASKS: Final = RowMapper(Task, tasks)
 NEW_TASKS: Final = RowMapper(NewTask, tasks)
+
+
+def filtered(wanted: Select[Any], of: Table, only: ListFilter) -> Select[Any]:
+    """Return a query of tasks, or of runs, for those that meet a filter."""
+    named = []
+    if only.title:
+        named.append(tasks.c.title.icontains(only.title, autoescape=True))
+    if only.tag:
+        named.append(tasks.c.tags.contains(pack(only.tag), autoescape=True))
+    if named and of is not tasks:
+        named = [of.c.task_id.in_(select(tasks.c.id).where(*named))]
+    if only.statuses:
+        named.append(of.c.status.in_(only.statuses))
+    if only.since_us:
+        named.append(of.c.created_us >= only.since_us)
+    return wanted.where(*named) if named else wanted
 
 
 def error_of(text: str | None) -> StepError | None:

@@ -436,6 +436,7 @@ CREATE TABLE tasks (
     reason TEXT DEFAULT '' NOT NULL,
     is_recorded BIGINT DEFAULT 0 NOT NULL,
     trace_parent TEXT DEFAULT '' NOT NULL,
+    tags TEXT DEFAULT '[]' NOT NULL,
     CONSTRAINT pk_tasks PRIMARY KEY (ordinal),
     CONSTRAINT ck_tasks_kind CHECK (kind IN ('plan', 'ask')),
     CONSTRAINT ck_tasks_status CHECK (status IN ('running', 'paused', 'completed', 'failed', 'cancelled')),

@@ -10,12 +10,12 @@ from sqlalchemy import Select, select
 from soong.shared.core.errors import AlreadyConsumedError, NotFoundError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import EVERYTHING, ListFilter, Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
-from soong.shared.storage.sql.engine.rows import call_of, run_of
+from soong.shared.storage.sql.engine.rows import call_of, filtered, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.texts import unpack
@@ -159,9 +159,15 @@ class SqlRuns(StorePart):
         return await self._listed(WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit), session_id, task_id)
 
     async def run_page(
-        self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
+        self,
+        *,
+        session_id: str = "",
+        task_id: str = "",
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
     ) -> Sequence[Run]:
-        wanted = WHOLE_RUNS.order_by(runs.c.ordinal.desc()).limit(limit)
+        wanted = filtered(WHOLE_RUNS.order_by(runs.c.ordinal.desc()).limit(limit), runs, only)
         if before:
             wanted = wanted.where(runs.c.ordinal < ordinal_of(runs, before))
         return await self._listed(wanted, session_id, task_id)

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import RunStatus
+from soong.shared.engine.runs.record import EVERYTHING, ListFilter, RunStatus
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -19,7 +19,7 @@ from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, snapshot_of, step_of
+from soong.shared.storage.sql.engine.rows import NEW_TASKS, SESSIONS, TASKS, filtered, snapshot_of, step_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of, table_read
 from soong.shared.storage.sql.engine.tables.service import sessions
@@ -131,9 +131,15 @@ class SqlTasks(StorePart):
         return await self._database.read(lambda tx: read_task(tx, task_id))
 
     async def list_tasks(
-        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+        self,
+        *,
+        session_id: str = "",
+        kind: TaskKind | None = None,
+        only: ListFilter = EVERYTHING,
+        before: str = "",
+        limit: int = 100,
     ) -> Sequence[Task]:
-        wanted = select(tasks).order_by(tasks.c.ordinal.desc()).limit(limit)
+        wanted = filtered(select(tasks).order_by(tasks.c.ordinal.desc()).limit(limit), tasks, only)
         if before:
             wanted = wanted.where(tasks.c.ordinal < ordinal_of(tasks, before))
         if session_id:

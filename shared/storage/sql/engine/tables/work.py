@@ -59,6 +59,7 @@ tasks = table(
     flag("is_recorded"),
     # The trace of its submitter that it belongs to (W3C trace context).
     word("trace_parent"),
+    document("tags", "[]", kind="array"),
     Index("ix_tasks_session", "session_id", "ordinal"),
     partial("ix_tasks_unrecorded", "ordinal", where=f"is_recorded = 0 AND {TASK_OVER}"),
     partial("ix_tasks_open", "session_id", "ordinal", where="status IN ('running', 'paused')"),

@@ -128,7 +128,7 @@ def _marked(task: NewTask, tags: Sequence[str]) -> NewTask:
     """Return a task with the tags of its plan and of its submission, and its submitter's trace. Raises: UsageError."""
     for tag in tags:
         if not re.fullmatch(TAG, tag):
-            raise UsageError(f"{tag!r} is no tag; a tag is 1 to 64 of a-z, 0-9, `.`, `_`, `:`, `/` and `-`")
+            raise UsageError(f"{tag!r} is not a tag; a tag is 1 to 64 of a-z, 0-9, `.`, `_`, `:`, `/` and `-`")
     return replace(task, trace_parent=trace_parent(), tags=tuple(sorted({*task.tags, *tags})))
 
 

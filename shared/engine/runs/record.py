@@ -45,7 +45,7 @@ class Usage(Value):
 
 
 class ListFilter(Value):
-    """What a list of tasks or runs shows: what meets all that is set. Title and tag are those of the task."""
+    """Selects the tasks or runs of a list: those that meet all that is set. Title and tag are those of the task."""
 
     statuses: tuple[str, ...] = ()
     title: str = ""

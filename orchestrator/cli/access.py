@@ -3,25 +3,28 @@
 A token is printed once, when it is made, and kept nowhere. Keys are exchanged as docs/security.md, "Keys", has it.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
 
 from soong.orchestrator.cli.console import Columns, emit, listed, output, say, second_of
-from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.operations.administration import (
+    all_tokens,
+    make_api_token,
+    opened_keys,
+    opened_store,
+    revoke_token,
+)
 from soong.orchestrator.operations.audit import entries
 from soong.orchestrator.operations.audit import verify as verified
-from soong.orchestrator.operations.keys import OVERLAP, KeyRing
+from soong.orchestrator.operations.keys import OVERLAP
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
-from soong.shared.core.errors import NotFoundError, UsageError
-from soong.shared.core.settings import load_settings
-from soong.shared.core.timing import SystemClock, rfc3339, to_the_second
-from soong.shared.permissions.access.token import AccessStore, ApiToken, Right, make_token
+from soong.shared.core.errors import UsageError
+from soong.shared.core.timing import to_the_second
+from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
 
 tokens = CommandTable()
@@ -36,8 +39,7 @@ async def create(
 ) -> None:
     """Make a token and print it, once: only its digest is kept."""
     lives_s = seconds_of(expires)
-    async with opened_store("make a token", makes=True) as store:
-        token, text = await added_token(store.access, principal, right, lives_s=lives_s)
+    token, text = await make_api_token(principal, right, lives_s=lives_s)
     output(text)
     until = "" if token.expires_us is None else f", until {to_the_second(token.expires_us)}"
     say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")
@@ -47,22 +49,8 @@ async def create(
 @tokens.command("list")
 async def list_tokens(*, is_json: bool = JSON) -> None:
     """List all tokens, those that are revoked or expired too; never their secrets."""
-    now_us = SystemClock().now_us()
-    async with opened_store() as store:
-        tokens = [
-            {
-                "id": token.id,
-                "principal": token.principal,
-                "rights": [str(right) for right in sorted(token.rights)],
-                "created": rfc3339(token.created_us),
-                "expires": None if token.expires_us is None else rfc3339(token.expires_us),
-                "revoked": None if token.revoked_us is None else rfc3339(token.revoked_us),
-                "state": token.problem(now_us) or "good",
-            }
-            for token in await store.access.tokens()
-        ]
     listed(
-        tokens,
+        await all_tokens(),
         {
             "token": "id",
             "principal": "principal",
@@ -78,10 +66,7 @@ async def list_tokens(*, is_json: bool = JSON) -> None:
 @tokens.command()
 async def revoke(token: str = typer.Argument(..., metavar="ID", help="The token's id; not the token.")) -> None:
     """End a token for good; open streams of it end within seconds."""
-    if token.startswith("soong_tok_"):
-        raise UsageError("name the token by its id (tok_…, see `soong tokens list`): a token on a command line is seen")
-    async with opened_store("revoke a token") as store:
-        was_good = await revoked(store.access, token)
+    was_good = await revoke_token(token)
     say(f"{token} is revoked" if was_good else f"{token} was revoked before")
 
 
@@ -91,25 +76,6 @@ def seconds_of(text: str) -> int | None:
     if lives_s is not None and not 0 < lives_s <= 36_500 * timing.DAY_S:
         raise UsageError(f"invalid --expires {text!r}: write 30d, 12h, 15m or 90s, at most 100 years")
     return lives_s
-
-
-async def added_token(
-    access: AccessStore, principal: str, rights: Sequence[Right], *, lives_s: int | None, sign_in_s: int | None = None
-) -> tuple[ApiToken, str]:
-    """Make a token; return it with its text. With ``sign_in_s`` the text is a code, good for so long and once."""
-    now_us = SystemClock().now_us()
-    expires_us, sign_in_by_us = (None if one is None else now_us + one * 1_000_000 for one in (lives_s, sign_in_s))
-    token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us, sign_in_by_us=sign_in_by_us)
-    await access.add_token(token)
-    return token, text
-
-
-async def revoked(access: AccessStore, text: str) -> bool:
-    """Revoke the token with this id, or this end of it; return whether it was good. Raises: NotFoundError."""
-    known = [token.id for token in await access.tokens() if token.id.endswith(text) and len(text) >= 6]
-    if len(known) != 1:
-        raise NotFoundError("token", text)
-    return await access.revoke_token(known[0], now_us=SystemClock().now_us())
 
 
 keys = CommandTable()
@@ -127,20 +93,8 @@ async def list_keys(*, is_json: bool = JSON) -> None:
         "published": "published",
         "ended": lambda key: str(key["revoked"] or key["retired"] or ""),
     }
-    async with _opened_keys() as keyring:
-        current, now_us = keyring.current(), keyring.clock.now_us()
-        found = [
-            {
-                "id": key.id,
-                "state": key.state(now_us),
-                "signs_here": key.id == current,
-                "published": rfc3339(key.created_us),
-                "retired": None if key.retired_us is None else rfc3339(key.retired_us),
-                "revoked": None if key.revoked_us is None else rfc3339(key.revoked_us),
-                "public_key": key.public_key.hex(),
-            }
-            for key in await keyring.keys()
-        ]
+    async with opened_keys() as keyring:
+        found = await keyring.listed()
     listed(found, columns, is_json=is_json)
 
 
@@ -153,7 +107,7 @@ async def rotate(
     reason: str = _REASON,
 ) -> None:
     """Make a new key in the key file. Running orchestrators sign with it at once; old decisions stay good."""
-    async with _opened_keys("exchange the signing key") as keyring:
+    async with opened_keys("exchange the signing key") as keyring:
         ended = await keyring.rotate(reason=reason, overlap=timedelta(seconds=overlap))
     output(ended.successor)
     if ended.key_id:
@@ -166,7 +120,7 @@ async def rotate(
 @keys.command()
 async def adopt(*, reason: str = _REASON) -> None:
     """Publish the key that the key file holds: one from a secret store, or of another orchestrator's host."""
-    async with _opened_keys("publish a signing key") as keyring:
+    async with opened_keys("publish a signing key") as keyring:
         key_id = await keyring.adopt(reason=reason)
     output(key_id)
     say(f"{key_id} is published; orchestrators that have this key file sign with it from now on")
@@ -184,26 +138,13 @@ async def retire(
     reason: str = _REASON,
 ) -> None:
     """End a key. One that signs here is exchanged first."""
-    async with _opened_keys("end a signing key") as keyring:
-        found = [one.id for one in await keyring.keys() if one.id.startswith(key)]
-        if not found:
-            raise NotFoundError("key", key)
-        if len(found) > 1:
-            raise UsageError(f"{key!r} fits {len(found)} keys; type more of the id (soong keys list)")
-        ended = await keyring.retire(found[0], is_revoked=revoke, reason=reason)
+    async with opened_keys("end a signing key") as keyring:
+        ended = await keyring.retire(await keyring.find(key), is_revoked=revoke, reason=reason)
     if ended.successor:
         say(f"{ended.successor} signs in its place")
     say(f"{ended.key_id} is {'revoked' if revoke else 'retired'}")
     if revoke:
         say(f"{len(ended.expired)} decisions by it were not used yet; their calls ask again")
-
-
-@asynccontextmanager
-async def _opened_keys(change: str = "") -> AsyncIterator[KeyRing]:
-    """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
-    settings = load_settings()
-    async with opened_store(change, settings=settings) as store:
-        yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
 
 
 audit = CommandTable()

@@ -141,8 +141,8 @@ class Api(Calls):
 
 async def attached(*, may_start: bool) -> "Attachment":
     """Raises: UsageError where nothing has run in this home yet; UnavailableError."""
-    from soong.orchestrator.cli.ids import deployment, require_rows  # late: psutil, settings, SQLAlchemy
-    from soong.orchestrator.embedded.starter import Attachment, attach
+    from soong.orchestrator.embedded.folders import require_rows  # late: psutil, settings
+    from soong.orchestrator.embedded.starter import Attachment, attach, deployment
     from soong.shared.core.settings import load_settings
 
     settings = load_settings()

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import say, show, visible
-from soong.orchestrator.cli.ids import require_rows
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.logs import configure_logs
+from soong.orchestrator.embedded.folders import prepare_home, require_rows
 from soong.shared.core.amounts import bytes_text, read_age, read_size
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import raise_open_files, settle_gc
 from soong.shared.core.timing import SystemClock
-from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:
+    from soong.orchestrator.owner.service import Orchestrator
     from soong.orchestrator.retention.collector import CollectionPreview, CollectionReport
 
 _WORKER = typer.Option("", "--grant-worker", metavar="ROLE", help="Give this PostgreSQL role a worker's rights.")
@@ -58,7 +58,7 @@ async def orchestrator(
     owner = await build(settings)
     await owner.start()
     try:
-        async with _metrics(settings, owner.parts.store):
+        async with _metrics(settings, owner):
             settle_gc()
             say("soong orchestrator is ready")
             await stop.wait()
@@ -67,7 +67,7 @@ async def orchestrator(
 
 
 @asynccontextmanager
-async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
+async def _metrics(settings: Settings, owner: "Orchestrator") -> AsyncIterator[None]:
     """Answer at the metrics' address, if there is one."""
     if not settings.metrics_port:
         yield
@@ -78,7 +78,7 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
     metrics, clock = open_metrics(settings), SystemClock()
 
     async def read() -> bytes:
-        return text(await collect(store, metrics, clock))
+        return text(await collect(owner.parts.store, metrics, clock))
 
     endpoint = MetricsEndpoint(read)
     try:
@@ -97,7 +97,6 @@ async def migrate(
     Privileges are granted again each time, so that they match this version; run it as the owner of the tables.
     """
     from soong.orchestrator.client.bootstrap import migrate  # SQLAlchemy, not needed for --help
-    from soong.orchestrator.embedded.folders import prepare_home
 
     settings = load_settings()
     if settings.is_embedded:

@@ -76,8 +76,7 @@ class HeldService:
 
     async def _own(self, _may_start: bool) -> "Attachment":
         """Return what the operations in this process work with; the hold stays here."""
-        from soong.orchestrator.cli.ids import deployment
-        from soong.orchestrator.embedded.starter import Attachment
+        from soong.orchestrator.embedded.starter import Attachment, deployment
 
         held = self.attachment
         return Attachment(held.settings if held is not None else await deployment(self.settings()))

@@ -1,39 +1,26 @@
 """``soong notifications``: what is sent outside, and whether it arrives (OPS-11)."""
 
-from collections.abc import Sequence
-
 import typer
 
 from soong.orchestrator.cli.console import Columns, listed, number_of, say, second_of
-from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
-from soong.orchestrator.operations.ids import fits
+from soong.orchestrator.operations.administration import NOTICES_SHOWN, messages, send_again
 from soong.shared.core.config import load_config
-from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
-from soong.shared.core.timing import SystemClock, rfc3339
-from soong.shared.engine.tasks.event_feed import Notice, NoticeState
+from soong.shared.core.timing import SystemClock
 
 app = CommandTable()
-
-SHOWN = 200
 
 
 @app.command("list")
 async def list_command(
     *,
-    is_all: bool = typer.Option(False, "--all", help=f"Sent and dropped ones too, of the last {SHOWN} events."),
+    is_all: bool = typer.Option(False, "--all", help=f"Sent and dropped ones too, of the last {NOTICES_SHOWN} events."),
     is_json: bool = JSON,
 ) -> None:
     """List messages that wait or were given up."""
-    async with opened_store() as store:
-        notices = await store.outbox.notices(include_ended=is_all, limit=SHOWN)
-    messages: dict[str, list[Notice]] = {}
-    for notice in notices:
-        # Notices that are in no message yet are one row for their channel.
-        messages.setdefault(notice.message_id or f"{notice.channel}/{notice.state.value}", []).append(notice)
-    shown = [_as_json(sorted(one, key=lambda notice: notice.created_us)) for one in messages.values()]
     columns: Columns = {
         "message": lambda one: one["id"] or "-",
         "channel": "channel",
@@ -44,7 +31,9 @@ async def list_command(
         "error": "error",
     }
     empty = "nothing was sent" if is_all else "nothing waits; `soong notifications list --all` shows what was sent"
-    listed(shown, columns, is_json=is_json, uncut=("error",), empty=empty, name="messages")
+    listed(
+        await messages(include_ended=is_all), columns, is_json=is_json, uncut=("error",), empty=empty, name="messages"
+    )
 
 
 @app.command("test")
@@ -72,31 +61,8 @@ async def retry(
     channel: str = typer.Option("", "--channel", metavar="NAME", help="Only those of this channel."),
 ) -> None:
     """Send again what was given up; a channel whose receiver answered 410 Gone is used again."""
-    message_id = ""
-    async with opened_store("send notifications again") as store:
-        if message:
-            given_up = await store.outbox.notices(include_ended=False, limit=10_000)
-            known = sorted({one.message_id for one in given_up if one.message_id and fits(one.message_id, message)})
-            if len(known) != 1:
-                raise NotFoundError("message that was given up", message)
-            message_id = known[0]
-        count = await store.outbox.retry(message_id=message_id, channel=channel, now_us=SystemClock().now_us())
+    count = await send_again(message, channel)
     say(f"{number_of(count, 'event')} will be sent again" if count else "nothing was given up")
-
-
-def _as_json(notices: Sequence[Notice]) -> Document:
-    first = notices[0]
-    return {
-        "id": first.message_id or None,
-        "channel": first.channel,
-        "state": first.state.value,
-        "events": [notice.event for notice in notices],
-        "requests": [notice.request_id for notice in notices if notice.request_id],
-        "attempts": first.attempts,
-        "due": rfc3339(first.due_us) if first.state is NoticeState.WAITING else None,
-        "ended": rfc3339(first.ended_us) if first.ended_us else None,
-        "error": first.error,
-    }
 
 
 def _events_text(message: Document) -> str:

@@ -163,8 +163,8 @@ async def replay(
 
     Every agent decides again from the answers and results that it had then. Exit code 1: something differs.
     """
-    from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.operations.administration import opened_store
     from soong.orchestrator.operations.ids import find_task
     from soong.orchestrator.replay.task import Replayer, read_task
 

@@ -29,7 +29,7 @@ from soong.orchestrator.embedded.control import ControlClient
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.listening import address_of, is_loopback, listen
 from soong.orchestrator.embedded.service_file import read_record
-from soong.orchestrator.embedded.starter import Attachment, attach
+from soong.orchestrator.embedded.starter import Attachment, attach, deployment
 from soong.shared.core import timing
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
@@ -150,15 +150,9 @@ class LinkMaker:
 
 async def _link(settings: Settings, address: str) -> str:
     """Return an address that signs in the browser that opens it first, within a minute."""
-    from soong.orchestrator.cli.access import added_token
-    from soong.orchestrator.cli.ids import opened_store
-    from soong.shared.permissions.access.token import Right
+    from soong.orchestrator.operations.administration import make_sign_in
 
-    async with opened_store("open the console", settings=settings) as store:
-        _, code = await added_token(
-            store.access, settings.principal, [Right.RUN, Right.APPROVE], lives_s=timing.DAY_S // 2, sign_in_s=60
-        )
-    return f"{address}/#code={code}"
+    return f"{address}/#code={await make_sign_in(settings)}"
 
 
 def _show(link: str, page: Path | None) -> None:
@@ -267,7 +261,6 @@ async def _serve_flower(settings: Settings, file: Path, credentials: str, addres
     from flower.urls import settings as flower_settings
     from tornado.ioloop import IOLoop
 
-    from soong.orchestrator.cli.ids import deployment
     from soong.orchestrator.client.bootstrap import open_broker
 
     service = await deployment(settings, hint="SOONG_REDIS_URL")

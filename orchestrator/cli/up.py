@@ -12,13 +12,12 @@ from soong.orchestrator.cli.options import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
-from soong.orchestrator.embedded.service import EmbeddedService, ServeHome, ServiceOwner
+from soong.orchestrator.embedded.service import BuiltOwner, EmbeddedService
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc
-from soong.shared.storage.store import Store
 
 
 def command(
@@ -61,7 +60,7 @@ def command(
             preforked.close()
 
 
-async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, ServeHome]:
+async def build_owner(settings: Settings) -> BuiltOwner:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
     from soong.orchestrator.client.client import Client
     from soong.orchestrator.owner.bootstrap import build

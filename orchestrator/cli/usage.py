@@ -1,6 +1,5 @@
 """``soong usage`` and ``soong budget``: what agents have used, and what a session or the day may use (DIS-11)."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import typer
@@ -9,10 +8,10 @@ from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import Columns, listed, say, show, table
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.cli.summary import Document
+from soong.orchestrator.operations.administration import budget_of
 from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError
-from soong.shared.core.timing import utc_date
-from soong.shared.engine.runs.budgets import DAY, BudgetState, parse_budget, session_scope, state_json, usd_text
+from soong.shared.engine.runs.budgets import BudgetState, parse_budget, state_json, usd_text
 from soong.shared.engine.runs.record import UsageBy
 
 
@@ -67,20 +66,14 @@ async def budget(
     is_json: bool = JSON,
 ) -> None:
     """Show what a session, or all in a day, may use and has used; set it for a session."""
-    from soong.orchestrator.approvals.approval import check_person_now
-    from soong.orchestrator.cli.ids import opened_store
-    from soong.orchestrator.operations.ids import find_session  # FastAPI
-
     limit = parse_budget(*limits)
     if limits:
+        from soong.orchestrator.approvals.approval import check_person_now
+
         if not session:
             raise UsageError("the day's budget is `day` of [budgets] in config.toml; name a session to set its own")
         check_person_now("change a budget")
-    async with opened_store() as store:
-        scope = session_scope(await find_session(store, session)) if session else DAY
-        if not limit.is_unlimited:
-            await store.budgets.set_budget(scope, limit)
-        state = (await store.budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))).get(scope)
+    state = await budget_of(session, limit)
     document = None if state is None else state_json(state)
     show(document, lambda: _budget_text(state), is_json=is_json)
 

@@ -17,10 +17,9 @@ from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import Columns, one_line, output, say, show, table, table_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
+from soong.orchestrator.operations.administration import SCOPE_HELP, limit_concurrency
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
-from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
 
 if TYPE_CHECKING:
     from soong.shared.agents.pacing import Pauses
@@ -37,7 +36,6 @@ COLUMNS: Final[Columns] = {
     "version": lambda one: f"{one['version'] or '?'} (protocol {one['protocol']})",
     "beats": "beats",
 }
-SCOPE_HELP = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a python step) or session:ID."
 
 
 @app.command("list")
@@ -117,34 +115,15 @@ async def set_command(
     limit: int = typer.Argument(..., min=1, help="Maximum number of steps running at once."),
 ) -> None:
     """Set a limit, or change it. Steps that exceed it already run to their end; the next claims keep to it."""
-    await _set(ConcurrencyLimit(checked_scope(scope), limit))
+    await limit_concurrency(scope, limit)
     say(f"at most {limit} steps of {scope} at once")
 
 
 @limits.command()
 async def remove(scope: str = typer.Argument(..., help=SCOPE_HELP)) -> None:
     """Remove a limit."""
-    await _set(ConcurrencyLimit(checked_scope(scope), 0))
+    await limit_concurrency(scope, 0)
     say(f"{scope} is not limited")
-
-
-def checked_scope(text: str) -> str:
-    """Return a scope as it is stored. Raises: UsageError."""
-    kind, separator, name = text.partition(":")
-    if kind not in LIMIT_KINDS or not separator or not name.strip():
-        hint = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
-        raise UsageError(f"{text!r} is not a scope of a concurrency limit; {hint}; a scope is {SCOPE_HELP}")
-    return f"{kind}:{name.strip()}"
-
-
-async def _set(bound: ConcurrencyLimit) -> None:
-    from soong.orchestrator.cli.ids import opened_store
-
-    kind, _, name = bound.scope.partition(":")
-    async with opened_store() as store:
-        if kind == "session" and bound.limit:
-            await store.sessions.session(name)  # a limit of a session that is none would wait for nobody
-        await store.claims.set_concurrency_limits([bound])
 
 
 models = CommandTable()
@@ -176,8 +155,8 @@ async def resume(
 
 @asynccontextmanager
 async def _opened_pauses() -> "AsyncIterator[Pauses]":
-    from soong.orchestrator.cli.ids import deployment
     from soong.orchestrator.client.bootstrap import opened_pauses
+    from soong.orchestrator.embedded.starter import deployment
     from soong.shared.core.settings import load_settings
 
     settings = await deployment(load_settings())
@@ -198,8 +177,8 @@ def worker(
     ),
 ) -> None:
     """Claim and run steps until stopped; then finish or release the running ones."""
-    from soong.orchestrator.cli.ids import deployment
     from soong.orchestrator.embedded.folders import child_environment, kept_command, module_command
+    from soong.orchestrator.embedded.starter import deployment
     from soong.shared.core.settings import load_settings
 
     raise_open_files()

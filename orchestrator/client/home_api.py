@@ -7,6 +7,7 @@ elsewhere (:mod:`soong.orchestrator.http.own_api`).
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
@@ -104,16 +105,16 @@ class OperationAnswer(Protocol):
         ...
 
 
-class Calls:
+class Calls(ABC):
     """The operations over one transport, which has :meth:`sent` of its own. Several calls run at once."""
 
     __slots__ = ()
 
+    @abstractmethod
     def sent(
         self, method: str, path: str, query: Query, body: Json, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[OperationAnswer]:
         """Send a request and give what comes back of it."""
-        raise NotImplementedError
 
     async def reply(
         self,

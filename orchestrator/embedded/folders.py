@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.core import timing
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
@@ -137,3 +137,9 @@ def module_command(module: str, *arguments: str) -> list[str]:
 def has_no_rows(settings: Settings) -> bool:
     """Return whether nothing has run in this home yet."""
     return settings.is_embedded and not (settings.home / "soong.db").exists()
+
+
+def require_rows(settings: Settings) -> None:
+    """Raises: UsageError, when nothing has run in this home yet."""
+    if has_no_rows(settings):
+        raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -125,6 +125,7 @@ async def demand_of(store: Store) -> Demand:
 
 ServeHome = Callable[[socket.socket, Callable[[], Awaitable[object]]], Awaitable[None]]
 """Serves the operations on a bound socket until the other returns (:func:`soong.orchestrator.http.home.serve_home`)."""
+BuiltOwner: TypeAlias = "tuple[ServiceOwner, Store, ServeHome]"
 
 
 class ServiceOwner(Protocol):
@@ -189,7 +190,7 @@ class EmbeddedService:
     """One run of the service. ``build`` opens the store and makes the parts of the settings it is given."""
 
     settings: Settings
-    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store, ServeHome]]]
+    build: Callable[[Settings], Awaitable[BuiltOwner]]
     is_ephemeral: bool = False
     log: str = ""
     """The file that its words go to; empty when that is a terminal or for its starter to know."""

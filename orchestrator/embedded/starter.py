@@ -16,7 +16,7 @@ from soong.orchestrator.embedded.folders import child_environment, module_comman
 from soong.orchestrator.embedded.own_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.shared.core import timing
-from soong.shared.core.errors import UnavailableError
+from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.settings import Settings
 
 LOGS_KEPT = 10
@@ -89,6 +89,23 @@ async def living_service(settings: Settings) -> ServiceRecord | None:
     if state == "stuck":
         raise UnavailableError("the service of the home does not answer")
     return record if state == "living" else None
+
+
+async def deployment(settings: Settings, *, hint: str = "") -> Settings:
+    """Return settings that name the Redis of the living service.
+
+    Without one they stay as they are; with a ``hint``, what else to do:
+
+    Raises: UsageError.
+    """
+    if settings.redis_url:
+        return settings
+    record: ServiceRecord | None = None
+    with suppress(UnavailableError):
+        record = await living_service(settings)
+    if record is None and hint:
+        raise UsageError(f"no service is running: start one with `soong up`, or set {hint}")
+    return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
 
 
 async def attach(

@@ -44,6 +44,7 @@ _ASIDE: Final = (
 _SEGMENT: Final = re.compile(r"[0-9A-Za-z_]{1,200}")
 
 
+@dataclass(frozen=True, slots=True)
 class ApiCalls(DirectCalls):
     """The operations for one caller. ``project``: where tasks work by default."""
 

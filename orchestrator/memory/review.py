@@ -5,16 +5,23 @@ runs are refused: memory that a run could accept for itself would need no person
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final, Literal
 
+from soong.orchestrator.approvals.approval import check_person_now
+from soong.orchestrator.embedded.folders import has_no_rows
 from soong.orchestrator.memory.job import MemoryCandidate, candidates_of, proposed
+from soong.orchestrator.operations.administration import opened_store
+from soong.shared.core.config import load_config
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
-from soong.shared.core.jsontext import dump
-from soong.shared.core.timing import Clock, to_the_second
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.settings import load_settings
+from soong.shared.core.timing import Clock, SystemClock, to_the_second
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.memory.files import FOLDER, open_memory
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
 
 DECISIONS: Final = "decisions.jsonl"
@@ -45,6 +52,13 @@ class MemoryReview(Value):
                 waiting.setdefault(candidate.memory.id, candidate)
         return list(waiting.values())
 
+    async def candidate(self, text: str) -> MemoryCandidate:
+        """Return the candidate that is meant. Raises: NotFoundError, UsageError."""
+        found = await self.find(text)
+        if not isinstance(found, MemoryCandidate):
+            raise UsageError(f"{found.id} is a memory already; soong memory forget removes it")
+        return found
+
     async def find(self, text: str) -> Memory | MemoryCandidate:
         """Return the memory or the candidate whose id begins so. Raises: NotFoundError, UsageError for several."""
         found: dict[str, Memory | MemoryCandidate] = {each.memory.id: each for each in await self.candidates()}
@@ -72,11 +86,16 @@ class MemoryReview(Value):
         """Propose it no more."""
         self._decide(candidate.memory.id, "rejected")
 
-    async def forget(self, memory: Memory) -> None:
-        """Remove a memory for good. Raises: NotFoundError."""
+    async def forget(self, text: str) -> str:
+        """Remove a memory for good; return its id. Raises: NotFoundError, UsageError."""
+        memory = await self.find(text)
+        if isinstance(memory, MemoryCandidate):
+            hint = f"reject it: soong memory reject {text}"
+            raise UsageError(f"{memory.memory.id} is a candidate, not a memory; {hint}")
         if not await self.provider.remove(memory.id):
             raise NotFoundError("memory", memory.id)
         self._decide(memory.id, "forgotten")
+        return memory.id
 
     def _decided(self) -> set[str]:
         try:
@@ -95,3 +114,36 @@ class MemoryReview(Value):
     def _decide(self, memory_id: str, decision: Literal["accepted", "rejected", "forgotten"]) -> None:
         now = to_the_second(self.clock.now_us())
         self.folder.append(DECISIONS, f"{dump({'id': memory_id, 'decision': decision, 'time': now})}\n".encode())
+
+
+def document_of(found: Memory | MemoryCandidate) -> dict[str, Json]:
+    """Return a memory or a candidate as programs see it."""
+    memory, state = (found.memory, "candidate") if isinstance(found, MemoryCandidate) else (found, "memory")
+    return {
+        "id": memory.id,
+        "state": state,
+        "content": memory.content,
+        "scope": memory.scope.value,
+        "project": memory.project,
+        "tags": list(memory.tags),
+        "sources": list(memory.sources),
+        "is_tainted": memory.is_tainted,
+        "created": memory.created,
+    }
+
+
+def memories_here() -> MemoryProvider:
+    """Return what the home remembers."""
+    settings = load_settings()
+    return open_memory(settings, load_config(settings.home))
+
+
+@asynccontextmanager
+async def opened_review(change: str = "") -> AsyncIterator[MemoryReview]:
+    """Open what is remembered and proposed; ``change`` is what a person alone may do to it."""
+    settings = load_settings()
+    if change:
+        check_person_now(change)
+    parts = (memories_here(), RootedFolder(settings.home, FOLDER))
+    async with nullcontext() if has_no_rows(settings) else opened_store(settings=settings) as store:
+        yield MemoryReview(*parts, store, SystemClock())  # without rows nothing is proposed

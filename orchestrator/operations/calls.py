@@ -12,10 +12,10 @@ from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.limits import CALLER
 from soong.shared.core.jsontext import Json
-from soong.shared.core.value import Value
 
 
-class DirectCalls(Calls, Value):
+@dataclass(frozen=True, slots=True)
+class DirectCalls(Calls):
     """The operations for one caller. ``app`` is the application behind the edge (``http.app.make_routes``)."""
 
     app: Any

@@ -9,10 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from soong.orchestrator.schemas.base import instant
 from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
-from soong.shared.permissions.signing import ExpiredDecision, KeyStore, Signer, SigningKey
+from soong.shared.permissions.signing import ExpiredDecision, KeyStore, Signer
 
 OVERLAP: Final = timedelta(seconds=60)
 """How long the old key still signs after a rotation: owners' clocks may differ from that of the rotating process."""
@@ -42,8 +44,30 @@ class KeyRing(Value):
         """Return the id of the key that signs here; empty where no key file is."""
         return Signer.load(self.file).key_id if self.file.exists() else ""
 
-    async def keys(self) -> list[SigningKey]:
-        return list(await self.store.signing_keys())
+    async def listed(self) -> list[dict[str, Json]]:
+        """Return the public keys: which signs here, which are good, which have ended."""
+        current, now_us = self.current(), self.clock.now_us()
+        return [
+            {
+                "id": key.id,
+                "state": key.state(now_us),
+                "signs_here": key.id == current,
+                "published": instant(key.created_us),
+                "retired": instant(key.retired_us),
+                "revoked": instant(key.revoked_us),
+                "public_key": key.public_key.hex(),
+            }
+            for key in await self.store.signing_keys()
+        ]
+
+    async def find(self, text: str) -> str:
+        """Return the id of the key that begins so. Raises: NotFoundError; UsageError when several do."""
+        found = [one.id for one in await self.store.signing_keys() if one.id.startswith(text)]
+        if not found:
+            raise NotFoundError("key", text)
+        if len(found) > 1:
+            raise UsageError(f"{text!r} fits {len(found)} keys; type more of the id (soong keys list)")
+        return found[0]
 
     async def rotate(self, *, reason: str, overlap: timedelta = OVERLAP) -> EndedKey:
         """Let a new key sign from now on; what the old one signed stays good until it expires.

@@ -209,7 +209,7 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
     assert (ended.key_id, ended.successor, is_allowed) == (first, second, True)
     assert first != second
     assert again, "what the old key signed is used"
-    states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.keys()}
+    states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.store.signing_keys()}
     assert states == {first: "retiring", second: "active"}
     assert (await verify(bench.store.audit, bench.store.keys)).holds
 
@@ -310,7 +310,7 @@ async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_re
     signed = [await keyed.signed(f"call_{number}") for number in (2, 3)]
 
     assert signed == [(first, True)] * 2, "what was published goes on signing"
-    assert [key.id for key in await keyring.keys()] == [first]
+    assert [key.id for key in await keyring.store.signing_keys()] == [first]
     ((told, problem),) = await key_events(bench)
     assert told == theirs.key_id
     assert "soong keys adopt" in problem
@@ -326,7 +326,7 @@ async def test_an_owner_does_not_start_with_a_key_that_was_not_published(open_be
         with pytest.raises(InvalidConfigError, match=f"{theirs.key_id} is not among the published keys"):
             await open_key(bench.store, keyring.file, bench.clock)
 
-        assert theirs.key_id not in {key.id for key in await keyring.keys()}
+        assert theirs.key_id not in {key.id for key in await keyring.store.signing_keys()}
         assert [key for key, _ in await key_events(bench)] == [theirs.key_id]
 
 
@@ -354,7 +354,7 @@ async def test_rotating_replaces_a_key_that_was_never_published_and_does_not_pub
     now, _ = await keyed.signed("call_2")
 
     assert (ended.key_id, ended.replaced, ended.successor) == ("", theirs.key_id, now)
-    assert {key.id for key in await keyring.keys()} == {first, now}
+    assert {key.id for key in await keyring.store.signing_keys()} == {first, now}
 
 
 @pytest.mark.spec("PER-12")

@@ -1,3 +1,5 @@
+"""Tokens of the API: their times, and that a person alone makes and revokes them."""
+
 import os
 import socket
 import time
@@ -6,18 +8,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.access import added_token, revoked, seconds_of
-from soong.orchestrator.cli.ids import opened_store
+from soong.orchestrator.cli.access import seconds_of
+from soong.orchestrator.operations.administration import all_tokens, make_api_token, opened_store, revoke_token
 from soong.shared.core.errors import NotFoundError, StartedByRunError, UsageError
-from soong.shared.core.settings import Settings
 from soong.shared.permissions.access.token import Right, read_token
 from tests.model.builders import make_worker
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home in which nothing has run yet."""
-    return Settings(agent_home=tmp_path / "home")
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SOONG_DATABASE_URL", raising=False)
+    return tmp_path / "home"
 
 
 @pytest.mark.parametrize(
@@ -33,40 +36,38 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         seconds_of(text)
 
 
-async def test_the_first_token_of_a_home_needs_no_service(settings: Settings) -> None:
-    async with opened_store("make a token", makes=True, settings=settings) as store:
-        token, text = await added_token(store.access, "ada", [Right.RUN], lives_s=60)
+async def test_the_first_token_of_a_home_needs_no_service(home: Path) -> None:
+    token, text = await make_api_token("ada", [Right.RUN], lives_s=60)
 
-        assert await store.access.tokens() == [token]
+    assert [one["id"] for one in await all_tokens()] == [token.id]
     assert token.expires_us == token.created_us + 60_000_000
     found = read_token(text)
     assert found is not None
     assert found[0] == token.id
-    assert found[1].encode() not in (settings.home / "soong.db").read_bytes()
+    assert found[1].encode() not in (home / "soong.db").read_bytes()
 
 
 @pytest.mark.spec("PER-13.h")
-async def test_a_run_makes_no_token(settings: Settings) -> None:
+@pytest.mark.usefixtures("home")
+async def test_a_run_makes_no_token() -> None:
     now_us = time.time_ns() // 1000
-    async with opened_store(makes=True, settings=settings) as store:
+    async with opened_store(makes=True) as store:
         await store.sessions.register_worker(
             replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
         )
 
     with pytest.raises(StartedByRunError, match="cannot make a token from inside a run"):
-        async with opened_store("make a token", settings=settings):
-            pytest.fail("the rows are open")
+        await make_api_token("ada", [Right.RUN], lives_s=60)
+    assert await all_tokens() == []
 
 
-async def test_a_token_is_revoked_by_its_id_or_the_end_of_it(settings: Settings) -> None:
-    async with opened_store(makes=True, settings=settings) as store:
-        first, _ = await added_token(store.access, "ada", [Right.READ], lives_s=None)
-        second, _ = await added_token(store.access, "bob", [Right.READ], lives_s=None)
+@pytest.mark.usefixtures("home")
+async def test_a_token_is_revoked_by_its_id_or_the_end_of_it() -> None:
+    first, second = [(await make_api_token(name, [Right.READ], lives_s=None))[0] for name in ("ada", "bob")]
 
-        assert await revoked(store.access, first.id)
-        assert await revoked(store.access, second.id[-12:])
-        assert not await revoked(store.access, first.id)
-
-        for unknown in ("tok_unknown", "", second.id[-3:]):
-            with pytest.raises(NotFoundError):
-                await revoked(store.access, unknown)
+    assert await revoke_token(first.id)
+    assert await revoke_token(second.id[-12:])
+    assert not await revoke_token(first.id)
+    for unknown in ("tok_unknown", "", second.id[-3:]):
+        with pytest.raises(NotFoundError):
+            await revoke_token(unknown)

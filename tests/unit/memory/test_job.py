@@ -182,10 +182,10 @@ async def test_what_is_rejected_or_forgotten_is_proposed_no_more(memory: MemoryS
 
     kept = await memory.review.accept(candidate)
     assert await memory.review.find(key[:9]) == kept
-    await memory.review.forget(kept)
+    await memory.review.forget(kept.id)
     assert (await memory.review.memories(), await memory.review.candidates()) == ([], [])
     with pytest.raises(NotFoundError):
-        await memory.review.forget(kept)
+        await memory.review.forget(kept.id)
 
 
 @pytest.mark.spec("PER-21.a", "MEM-02")

@@ -1,0 +1,184 @@
+"""The operations of the person who runs a home or a deployment: tokens, keys, limits, budgets, notifications.
+
+They have no route, as the HTTP API's database role may not change these rows: their caller's process opens them.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from soong.orchestrator.embedded.folders import has_no_rows, prepare_home, require_rows
+from soong.orchestrator.operations.keys import KeyRing
+from soong.orchestrator.schemas.base import instant
+from soong.shared.core import timing
+from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.timing import SystemClock, utc_date
+from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, session_scope
+from soong.shared.engine.tasks.event_feed import Notice, NoticeState
+from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
+from soong.shared.permissions.access.token import ApiToken, Right, make_token
+from soong.shared.storage.store import Store
+
+NOTICES_SHOWN: Final = 200
+SCOPE_HELP: Final = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a python step) or session:ID."
+
+
+@asynccontextmanager
+async def opened_store(
+    change: str = "", *, makes: bool = False, settings: Settings | None = None
+) -> AsyncIterator[Store]:
+    """Open the rows, for reading or for a ``change`` that a person alone may make; ``makes`` them where there are none.
+    Raises: UsageError, this home has none yet; StartedByRunError, a run started this process; UnavailableError,
+    SchemaVersionError, they cannot be read.
+    """
+    settings = settings or load_settings()
+    if makes and has_no_rows(settings):
+        from soong.orchestrator.client.bootstrap import migrate
+
+        prepare_home(settings)
+        await migrate(settings)
+    require_rows(settings)
+    from soong.orchestrator.client.bootstrap import opened_rows  # SQLAlchemy, which --help does not pay
+
+    async with opened_rows(settings) as store:
+        if change:
+            from soong.orchestrator.approvals.approval import check_person
+
+            await check_person(store.sessions, change)
+        yield store
+
+
+async def all_tokens() -> list[dict[str, Json]]:
+    """Return all tokens, those that are revoked or expired too; never their secrets."""
+    now_us = SystemClock().now_us()
+    async with opened_store() as store:
+        return [
+            {
+                "id": token.id,
+                "principal": token.principal,
+                "rights": sorted(map(str, token.rights)),
+                "created": instant(token.created_us),
+                "expires": instant(token.expires_us),
+                "revoked": instant(token.revoked_us),
+                "state": token.problem(now_us) or "good",
+            }
+            for token in await store.access.tokens()
+        ]
+
+
+async def make_api_token(principal: str, rights: Sequence[Right], *, lives_s: int | None) -> tuple[ApiToken, str]:
+    """Make a token, also in a home in which nothing has run yet; return it with its text, which is kept nowhere."""
+    async with opened_store("make a token", makes=True) as store:
+        return await _added_token(store, principal, rights, lives_s)
+
+
+async def make_sign_in(settings: Settings) -> str:
+    """Return a code that signs the user in at the console, once and within a minute."""
+    async with opened_store("open the console", settings=settings) as store:
+        rights = [Right.RUN, Right.APPROVE]
+        return (await _added_token(store, settings.principal, rights, timing.DAY_S // 2, sign_in_s=60))[1]
+
+
+async def _added_token(
+    store: Store, principal: str, rights: Sequence[Right], lives_s: int | None, *, sign_in_s: int | None = None
+) -> tuple[ApiToken, str]:
+    now_us = SystemClock().now_us()
+    expires_us, sign_in_by_us = (None if one is None else now_us + one * 1_000_000 for one in (lives_s, sign_in_s))
+    token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us, sign_in_by_us=sign_in_by_us)
+    await store.access.add_token(token)
+    return token, text
+
+
+async def revoke_token(text: str) -> bool:
+    """Revoke the token with this id, or this end of it; return whether it was good.
+    Raises: NotFoundError; UsageError, it is a token and not an id.
+    """
+    if text.startswith("soong_tok_"):
+        raise UsageError("name the token by its id (tok_…, see `soong tokens list`): a token on a command line is seen")
+    async with opened_store("revoke a token") as store:
+        known = [token.id for token in await store.access.tokens() if token.id.endswith(text) and len(text) >= 6]
+        if len(known) != 1:
+            raise NotFoundError("token", text)
+        return await store.access.revoke_token(known[0], now_us=SystemClock().now_us())
+
+
+@asynccontextmanager
+async def opened_keys(change: str = "") -> AsyncIterator[KeyRing]:
+    """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
+    settings = load_settings()
+    async with opened_store(change, settings=settings) as store:
+        yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
+
+
+async def limit_concurrency(scope: str, limit: int) -> None:
+    """Set how many steps of a scope run at once; 0 removes the limit. Raises: UsageError, NotFoundError."""
+    kind, separator, name = scope.partition(":")
+    if kind not in LIMIT_KINDS or not separator or not name.strip():
+        hint = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
+        raise UsageError(f"{scope!r} is not a scope of a concurrency limit; {hint}; a scope is {SCOPE_HELP}")
+    async with opened_store() as store:
+        if kind == "session" and limit:
+            await store.sessions.session(name)  # a limit of a session that is none would wait for nobody
+        await store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name.strip()}", limit)])
+
+
+async def budget_of(session: str, limit: Budget) -> BudgetState | None:
+    """Return the budget of a session, or of the day, with what is charged; None where there is none.
+
+    Without limits ``limit`` changes nothing. Raises: NotFoundError, UsageError.
+    """
+    from soong.orchestrator.operations.ids import find_session  # FastAPI
+
+    async with opened_store() as store:
+        scope = session_scope(await find_session(store, session)) if session else DAY
+        if not limit.is_unlimited:
+            await store.budgets.set_budget(scope, limit)
+        return (await store.budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))).get(scope)
+
+
+async def messages(*, include_ended: bool) -> list[dict[str, Json]]:
+    """Return the messages that wait or were given up, or all, of the last events."""
+    async with opened_store() as store:
+        notices = await store.outbox.notices(include_ended=include_ended, limit=NOTICES_SHOWN)
+    by_message: dict[str, list[Notice]] = defaultdict(list)
+    for notice in notices:
+        # Notices that are in no message yet are one row for their channel.
+        by_message[notice.message_id or f"{notice.channel}/{notice.state.value}"].append(notice)
+    return [_message(sorted(one, key=lambda notice: notice.created_us)) for one in by_message.values()]
+
+
+def _message(notices: Sequence[Notice]) -> dict[str, Json]:
+    first = notices[0]
+    return {
+        "id": first.message_id or None,
+        "channel": first.channel,
+        "state": first.state.value,
+        "events": [notice.event for notice in notices],
+        "requests": [notice.request_id for notice in notices if notice.request_id],
+        "attempts": first.attempts,
+        "due": instant(first.due_us) if first.state is NoticeState.WAITING else None,
+        "ended": instant(first.ended_us or None),
+        "error": first.error,
+    }
+
+
+async def send_again(message: str, channel: str) -> int:
+    """Send a message again that was given up, or those of a channel, or all; return the number of events.
+    Raises: NotFoundError.
+    """
+    from soong.orchestrator.operations.ids import fits  # FastAPI
+
+    message_id = ""
+    async with opened_store("send notifications again") as store:
+        if message:
+            given_up = await store.outbox.notices(include_ended=False, limit=10_000)
+            known = sorted({one.message_id for one in given_up if one.message_id and fits(one.message_id, message)})
+            if len(known) != 1:
+                raise NotFoundError("message that was given up", message)
+            message_id = known[0]
+        return await store.outbox.retry(message_id=message_id, channel=channel, now_us=SystemClock().now_us())

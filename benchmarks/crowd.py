@@ -18,7 +18,7 @@ from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.storage.store import Store
 

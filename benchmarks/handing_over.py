@@ -14,7 +14,7 @@ from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 
 RUN_LIMIT_S: Final = 300.0
 POLL_EVERY_S: Final = 0.5

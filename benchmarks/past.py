@@ -19,7 +19,7 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, NewStep, StepEnd
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.sql.engine.engine import parse_url

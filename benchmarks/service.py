@@ -23,7 +23,7 @@ from soong.orchestrator.embedded.starter import living_service
 from soong.orchestrator.sdk import Soong
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 
 WORKERS = 2
 START_LIMIT_S = 60.0

@@ -10,8 +10,8 @@ import psycopg
 from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watching
 from benchmarks.past import call_tool, end_of
 from soong.orchestrator.approvals.broker import MAX_READ
-from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
+from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.core.identity import new_id
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Ownership

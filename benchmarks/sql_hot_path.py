@@ -18,7 +18,7 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewStep, StepEnd
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.model.builders import make_session, make_step, make_task, make_worker

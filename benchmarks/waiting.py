@@ -27,7 +27,7 @@ from benchmarks.service import ServiceWorkbench, service_workbench
 from soong.orchestrator.sdk import Soong
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "waiting"

@@ -43,7 +43,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, ProcessState
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.reader import plan_text
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent, step_function
-    from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+    from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
     from soong.shared.engine.wire.notifier import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
@@ -65,7 +65,7 @@ _HOMES = {
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "soong.shared.engine.wire.notifier": ("AnswerDelta",),
     "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent", "step_function"),
-    "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
+    "soong.shared.engine.tasks.spec": ("StepStatus", "TaskStatus"),
     "soong.shared.tools.definition": (
         *("ElicitationAnswer", "Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
     ),

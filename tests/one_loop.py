@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Ended, Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
+from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd, Task
-from soong.shared.engine.wire.capabilities import functions_needed
+from soong.shared.engine.wire.notifier import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import TimeLimit

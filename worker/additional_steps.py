@@ -16,7 +16,7 @@ from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.claims import ClaimRefusal, undoable
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Interrupt, Lease, RunFence, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.schema import validate

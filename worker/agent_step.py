@@ -27,8 +27,7 @@ from soong.shared.engine.tasks.functions import known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.engine.wire.capabilities import catalogue_of, functions_needed, project_needed, tools_needed
-from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.engine.wire.notifier import Notifier, catalogue_of, functions_needed, project_needed, tools_needed
 from soong.shared.permissions.configured import WORKER_SOURCE
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy

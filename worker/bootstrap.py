@@ -25,8 +25,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.artifact_store import open_artifact_store
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store

@@ -23,7 +23,7 @@ from soong.shared.core import timing
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 
 log = get_logger(__name__)

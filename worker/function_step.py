@@ -1,6 +1,6 @@
 """Python steps: a registered function instead of an agent, under the same claims, fences and limits.
 
-A cancelled or expired step leaves its function behind as work of the run (:mod:`soong.shared.core.step_work`); the slot
+A cancelled or expired step leaves its function behind as work of the run (:mod:`soong.shared.core.foreign`); the slot
 waits for that. A paused one is awaited here: the result of a function that ends counts.
 """
 
@@ -22,14 +22,21 @@ import msgspec
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import UsageError
-from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
+from soong.shared.core.foreign import (
+    await_foreign,
+    begin_task,
+    begin_thread,
+    call_foreign,
+    cancelled_soon,
+    place_of,
+    words_of,
+)
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.step_work import begin_task, begin_thread, cancelled_soon
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd, StepError
-from soong.shared.engine.wire.capabilities import BUILTIN
+from soong.shared.engine.wire.notifier import BUILTIN
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.programs import child_environment

@@ -20,8 +20,7 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock
-from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
+from soong.shared.engine.sessions.session import HeartbeatWriter, ProcessState, SessionStore, Worker
 from soong.shared.engine.wire.notifier import PROTOCOL, reads
 from soong.shared.storage.store import retry_until_confirmed
 from soong.worker.claim_loop import WorkerCapacity

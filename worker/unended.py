@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.foreign import StepWork
 from soong.shared.core.log import get_logger
-from soong.shared.core.step_work import StepWork
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.claims import UNKNOWN, ClaimStore
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, RunFence, StepEnd, StepError
 from soong.shared.engine.wire.notifier import Notifier
 

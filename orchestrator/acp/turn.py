@@ -22,7 +22,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.texts import inert
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.storage.store import Store

@@ -15,8 +15,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import ancestors_of
-from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import Session, SessionStore
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, Question, RequestState
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.sandbox.family import RegisteredWorker, chain_of, own_chain

@@ -43,7 +43,7 @@ from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Responder, Session
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, policy_for

@@ -21,8 +21,7 @@ from soong.shared.core.jsontext import JsonObject, canonical, dump, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
-from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session, SessionStore
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
 from soong.shared.permissions.request import (

@@ -36,7 +36,7 @@ from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.plan.document import MAX_CHARS
+from soong.shared.engine.tasks.problems import MAX_CHARS
 
 if TYPE_CHECKING:
     from soong.orchestrator.client.catalog import Catalogue

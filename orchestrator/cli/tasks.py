@@ -112,7 +112,7 @@ def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of plans, for editors that complete and mark as you type."""
-    from soong.shared.engine.tasks.plan.schema import plan_schema
+    from soong.shared.engine.tasks.plan.reader import plan_schema
 
     emit(plan_schema())
 

@@ -17,8 +17,7 @@ from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber
 from soong.shared.sandbox.redact import redactor
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store

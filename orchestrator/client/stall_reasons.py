@@ -17,7 +17,7 @@ from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.wire.capabilities import FUNCTION
+from soong.shared.engine.wire.notifier import FUNCTION
 
 NO_MODULES: Final = "none"
 """As ``embedded.child.modules_text`` says it."""

@@ -19,7 +19,7 @@ from soong.shared.engine.runs.budgets import (
     session_scope,
     task_scope,
 )
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 
@@ -75,10 +75,10 @@ def limits_from(given: Mapping[str, Json], where: str) -> Budget:
     """Return limits by their names in plans; ``where`` names them in errors. Raises: UsageError."""
     if not given:
         return NO_BUDGET
-    from soong.shared.engine.tasks.plan.models import (
+    from soong.shared.engine.tasks.plan.reader import (
         TaskLimitsDocument,  # pydantic models: a command that needs them alone
+        planned_limits,
     )
-    from soong.shared.engine.tasks.plan.reader import planned_limits
     from soong.shared.engine.tasks.plan.validation import DocumentReader
     from soong.shared.engine.tasks.problems import Problems
 

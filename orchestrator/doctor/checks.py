@@ -29,10 +29,10 @@ from soong.shared.core.errors import (
     UnsupportedPoolerError,
 )
 from soong.shared.core.installation import install_line
+from soong.shared.core.log import load_telemetry
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.core.secret_values import resolved
 from soong.shared.core.settings import Settings
-from soong.shared.core.telemetry import load_telemetry
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState

@@ -37,7 +37,7 @@ from soong.orchestrator.schemas.task import StepErrorSchema, TaskProgress, TaskR
 from soong.orchestrator.schemas.worker import UsageSums, WorkersSchema
 from soong.shared.core import timing
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 
 MAX_PLAN_BYTES: Final = 2 * 1024 * 1024
 PLAN_SUFFIXES: Final = (".yaml", ".yml", ".json")

@@ -34,8 +34,7 @@ from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.asks import spec_of_ask
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import Ledger
-from soong.shared.engine.tasks.spec import StepSpec, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepSpec, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.schema import arguments

@@ -19,7 +19,7 @@ from soong.orchestrator.operations.context import Service, ServiceParts
 from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
 from soong.orchestrator.operations.run_feed import follow_live
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import AnswerDelta
 
 TASKS_TOLD: Final = 100

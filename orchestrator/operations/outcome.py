@@ -21,8 +21,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import TASK_LIMIT, BudgetSpentError
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType

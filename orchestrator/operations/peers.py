@@ -19,7 +19,7 @@ import psutil
 
 from soong.orchestrator.approvals.approval import provenance_of, workers_here
 from soong.shared.core.value import Value
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import SessionStore
 from soong.shared.permissions.request import Provenance
 from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker
 

@@ -32,7 +32,7 @@ from soong.orchestrator.operations.submissions import (
 from soong.orchestrator.operations.tasks import task_schema
 from soong.orchestrator.schemas.run import SessionSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
-from soong.shared.core.telemetry import well_formed
+from soong.shared.core.log import well_formed
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.plan.checks import mermaid

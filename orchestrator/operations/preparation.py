@@ -32,8 +32,8 @@ from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
+from soong.shared.core.log import trace_parent
 from soong.shared.core.settings import Settings
-from soong.shared.core.telemetry import trace_parent
 from soong.shared.core.texts import require_text
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.budgets import configured_budget, parse_budget

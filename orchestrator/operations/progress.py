@@ -22,7 +22,7 @@ from soong.orchestrator.schemas.task import MOST_SHOWN, FailedStep, RunningStep,
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 

@@ -10,8 +10,7 @@ import msgspec
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
-from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.storage.store import Store
 

@@ -21,8 +21,7 @@ from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, charged_text, session_scope
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
-from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.storage.store import Store

@@ -34,14 +34,12 @@ from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
 from soong.shared.engine.runs.record import ListFilter
 from soong.shared.engine.tasks.growth import MAX_PULL_WORKERS, planned_task
 from soong.shared.engine.tasks.plan.checks import mermaid
-from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
-from soong.shared.engine.tasks.plan.reader import planned_limits
+from soong.shared.engine.tasks.plan.reader import TaskLimitsDocument, planned_limits
 from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.rerun import forked_plan
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepSpec, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right
 

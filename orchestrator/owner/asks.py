@@ -27,12 +27,10 @@ from soong.shared.core.foreign import contained
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import EndReason, RunStatus
-from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import Ownership, SessionStore
 from soong.shared.engine.tasks.asks import AskStore, OpenAsk, follows
 from soong.shared.engine.tasks.failure_report import with_report
-from soong.shared.engine.tasks.spec import BoundStep
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import BoundStep, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor

@@ -18,11 +18,11 @@ from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.event_log.follower import Followers
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
+from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
@@ -31,9 +31,9 @@ from soong.shared.core import timing
 from soong.shared.core.config import CONFIG_FILE, Config, with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION, OptionalPart
+from soong.shared.core.log import load_telemetry
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
-from soong.shared.core.telemetry import load_telemetry
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.service import TaskService
@@ -41,8 +41,7 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.celery.app import CeleryBroker, CeleryRunEvents, make_celery
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store

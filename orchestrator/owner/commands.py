@@ -15,18 +15,15 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallAbort, RunStore, calls_under_way
-from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session, SessionStore
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import read_update
 from soong.shared.engine.tasks.new_tasks import next_attempt
 from soong.shared.engine.tasks.planner import SAYS_WHAT_TO_DO, Planner, read_dispatch
 from soong.shared.engine.tasks.rerun import rerun
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import TaskEvent
+from soong.shared.engine.tasks.spec import TaskEvent, TaskKind
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.engine.wire.capabilities import project_needed
-from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.engine.wire.notifier import Notifier, project_needed
 
 
 class SessionMemory(Protocol):

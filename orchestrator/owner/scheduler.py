@@ -33,8 +33,7 @@ from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.new_tasks import next_attempt
 from soong.shared.engine.tasks.planner import check_total
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, NewStep, OpenTask, SessionWork, Step, StepError
 from soong.shared.engine.tasks.store import FinishedTask, TaskStore
 

@@ -13,16 +13,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from soong.orchestrator.owner.owned_sessions import BackgroundWork, OwnedSessions, within
-from soong.orchestrator.owner.parts import Parts
-from soong.orchestrator.owner.reaper import Reaper, UnschedulableSteps
+from soong.orchestrator.owner.parts import BackgroundWork, OwnedSessions, Parts, within
+from soong.orchestrator.owner.workers import Reaper, UnschedulableSteps
 from soong.shared.core import timing
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.store import SessionLook
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import retry_until_confirmed

@@ -25,8 +25,7 @@ from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.spec import BoundStep, StepSpec, TaskKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.spec import BoundStep, StepEvent, StepSpec, StepStatus, TaskKind, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store

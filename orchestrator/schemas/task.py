@@ -10,8 +10,7 @@ from pydantic import Field, field_validator
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.spec import ClaimMode, StepKind, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 
 MOST_SHOWN: Final = 20

@@ -8,13 +8,11 @@ from pydantic import Field
 from soong.orchestrator.schemas.base import From, Instant, Schema
 from soong.shared.engine.runs.budgets import usd_text
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
-from soong.shared.engine.sessions.session import ProcessState, Worker, idle_workers
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import ProcessState, SessionStore, Worker, idle_workers
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.metrics import MetricsSource, WorkerLoad
-from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, announced, labels
-from soong.shared.engine.wire.notifier import queue_of
+from soong.shared.engine.tasks.spec import TaskStatus
+from soong.shared.engine.wire.notifier import CATALOGUE, VERSION, announced, labels, queue_of
 from soong.shared.storage.store import Store
 
 MOST_SUMS: Final = 200

@@ -12,8 +12,7 @@ from soong.orchestrator.telemetry.spans import OpenWork, Span, TraceOrigin, pars
 from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.installation import install_line
-from soong.shared.core.log import get_logger
-from soong.shared.core.telemetry import TelemetrySettings
+from soong.shared.core.log import TelemetrySettings, get_logger
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from soong.orchestrator.telemetry.spans import Attribute, Span, TraceOrigin
-from soong.shared.core.telemetry import OtlpTarget
+from soong.shared.core.log import OtlpTarget
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from soong.shared.core import timing
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from soong.shared.engine.tasks.asks import AskStore
 from soong.shared.engine.tasks.event_feed import EventFeed, NotificationOutbox
 from soong.shared.engine.tasks.service import Ledger

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.foreign import await_foreign, call_foreign
+from soong.shared.core.foreign import await_foreign, call_foreign, call_in_task, call_in_thread
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.core.step_work import call_in_task, call_in_thread
 from soong.shared.tools.definition import (
     NAMESPACE_TAGS,
     Handler,

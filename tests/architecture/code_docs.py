@@ -20,8 +20,8 @@ from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.identity import Role
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import RUN_TRANSITIONS, RunStatus
-from soong.shared.engine.tasks.plan.schema import plan_schema
-from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.plan.reader import plan_schema
+from soong.shared.engine.tasks.spec import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.result import RESERVED, ErrorType

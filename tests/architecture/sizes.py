@@ -18,7 +18,7 @@ CAPABILITIES: Final[Mapping[str, Sequence[str]]] = {
     "agents over ACP": ("orchestrator/acp/", "worker/acp/", "shared/agents/acp_agents"),
     "memory": ("orchestrator/memory/", "shared/storage/memory/", "shared/toolsets/memory/"),
     "notifications": ("orchestrator/notifications/", "shared/core/notification_config"),
-    "telemetry and metrics": ("orchestrator/telemetry/", "orchestrator/event_log/", "shared/core/telemetry"),
+    "telemetry and metrics": ("orchestrator/telemetry/", "orchestrator/event_log/"),
     "replay": ("orchestrator/replay/", "shared/agents/replay/"),
     "retention and backups": ("orchestrator/retention/", "orchestrator/backup/", "shared/storage/sql/tasks/retention"),
     "declarative tools, skills, hooks": (

@@ -24,7 +24,7 @@ _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "mis
 
 # Who may touch the process's environment beside settings.py, and why.
 _ENVIRONMENT_READERS = {
-    "shared/core/telemetry.py": "the standard variables of OpenTelemetry, beside our settings",
+    "shared/core/log.py": "the standard variables of OpenTelemetry, beside our settings",
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",
     "shared/core/secret_values.py": "finds the values that are shown nowhere, and resolves references to variables",

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import waves
 

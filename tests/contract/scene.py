@@ -11,8 +11,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step, StepEnd, StepError
 from soong.shared.engine.wire.notifier import reads
 from soong.shared.permissions.request import PermissionRequest

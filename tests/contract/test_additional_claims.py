@@ -8,8 +8,7 @@ from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.claims import Refusal
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, Interrupt
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

@@ -28,8 +28,7 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import retried_step
 from soong.shared.engine.tasks.rerun import rerun
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     Advance,
     Claim,

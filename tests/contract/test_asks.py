@@ -11,8 +11,7 @@ from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import new_ask
-from soong.shared.engine.tasks.spec import StepKind, StepSpec, TaskKind
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import StepKind, StepSpec, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask
 from tests.contract.scene import ContractHarness, completed
 from tests.contract.test_growth import added, grow, update

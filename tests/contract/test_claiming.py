@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep, Outcome, StepResult, WaitingSteps
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

@@ -2,7 +2,7 @@ import pytest
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_command, make_owner, make_session, make_task
 

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_session, make_step, make_task, open_session

@@ -5,8 +5,7 @@ import pytest
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, completed, failed
 from tests.model.builders import make_step
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.permissions.request import RequestState
 from tests.contract.scene import ContractHarness, completed, failed, held, outdated

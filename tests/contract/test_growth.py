@@ -6,8 +6,7 @@ from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import retried_step
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepSpec
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepSpec, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_more, make_step

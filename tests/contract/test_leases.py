@@ -9,8 +9,7 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, Run, RunStatus, Usage
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepError
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, failed, held

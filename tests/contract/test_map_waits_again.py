@@ -3,8 +3,7 @@
 import pytest
 
 from soong.shared.core.errors import ConflictError
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_retry, make_step
 

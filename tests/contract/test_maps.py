@@ -7,8 +7,7 @@ import pytest
 
 from soong.shared.core.errors import NotFoundError
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, step_ids

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import ListFilter, Run, RunStatus
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.request import RequestState

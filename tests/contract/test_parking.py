@@ -10,8 +10,7 @@ from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.store import Store

@@ -6,8 +6,7 @@ import pytest
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

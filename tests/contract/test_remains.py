@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus
 from soong.shared.engine.tasks.step import Claim, Outcome, StepEnd
 from tests.contract.scene import ContractHarness, completed, failed, held
 from tests.model.builders import make_call, make_map, make_step

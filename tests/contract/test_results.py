@@ -7,8 +7,7 @@ from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import CommandKind
-from soong.shared.engine.tasks.spec import StepKind, TaskKind
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import StepKind, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from tests.contract.scene import ContractHarness, completed
 from tests.contract.test_asks import ask, take_up

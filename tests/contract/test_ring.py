@@ -8,8 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.model.memory import MemoryBus
 

@@ -3,8 +3,7 @@ from msgspec.structs import replace
 
 from soong.shared.engine.runs.record import RunStatus, Usage
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, TaskStatus
 from soong.shared.engine.tasks.step import SessionWork
 from soong.shared.engine.tasks.store import FinishedTask
 from tests.contract.scene import ContractHarness, completed

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState, RefusalType
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepError
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store

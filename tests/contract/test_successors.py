@@ -5,8 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.spec import ClaimMode, StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, NewStep
 from soong.shared.engine.wire.notifier import reads
 from tests.contract.scene import ContractHarness, completed, failed, step_ids

@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled, mark_recorded
 from tests.model.builders import make_map, make_step
 

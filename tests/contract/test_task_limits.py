@@ -17,7 +17,7 @@ from soong.shared.engine.runs.budgets import (
     task_scope,
 )
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepError
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_task

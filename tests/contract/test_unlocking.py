@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, RunStatus, Usage
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, step_ids

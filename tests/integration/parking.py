@@ -22,7 +22,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.permissions.signing import Signer

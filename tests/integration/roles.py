@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import psycopg
 from sqlalchemy import make_url
 
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from soong.shared.storage.sql.store import SqlStore

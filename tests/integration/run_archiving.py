@@ -8,7 +8,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import EndReason, Usage
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.engine.tasks.store import FinishedTask
 from soong.shared.sandbox.rooted import RootedFolder

@@ -12,11 +12,10 @@ from typing import cast
 import pytest
 import redis
 
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import MAX_LENGTH
 from soong.shared.permissions.request import Choice
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.extra import redis_7
 from tests.system.deployment import Deployment, end

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice
 from tests.integration.acp_site import EDIT, RUN, AcpSite, acp_site, gone, step

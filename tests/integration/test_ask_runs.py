@@ -28,8 +28,7 @@ from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import StepSpec, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts

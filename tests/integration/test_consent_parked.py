@@ -9,7 +9,7 @@ import pytest
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
 from soong.shared.permissions.store import DecisionReceipt

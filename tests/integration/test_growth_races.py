@@ -10,7 +10,7 @@ from sqlalchemy import RootTransaction
 
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, Task
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import ContractHarness, completed, open_scene, step_ids

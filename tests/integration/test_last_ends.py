@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.contract.scene import ContractHarness
 from tests.integration.held_commits import held_before_commit, two_workers
 

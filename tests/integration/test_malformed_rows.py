@@ -13,13 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from soong.orchestrator.owner.reaper import Reaper
+from soong.orchestrator.owner.workers import Reaper
 from soong.orchestrator.schemas.run import RunSchema
 from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage, UsageBy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.storage.sql.store import open_store

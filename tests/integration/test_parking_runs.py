@@ -9,11 +9,10 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy

@@ -15,7 +15,7 @@ from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, UnavailableError, UnsupportedPoolerError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL, keep_settings, require_own_process

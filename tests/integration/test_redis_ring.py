@@ -11,8 +11,7 @@ import redis
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.wire.notifier import REQUESTS, Subscription, run_channel
-from soong.shared.storage.redis.client import DirectConnection, RedisClients
-from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
+from soong.shared.storage.redis.client import MAX_WAITING, DirectConnection, RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.servers import RedisServer, redis_server
 from tests.waiting import others_run

@@ -13,7 +13,7 @@ from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker

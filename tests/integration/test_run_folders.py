@@ -10,7 +10,7 @@ from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import EndReason, Usage
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts

@@ -17,8 +17,7 @@ from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber, NullSubscription, Subscriber, Subscription
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, open_scene

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import RootTransaction
 
 from soong.shared.core.errors import ConflictError, UnavailableError
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction

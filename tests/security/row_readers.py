@@ -10,9 +10,9 @@ from soong.orchestrator.doctor.machine import Level
 from soong.orchestrator.operations.documents import respond
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.snapshots import snapshot_of
-from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_folder import lines_of
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
+from soong.orchestrator.owner.workers import Reaper
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.orchestrator.schemas.task import StepSchema
 from soong.orchestrator.schemas.worker import WorkersSchema

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import Choice
 from tests.integration.acp_site import EDIT, acp_site, step

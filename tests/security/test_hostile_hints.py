@@ -8,8 +8,7 @@ import pytest
 import redis
 
 from soong.shared.engine.wire.notifier import MAX_LENGTH, OWNERS_CHANNEL, REQUESTS, session_channel, worker_channel
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber
 from tests.integration.test_redis_ring import heard, notifier, subscriber
 from tests.servers import RedisServer

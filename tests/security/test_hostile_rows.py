@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
 from soong.shared.storage.sql.engine.tables import metadata

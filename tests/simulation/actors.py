@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
+from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock

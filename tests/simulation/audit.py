@@ -13,8 +13,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, Step, StepEnd, Task
 from tests.model.memory.ending import result_of
 from tests.model.memory.rows import Rows

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from soong.shared.core.errors import SoongError, UnavailableError
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.storage.store import Store
 from tests.simulation.faults import Dice, Fault

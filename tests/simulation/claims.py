@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, ClaimMode, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Step
 from tests.model.memory.claiming import counted_leases, scopes_of
 from tests.model.memory.rows import Rows

@@ -19,8 +19,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, Step, Task
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest
 from soong.shared.storage.store import Store

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NodeKind
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
 from tests.model.memory.rows import Rows
 from tests.simulation.audit import BrokenPromiseError

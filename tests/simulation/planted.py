@@ -9,7 +9,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.claims import ClaimingRun
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore
 from tests.model.memory.ending import parked

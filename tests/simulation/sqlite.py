@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, make_url, select, text
 
 from soong.shared.core.errors import SoongError
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of

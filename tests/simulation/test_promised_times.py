@@ -16,7 +16,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.request import PermissionRequest
 from tests.model.builders import make_session

@@ -15,8 +15,7 @@ from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.spec import BoundStep, ClaimMode
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import BoundStep, ClaimMode, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import TimeLimit

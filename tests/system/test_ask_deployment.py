@@ -16,8 +16,7 @@ from llmock.scenarios import Behavior, Delay, Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
 from soong.shared.engine.runs.events import EventType, NodeKind
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, Task
 from tests.integration.roles import RoleUrls, with_roles
 from tests.system.auditor import audit

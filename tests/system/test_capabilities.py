@@ -6,7 +6,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.sandbox.rooted import mark_project
 from tests.scripted import call, calls
 from tests.system.deployment import ON_SQLITE, Deployment

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment

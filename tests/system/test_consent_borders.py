@@ -15,7 +15,7 @@ from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer

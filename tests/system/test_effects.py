@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import call, calls

@@ -10,7 +10,7 @@ import pytest
 import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.system.deployment import LEASE_S, ON_POSTGRES, ON_SQLITE, SWEEP_S, Deployment, promised
 

@@ -9,7 +9,7 @@ import pytest
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.scripted import call, calls
 from tests.system.auditor import audit

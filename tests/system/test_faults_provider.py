@@ -6,7 +6,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Step
 from tests.system.auditor import audit
 from tests.system.deployment import ON_SQLITE, Deployment

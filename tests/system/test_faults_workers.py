@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import call, calls, error_of

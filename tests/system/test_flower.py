@@ -20,7 +20,7 @@ import redis
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.wire.notifier import queue_key, queue_of
 from soong.shared.permissions.request import Choice
 from tests.extra import console_folder

@@ -7,7 +7,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.notification_receivers import HttpReceiver, Received, http_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT

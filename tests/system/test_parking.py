@@ -8,7 +8,7 @@ import pytest
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import PermissionRequest
 from tests.model.builders import make_answer

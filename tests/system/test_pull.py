@@ -12,7 +12,7 @@ import pytest
 
 from soong import Soong
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from tests.system.auditor import audit
 from tests.system.cli_scene import scene

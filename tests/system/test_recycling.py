@@ -9,7 +9,7 @@ import pytest
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.faults.scene import effect_step, prove, start_workers, until_begun, until_done, waves

@@ -19,8 +19,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer
 from tests.scripted import call, calls

@@ -10,7 +10,7 @@ import pytest
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.scripted import call, calls
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment, promised

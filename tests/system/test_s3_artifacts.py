@@ -7,7 +7,7 @@ import pytest
 from soong.orchestrator.client.bootstrap import open_artifacts
 from soong.orchestrator.doctor.machine import Level, check_artifacts
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.storage.s3_artifacts import S3Artifacts
 from tests.s3_server import CREDENTIALS, s3_server
 from tests.scripted import call, calls

@@ -6,7 +6,7 @@ import pytest
 
 import tests.system.step_exceptions as functions
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from tests.system.deployment import Deployment
 
 pytestmark = [pytest.mark.parametrize("service", ["sqlite"], indirect=True)]

@@ -13,7 +13,7 @@ import pytest
 import tests.system.functions  # noqa: F401  # the plan check knows the functions of its own process
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import EndReason, RunStatus
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import calls

@@ -13,7 +13,7 @@ from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer

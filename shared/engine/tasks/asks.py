@@ -13,8 +13,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import StepSpec, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 
 SPEC: Final = "ask"

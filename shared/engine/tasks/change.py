@@ -12,8 +12,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Command, CommandKind
 from soong.shared.engine.tasks.plan.checks import find_cycle
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 
 

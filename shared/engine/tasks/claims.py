@@ -11,8 +11,7 @@ from typing import Final, Protocol
 
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
@@ -24,7 +23,7 @@ from soong.shared.engine.tasks.step import (
     StepEnd,
     StepError,
 )
-from soong.shared.engine.wire.capabilities import in_words
+from soong.shared.engine.wire.notifier import in_words
 
 UNKNOWN: Final = "unknown_after_crash"
 """How a step fails whose function ended with its worker: its effects are unknown, and nothing repeats it."""

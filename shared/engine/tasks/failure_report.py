@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 

@@ -197,7 +197,7 @@ def scripted_agent(
             raise InvalidConfigError(
                 f"two scripted agents are called {name!r}: {origin_of(known.body)}, {origin_of(body)}"
             )
-        # A worker announces both kinds of functions by one word (soong.shared.engine.wire.capabilities).
+        # A worker announces both kinds of functions by one word (soong.shared.engine.wire.notifier).
         if name in known_functions() and not name.startswith("builtin."):
             raise InvalidConfigError(f"the scripted agent {name!r} has the name of a step function; rename one")
         _SCRIPTS[name] = ScriptedAgent(name, body, cheap)

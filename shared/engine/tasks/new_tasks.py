@@ -27,14 +27,14 @@ from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
-from soong.shared.engine.wire.capabilities import (
+from soong.shared.engine.wire.notifier import (
     declared,
     functions_needed,
     project_needed,
     projects_among,
     tools_needed,
+    written_in,
 )
-from soong.shared.engine.wire.notifier import written_in
 from soong.shared.tools.surface import Surface
 
 SurfaceOf: TypeAlias = Callable[[StepSpec], JsonObject]

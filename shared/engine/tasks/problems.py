@@ -1,4 +1,4 @@
-"""Collects the problems of a plan, within bounds that no plan can move.
+"""A document as JSON values with their lines, and the problems of a plan, within bounds that no plan can move.
 
 A plan of 2 MiB can have a hundred thousand problems, each with a hint that lists a hundred thousand names. The part
 that a person reads is kept: the first problems, hints that are cut, and the number of the rest. The time for each
@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
+from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import dotted
 from soong.shared.core.value import Value
 
@@ -156,3 +157,59 @@ def _short(name: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}… ({len(text):,} characters)"
+
+
+MAX_CHARS = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Lines:
+    """The line of a collection and of each of its parts, by key or index; a part that is not a collection is its line.
+
+    A tree, and no table of paths: a path for each of a million numbers in a deep list takes half a gigabyte.
+    """
+
+    line: int
+    parts: "dict[str, int | Lines] | list[int | Lines] | None" = None
+
+    def add(self, key: str | None, line: "int | Lines") -> None:
+        """Note a part: the next of a list, or by its key."""
+        if key is None:
+            self.parts = self.parts if isinstance(self.parts, list) else []
+            self.parts.append(line)
+        else:
+            self.parts = self.parts if isinstance(self.parts, dict) else {}
+            self.parts[key] = line
+
+    def of(self, part: str | int) -> "int | Lines | None":
+        if isinstance(self.parts, dict) and isinstance(part, str):
+            return self.parts.get(part)
+        if isinstance(self.parts, list) and isinstance(part, int) and 0 <= part < len(self.parts):
+            return self.parts[part]
+        return None
+
+
+class Document(Value):
+    """A value with the line of each of its parts. ``source`` is the name shown to people, usually the file's path."""
+
+    source: str
+    value: Json
+    lines: Lines | None = None
+
+    def line(self, path: Path) -> int:
+        """Return the line of a part, or of the nearest part around it that has one; 0 when there are no lines."""
+        at = self.lines
+        if at is None:
+            return 0
+        for part in path:
+            found = at.of(part)
+            if not isinstance(found, Lines):
+                return found or at.line
+            at = found
+        return at.line
+
+    def place(self, path: Path) -> str:
+        """Return ``file:line path`` for a part, or for the nearest part around it that has a line."""
+        line = self.line(path)
+        where = f"{self.source}:{line}" if line else self.source
+        return f"{where} {dotted(path)}" if path else where

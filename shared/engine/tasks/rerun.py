@@ -12,8 +12,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 
 RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})

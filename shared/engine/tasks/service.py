@@ -26,14 +26,13 @@ from soong.shared.core.texts import EXPECTED, dotted, faults
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType, SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.planner import Planner, check_total
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.notifier import Notifier, Subscriber

@@ -15,8 +15,15 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import EndReason, NewRun, Usage
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import (
+    ClaimMode,
+    FailurePolicy,
+    StepKind,
+    StepSpec,
+    StepStatus,
+    TaskKind,
+    TaskStatus,
+)
 
 
 class Outcome(StrEnum):

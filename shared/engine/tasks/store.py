@@ -18,8 +18,7 @@ from soong.shared.engine.runs.record import EVERYTHING, ListFilter, NewRun
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.spec import FailurePolicy, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewStep,
     NewTask,

@@ -6,14 +6,14 @@ from typing import Final
 
 from sqlalchemy import URL
 
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.claims.additional_claims import SqlAdditionalClaims
 from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.consent.consent import SqlConsentStore
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors, parse_url
+from soong.shared.storage.sql.engine.owned_writes import AuditTrail
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -97,7 +97,7 @@ async def open_store(
 
 
 class SqlHeartbeatWriter:
-    """Implements :class:`soong.shared.engine.sessions.store.HeartbeatWriter`. Used by one thread at a time."""
+    """Implements :class:`soong.shared.engine.sessions.session.HeartbeatWriter`. Used by one thread at a time."""
 
     def __init__(self, url: URL, credential: str = "") -> None:
         engine = make_engine(url, size=1, is_writer=True, credential=credential)

@@ -14,14 +14,11 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run, RunStatus
-from soong.shared.engine.sessions.session import Worker
-from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.sessions.session import SessionStore, Worker
 from soong.shared.engine.tasks.claims import lacking
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
-from soong.shared.engine.wire.capabilities import VERSION, announced
-from soong.shared.engine.wire.notifier import Subscriber
+from soong.shared.engine.wire.notifier import VERSION, Subscriber, announced
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolFailure, ToolResult

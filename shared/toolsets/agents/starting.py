@@ -14,8 +14,7 @@ from soong.shared.core.identity import Role, step_key
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import is_unclean
-from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, TaskKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError

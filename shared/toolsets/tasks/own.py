@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.service import Ledger
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import Handler, Permission, ToolContext, ToolDefinition, Traits

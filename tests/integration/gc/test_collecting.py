@@ -19,8 +19,7 @@ from soong.shared.engine.runs.budgets import Budget, session_scope, task_scope
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, TaskStatus
 from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import ContractHarness, mark_recorded
 from tests.integration.gc.place import DAY_US, Place

@@ -22,8 +22,7 @@ from soong.shared.core.errors import InvalidTransitionError, UnavailableError
 from soong.shared.core.identity import RunIdentity, new_id
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.rerun import rerun
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import STEP_ENDS
+from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts

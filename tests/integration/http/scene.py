@@ -28,8 +28,7 @@ from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, make_token
 from soong.shared.permissions.request import PermissionRequest
-from soong.shared.storage.redis.client import RedisClients
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.tools.ports import Verdict

@@ -9,7 +9,7 @@ from httpx import AsyncClient, Response
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.sql.store import SqlTaskStore
 from tests.integration.http.conftest import OpenScene

@@ -19,7 +19,7 @@ from soong.shared.engine.runs.budgets import (
     time_words,
 )
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, StepStatus
 from tests.model.memory.logs import held_run
 from tests.model.memory.rows import ChargeRow, Part, transaction
 

@@ -10,10 +10,11 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, NewRun, RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
-from soong.shared.engine.tasks.status import (
+from soong.shared.engine.tasks.spec import (
     STEP_ENDS,
+    FailurePolicy,
     StepEvent,
+    StepKind,
     StepStatus,
     TaskEvent,
     TaskStatus,

@@ -13,8 +13,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunEvent
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.claims import ClaimingRun, ClaimRefusal, RequestedStep, limited, refusal
-from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.spec import ClaimMode, StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from tests.model.memory.ending import result_of
 from tests.model.memory.logs import move_run, note_step, tell_step

@@ -10,10 +10,10 @@ from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.change import why_failed
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import (
+from soong.shared.engine.tasks.spec import (
     STEP_ENDS,
     StepEvent,
+    StepKind,
     StepStatus,
     TaskEvent,
     TaskStatus,

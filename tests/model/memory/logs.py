@@ -8,8 +8,7 @@ from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import EndReason, Run, RunEvent, RunStatus, advance_run
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, Use, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_report, redacted

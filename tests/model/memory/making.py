@@ -10,8 +10,7 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, RunStatus, Usage
 from soong.shared.engine.sessions.session import ProcessState, Session
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepEvent, TaskStatus, advance_step
+from soong.shared.engine.tasks.spec import StepEvent, StepKind, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.audit_log.notes import of_session

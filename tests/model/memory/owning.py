@@ -12,8 +12,17 @@ from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, TaskKind
-from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, TaskEvent, advance_step, advance_task
+from soong.shared.engine.tasks.spec import (
+    STEP_ENDS,
+    FailurePolicy,
+    StepEvent,
+    StepKind,
+    StepStatus,
+    TaskEvent,
+    TaskKind,
+    advance_step,
+    advance_task,
+)
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
 from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.permissions.request import RequestState

@@ -21,8 +21,7 @@ from soong.shared.engine.sessions.session import (
 )
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
 from soong.shared.engine.tasks.change import outcome_in_closed_session
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.spec import StepStatus, TaskEvent, TaskKind, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.model.memory.ending import cancel_all
 from tests.model.memory.logs import add_reports, end_run, held_run, note_run, write_events, write_nodes

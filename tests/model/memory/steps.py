@@ -10,8 +10,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EVERYTHING, ListFilter, RunEvent
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE
-from soong.shared.engine.tasks.spec import ClaimMode, TaskKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.spec import ClaimMode, StepEvent, StepStatus, TaskKind, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,

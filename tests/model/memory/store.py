@@ -3,7 +3,7 @@
 import threading
 from typing import Self
 
-from soong.shared.engine.sessions.store import HeartbeatWriter
+from soong.shared.engine.sessions.session import HeartbeatWriter
 from tests.model.memory.budgets import MemoryBudgets
 from tests.model.memory.changing import MemoryChanging, MemoryRetrying
 from tests.model.memory.claiming import MemoryAdditionalClaims

@@ -11,8 +11,7 @@ from typing import Any, Final
 from sqlalchemy import RootTransaction
 
 from soong.shared.permissions.store import OpenQuestions
-from soong.shared.storage.redis.client import Command
-from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.client import Command, RedisNotifier
 from soong.shared.storage.sql.consent.consent import SqlConsentStore
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.writer import Writer

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 import tests.system.faults.plugin  # noqa: F401  # the plan check knows the functions of its own process
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import Deployment

@@ -10,7 +10,7 @@ from pkgutil import walk_packages
 import pytest
 
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from soong.shared.storage import sql
 from soong.shared.storage.sql.engine.statements import Statement
 

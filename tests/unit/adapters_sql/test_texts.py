@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from soong.shared.storage.sql.engine.texts import pack, plain, unpack
+from soong.shared.storage.sql.engine.row_mapper import pack, plain, unpack
 from soong.shared.storage.sql.tasks.inserts import lane_of
 
 

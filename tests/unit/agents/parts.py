@@ -27,8 +27,7 @@ from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.plan.reader import load_plan
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepResult, Task
 from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

@@ -12,8 +12,8 @@ from soong.shared.agents.messages import messages_of, opening_nodes
 from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.foreign import STEP_THREADS
 from soong.shared.core.jsontext import Json
-from soong.shared.core.step_work import STEP_THREADS
 from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 
 

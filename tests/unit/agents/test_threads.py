@@ -12,7 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.tools.ports import GateCall
 from tests.unit.agents.parts import Notebook, RuleGate, make_task

@@ -9,7 +9,7 @@ from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.summary import counted, status_text
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.schemas.worker import WorkersSchema
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, held, open_scene
 from tests.model.builders import make_request

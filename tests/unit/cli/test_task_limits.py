@@ -7,7 +7,7 @@ from soong.orchestrator.client.task_limits import limits_from, limits_of, raise_
 from soong.shared.core.errors import ConflictError, InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore
 

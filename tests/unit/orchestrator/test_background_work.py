@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from soong.orchestrator.owner.owned_sessions import BackgroundWork, Routine
+from soong.orchestrator.owner.parts import BackgroundWork, Routine
 from soong.shared.core.errors import UnavailableError
 from tests.waiting import others_run
 

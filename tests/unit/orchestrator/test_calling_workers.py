@@ -1,6 +1,6 @@
 """An owner calls a worker for a session that it hears of for the first time: a guess, made good by messages."""
 
-from soong.orchestrator.owner.dispatcher import HEARD_OF, Dispatcher
+from soong.orchestrator.owner.workers import HEARD_OF, Dispatcher
 from tests.contract.scene import open_scene
 from tests.model.builders import make_step, make_worker
 from tests.model.memory import MemoryBus, MemoryStore

@@ -8,7 +8,7 @@ from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.shared.core import timing
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Step, StepEnd, StepError
 from tests.model.builders import make_step, open_session, open_task, open_worker
 from tests.model.clock import FakeClock

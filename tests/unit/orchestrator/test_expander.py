@@ -7,8 +7,7 @@ import pytest
 from soong.orchestrator.owner.scheduler import MAX_STARTS, Expander
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import ContractHarness, open_scene
 from tests.model.builders import make_step

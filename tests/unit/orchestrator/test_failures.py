@@ -7,7 +7,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepError, Task
 from tests.contract.scene import ContractHarness, failed, open_scene
 from tests.model.builders import make_step

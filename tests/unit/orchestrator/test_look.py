@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
+from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
 from soong.shared.permissions.audit_log.entry import AuditKind
 from tests.contract.scene import completed

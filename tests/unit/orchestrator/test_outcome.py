@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.operations.outcome import step_detail
 from soong.orchestrator.schemas.task import ExitCode, StepDetail, TaskResult
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from tests.contract.scene import open_scene
 from tests.model.builders import make_map
 from tests.model.memory import MemoryStore

@@ -12,7 +12,7 @@ from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.step import NewStep
-from soong.shared.engine.wire.capabilities import projects_among
+from soong.shared.engine.wire.notifier import projects_among
 from soong.shared.sandbox.rooted import mark_project
 
 STEPS: list[Json] = [

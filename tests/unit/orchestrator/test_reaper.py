@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from soong.orchestrator.owner.reaper import BeatWatch
+from soong.orchestrator.owner.workers import BeatWatch
 from tests.model.clock import FakeClock
 
 

@@ -8,7 +8,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 

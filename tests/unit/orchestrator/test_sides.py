@@ -8,7 +8,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from tests.model.builders import make_session
 from tests.model.memory.store import MemoryStore

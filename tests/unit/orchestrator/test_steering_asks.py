@@ -7,7 +7,7 @@ import pytest
 from soong.orchestrator.owner.commands import Commands
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import Command, CommandKind
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import NewTask
 from tests.contract.scene import open_scene
 from tests.contract.test_asks import ask, planned_by, take_up

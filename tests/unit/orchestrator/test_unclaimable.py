@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.operations.snapshots import snapshot_of
-from soong.orchestrator.owner.reaper import UnschedulableSteps
+from soong.orchestrator.owner.workers import UnschedulableSteps
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task, WaitingSteps
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import FAST, LoopWorker, OneLoop

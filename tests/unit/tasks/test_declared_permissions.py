@@ -10,8 +10,7 @@ from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import StepResult
 from tests.unit.agents.parts import row_of, task_of
 from tests.unit.tasks.test_expansion import SESSION

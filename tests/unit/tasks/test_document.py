@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.texts import dotted
-from soong.shared.engine.tasks.plan.document import MAX_CHARS
 from soong.shared.engine.tasks.plan.yaml_document import MAX_DEPTH, read_document
+from soong.shared.engine.tasks.problems import MAX_CHARS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["C"])),

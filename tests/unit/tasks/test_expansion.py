@@ -11,8 +11,7 @@ from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, StepResult
 from tests.unit.agents.parts import row_of, task_of
 

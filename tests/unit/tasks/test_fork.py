@@ -14,8 +14,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.engine.tasks.rerun import forked_plan, literal
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, StepError, StepResult, Task
 from tests.model.builders import make_map, make_step
 from tests.unit.agents.parts import row_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from soong.shared.engine.tasks.plan.checks import find_cycle, mermaid
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 
 NODES = st.integers(0, 7).map(str)
 LABEL = r'"(?:[^"\[\](){}<>;`%$&|\\\n\r\u2028\u2029ﬂ°¶ß]|#[0-9]+;|</?i>|<br/>)*"'

@@ -4,14 +4,7 @@ import pytest
 
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import is_able, lacking
-from soong.shared.engine.wire.capabilities import (
-    catalogue_of,
-    declared,
-    functions_needed,
-    in_words,
-    labels,
-    tools_needed,
-)
+from soong.shared.engine.wire.notifier import catalogue_of, declared, functions_needed, in_words, labels, tools_needed
 from tests.model.builders import make_worker
 
 pytestmark = pytest.mark.spec("DIS-04")

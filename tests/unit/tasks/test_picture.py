@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.plan import Plan
-from soong.shared.engine.tasks.spec import StepKind, StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepSpec, StepStatus
 
 pytestmark = pytest.mark.spec("DAG-08")
 

@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.planner import PULL_WORKER_TOOLS, Planner, read_dispatch
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import NewStep, Step, Task
 from tests.unit.agents.parts import row_of, task_of
 

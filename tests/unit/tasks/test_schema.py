@@ -13,8 +13,7 @@ from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.kinds.registry import StepDocument
 from soong.shared.engine.tasks.plan.plan import Plan
-from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.plan.schema import plan_schema
+from soong.shared.engine.tasks.plan.reader import plan_from_json, plan_schema
 from soong.shared.tools.schema import schema_problems, validate
 from tests.architecture.planning_schemas import step_schema
 from tests.spec_document import ROOT

@@ -5,7 +5,7 @@ from msgspec import ValidationError, convert
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.spec import BoundStep, ClaimMode, DeclaredPermissions, FailurePolicy, StepKind, StepSpec
-from soong.shared.storage.sql.engine.texts import pack, unpack
+from soong.shared.storage.sql.engine.row_mapper import pack, unpack
 
 CHILD = StepSpec(
     kind=StepKind.AGENT,

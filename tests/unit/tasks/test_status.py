@@ -10,7 +10,7 @@ import pytest
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.record import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus, advance_run
-from soong.shared.engine.tasks.status import (
+from soong.shared.engine.tasks.spec import (
     STEP_TRANSITIONS,
     TASK_TRANSITIONS,
     StepEvent,

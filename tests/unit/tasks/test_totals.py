@@ -9,7 +9,7 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner, check_total
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.tools.result import ErrorType
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.notifier import MemoryBus

@@ -9,7 +9,7 @@ import pytest
 
 from soong.orchestrator.telemetry.otlp import OtlpCollector, OtlpSender
 from soong.orchestrator.telemetry.spans import Span
-from soong.shared.core.telemetry import OtlpTarget, load_telemetry
+from soong.shared.core.log import OtlpTarget, load_telemetry
 from tests.loopback import http_on_a_thread
 from tests.otlp_receiver import otlp_receiver
 from tests.servers import free_port

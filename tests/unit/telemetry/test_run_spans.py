@@ -8,7 +8,7 @@ from soong.orchestrator.telemetry.run_spans import RunSpans
 from soong.orchestrator.telemetry.spans import MAX_OPEN, OpenWork, Span, TraceOrigin, parse_trace_parent
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
-from soong.shared.core.telemetry import load_telemetry
+from soong.shared.core.log import load_telemetry
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
 from soong.shared.engine.tasks.spec import TaskKind

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentDefinition, builtin_definitions
 from soong.shared.core.identity import RunIdentity
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, Step, StepError, Task
 from soong.shared.permissions.taint import brings_untrusted
 from soong.shared.tools.definition import HandlerOutput, RunDirs

@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskEvent, TaskStatus
 from soong.shared.tools.definition import Permission, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall

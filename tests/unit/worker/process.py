@@ -11,7 +11,7 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.additional_steps import AdditionalSteps

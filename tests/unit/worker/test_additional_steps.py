@@ -10,8 +10,7 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.claims import ClaimRefusal, Refusal
-from soong.shared.engine.tasks.spec import ClaimMode, StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Outcome, Step, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from tests.model.builders import make_step

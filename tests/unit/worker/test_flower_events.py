@@ -7,7 +7,7 @@ from celery import Celery
 from msgspec.structs import replace
 
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.worker.flower import FlowerEvents
 from tests.model.builders import open_session, open_task, open_worker, take_turn

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, StepEnd
 from tests.model.memory.store import MemoryStore
 from tests.unit.worker.process import WorkerHarness, done

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.unit.worker.process import WorkerHarness, done
 from tests.waiting import until

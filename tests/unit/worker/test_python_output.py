@@ -8,7 +8,7 @@ import pytest
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
 from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
 from tests.unit.tools.test_bounds import nested

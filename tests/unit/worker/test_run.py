@@ -12,8 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
-from soong.shared.engine.tasks.spec import BoundStep, StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import BoundStep, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.function_step import FunctionStepRunner

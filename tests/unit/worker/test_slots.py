@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core import timing
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, StepEnd, StepError
 from soong.worker.claim_loop import BATCH
 from soong.worker.flower import NoFlower

@@ -1,7 +1,7 @@
 """The checks of a plan's parts against each other: ids, edges, names, schemas and references (DAG-02).
 
 Every check reports and continues; none raises. The places are those of the document
-(:mod:`soong.shared.engine.tasks.plan.document`).
+(:mod:`soong.shared.engine.tasks.problems`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.texts import blanked
+from soong.shared.engine.tasks.plan.fields import RESERVED, References
 from soong.shared.engine.tasks.plan.kinds.registry import KINDS
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered, Report
-from soong.shared.engine.tasks.plan.references import RESERVED, References
 from soong.shared.engine.tasks.problems import Path, Unknown
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepSpec, StepStatus
 
 Standing: TypeAlias = Mapping[str, Sequence[str]]
 """The existing steps of a task under growth: the dependencies of each, by id."""

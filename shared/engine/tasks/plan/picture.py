@@ -13,8 +13,7 @@ from typing import Final
 from soong.shared.core.texts import blanked
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepSpec, StepStatus
 
 CHAR: Final = 7
 """Width of a character of the fonts named below at their size, a little more than it mostly is."""

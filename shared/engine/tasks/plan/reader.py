@@ -1,7 +1,8 @@
 """Reads plans: text or JSON in, a checked :class:`Plan` out, or one error that lists every problem (DAG-02, DAG-08).
 
-The fields of a plan are :mod:`soong.shared.engine.tasks.plan.fields`; checks across fields are
-:mod:`soong.shared.engine.tasks.plan.checks`.
+The models here and in :mod:`soong.shared.engine.tasks.plan.fields` define every field of the document: its type, limits
+and description. The published JSON Schema is made from them. Checks across fields are
+:mod:`soong.shared.engine.tasks.plan.checks`; ``soong tasks validate`` applies both.
 """
 
 import re
@@ -10,24 +11,103 @@ from decimal import Decimal
 from itertools import islice
 from math import ceil
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document
-from soong.shared.engine.tasks.plan.fields import NAME, WorkDocument
+from soong.shared.engine.tasks.plan.fields import (
+    MOST_COUNTED,
+    MOST_USD,
+    NAME,
+    Flag,
+    Name,
+    PlanModel,
+    Seconds,
+    Tags,
+    Text,
+    Texts,
+    Title,
+    WorkDocument,
+)
 from soong.shared.engine.tasks.plan.kinds.registry import BRANCHES, KINDS, StepDocument
-from soong.shared.engine.tasks.plan.models import InputDocument, PlanHead, TaskLimitsDocument
 from soong.shared.engine.tasks.plan.plan import INPUT_TYPES, InputType, Plan, PlanInput, PlanNames, Report, has_type
-from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
-from soong.shared.engine.tasks.problems import Hint, Path, Problems
+from soong.shared.engine.tasks.plan.validation import DocumentReader, Expected, field_names, kind_of
+from soong.shared.engine.tasks.problems import MAX_CHARS, Document, Hint, Path, Problems
 from soong.shared.engine.tasks.spec import StepSpec
+
+
+class InputDocument(PlanModel):
+    """A value that is given when the plan is run. Short form: the default itself."""
+
+    model_config = ConfigDict(title="input")
+
+    type: InputType | None = Field(default=None, description="The default's type, else string, when absent.")
+    description: Text = Field(default="", description="What it is for.")
+    required: Flag | None = Field(default=None, description="Whether it must be given; yes when it has no default.")
+    default: Any = Field(default=None, description="Its value when none is given.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Read the short form; keep a default of null in the long one, which makes the input optional."""
+        if not isinstance(value, Mapping):
+            return {} if value is None else {"default": value}
+        return {name: item for name, item in value.items() if item is not None or name == "default"}
+
+
+class TaskLimitsDocument(PlanModel):
+    """Limits on the usage of all runs of a task together, and on the task's time. The first that is reached ends it."""
+
+    max_turns: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
+        default=None, description="Most model turns of all its runs together."
+    )
+    tokens: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
+        default=None, description="Most tokens that all its runs together read and write."
+    )
+    cost_usd: Annotated[float, Field(gt=0, le=MOST_USD), Expected("a number of US dollars above 0")] | None = Field(
+        default=None, description="Most US dollars that the model requests of all its runs together may cost."
+    )
+    wall_s: Seconds | None = Field(
+        default=None,
+        description="Most seconds from the start of its first step, with all pauses and all waiting for people.",
+    )
+
+
+class PlanDocument(PlanModel):
+    """A DAG of steps that Soong runs. `soong tasks validate` checks what a schema cannot say."""
+
+    model_config = ConfigDict(title="Plan")
+
+    title: Title = Field(description="What the task is for, for people.")
+    inputs: dict[Name, InputDocument] = Field(
+        default={}, description="Values given when the plan is run. Short form: the default itself."
+    )
+    modules: Texts = Field(
+        default=(),
+        description="Python modules next to the plan's file that register its scripted agents. Only for "
+        "`soong run FILE`.",
+    )
+    limits: TaskLimitsDocument | None = Field(
+        default=None, description="What all its runs together may use, and how long it may take."
+    )
+    tags: Tags = Field(default=(), description="Words by which lists of tasks and runs are filtered.")
+    steps: Annotated[tuple[StepDocument, ...], Field(min_length=1)]
+
+
+class PlanHead(PlanDocument):
+    """A plan whose inputs and steps are validated one by one: each part bounds the problems of a hostile plan."""
+
+    inputs: Annotated[dict[str, Any], Field(strict=False)] = Field(default={})
+    steps: Annotated[tuple[Any, ...], Field(min_length=1, strict=False)]
+
 
 _OF_THE_MAP: Final[Mapping[str, str]] = {
     "id": "the children of a map step are named after it and their key",
@@ -193,3 +273,43 @@ _INPUT: Final = DocumentReader.of(InputDocument)
 _STEP: Final[DocumentReader[StepDocument]] = DocumentReader(
     TypeAdapter(StepDocument, config=ConfigDict(defer_build=True)), BRANCHES, _elsewhere
 )
+
+
+SCHEMA_ID: Final = "plan.schema.json"
+
+_Schema: TypeAlias = dict[str, Any]
+
+
+class SchemaGenerator(GenerateJsonSchema):
+    """Leaves out parts without use for a reader of the schema: titles of fields, empty defaults, null for left out."""
+
+    def field_title_should_be_set(self, _schema: Any) -> bool:
+        return False
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> _Schema:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> _Schema:
+        found = super().default_schema(schema)
+        return {name: value for name, value in found.items() if name != "default" or value not in (None, "", [], {})}
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> _Schema:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> _Schema:
+        found = {name: value for name, value in super().dict_schema(schema).items() if value is not True}
+        for pattern, part in found.pop("patternProperties", {}).items():
+            found |= {"propertyNames": {"pattern": pattern}, "additionalProperties": part}
+        return found
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> _Schema:
+        return {"type": "string", "enum": [member.value for member in schema["members"]]}
+
+
+def plan_schema() -> JsonObject:
+    """Return the full schema, JSON Schema 2020-12."""
+    schema = PlanDocument.model_json_schema(schema_generator=SchemaGenerator)
+    definitions = schema["$defs"]
+    short = {"type": ["string", "number", "boolean", "array", "null"]}
+    definitions["InputDocument"] = {"anyOf": [definitions["InputDocument"], short]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}

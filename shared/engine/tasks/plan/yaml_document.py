@@ -18,7 +18,7 @@ import yaml
 
 from soong.shared.core.errors import InvalidJsonError, InvalidPlanError, Problem
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, parse_strict
-from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, Lines
+from soong.shared.engine.tasks.problems import MAX_CHARS, Document, Lines
 
 MAX_DEPTH = 60
 

@@ -13,8 +13,7 @@ from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.identity import step_key
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimingRun, ClaimRefusal, RequestedStep, limited, refusal, taken_meanwhile
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.claims.claim_context import (
     CLAIM_CONTEXT,
@@ -34,10 +33,10 @@ from soong.shared.storage.sql.claims.claiming import (
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed
 from soong.shared.storage.sql.claims.store_part import StorePart
+from soong.shared.storage.sql.engine.row_mapper import unpack
 from soong.shared.storage.sql.engine.rows import spec_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 HOLDER: Final = Statement(

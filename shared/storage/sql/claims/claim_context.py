@@ -14,16 +14,14 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
-from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.log_rows import preceding_of
-from soong.shared.storage.sql.engine.row_mapper import MalformedError, RowReader, object_of
+from soong.shared.storage.sql.engine.owned_writes import report
+from soong.shared.storage.sql.engine.row_mapper import MalformedError, RowReader, object_of, unpack
 from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS, error_of, output_of, spec_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.tools.ports import effect_id_of
 

@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.spec import ClaimMode
-from soong.shared.storage.sql.claims.completions import ClaimRequest
+from soong.shared.storage.sql.claims.readiness import ClaimRequest
+from soong.shared.storage.sql.engine.row_mapper import unpack
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 LIVE_WORKER: Final = Statement(

@@ -1,7 +1,7 @@
 """PostgreSQL version of the claim/complete path.
 
 Statements are combined into CTEs because round trips dominate its cost. Two round trips end, unlock and claim, and one
-where the step that became ready is the only one, as in a chain; the texts mirror those of :mod:`completions`,
+where the step that became ready is the only one, as in a chain; the texts mirror those of
 :mod:`readiness` and :mod:`claiming`, and the contract's tests run over both.
 """
 
@@ -22,8 +22,7 @@ from soong.shared.storage.sql.claims.claiming import (
     most_ready,
     scan,
 )
-from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult, end_row, note_end
-from soong.shared.storage.sql.claims.readiness import settle_unlocked
+from soong.shared.storage.sql.claims.readiness import ClaimRequest, CompletionResult, end_row, note_end, settle_unlocked
 from soong.shared.storage.sql.engine.engine import StaleReadError
 from soong.shared.storage.sql.engine.rows import RUN_COLUMNS
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer, logged

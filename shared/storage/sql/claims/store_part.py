@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from soong.shared.storage.sql.claims.claim_context import Contexts
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.owned_writes import AuditTrail
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.transaction import Transaction
 

@@ -26,13 +26,13 @@ from soong.shared.permissions.request import Answer, Decision, RequestState
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.storage.sql.claims.parking import unpark
 from soong.shared.storage.sql.consent.questions import HELD_SESSIONS, sessions_of
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.owned_writes import AuditTrail
+from soong.shared.storage.sql.engine.row_mapper import pack
 from soong.shared.storage.sql.engine.rows import ANSWERS, answer_of, decision_body
 from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, Statement
 from soong.shared.storage.sql.engine.tables.service import decisions, permission_requests
 from soong.shared.storage.sql.engine.tables.work import runs
-from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.people.keys import ENDS, check_signs
 

@@ -32,8 +32,7 @@ from soong.shared.storage.sql.consent.questions import (
     settled_of,
     withdrawn,
 )
-from soong.shared.storage.sql.engine.audit_log import report
-from soong.shared.storage.sql.engine.ownership import check_owned
+from soong.shared.storage.sql.engine.owned_writes import check_owned, report
 from soong.shared.storage.sql.engine.rows import answer_of, decision_of, request_body
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement

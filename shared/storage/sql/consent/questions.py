@@ -19,7 +19,7 @@ from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.request import PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
+from soong.shared.storage.sql.engine.owned_writes import AuditTrail
 from soong.shared.storage.sql.engine.row_mapper import RowMapper
 from soong.shared.storage.sql.engine.rows import (
     ANSWERS,

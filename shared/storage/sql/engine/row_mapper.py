@@ -5,6 +5,8 @@ untrusted (OPS-12): a reader here returns a value that a program of ours may hav
 :class:`MalformedError`. Readers of rows catch that for each row: one malformed row fails or is passed over.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,11 +17,54 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec.structs import replace
 from sqlalchemy import Column, Table
 
-from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject, deeper_than
+from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject, deeper_than, finite_float, refuse_constant
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 from soong.shared.storage.sql.engine.columns import MAX_CHARS, MAX_COUNT, MAX_WORD_CHARS
-from soong.shared.storage.sql.engine.texts import pack, plain, unpack
+
+encode_ascii: Final = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":")).encode
+_encode: Final = json.JSONEncoder(
+    check_circular=False, allow_nan=False, separators=(",", ":"), ensure_ascii=False
+).encode
+
+
+def pack(value: object) -> str:
+    """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped."""
+    text = _encode(value)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return encode_ascii(value)
+    return text
+
+
+def unpack(text: str) -> Any:
+    """Return the value of JSON text. Raises: ValueError, RecursionError."""
+    try:
+        # Ours has no blanks around it; to look for them takes as long as to read what is there.
+        value, end = _DECODER.raw_decode(text)
+    except ValueError:
+        value, end = None, -1
+    return value if end == len(text) else _DECODER.decode(text)
+
+
+def plain(text: str) -> str:
+    """Return free text as both databases can keep it: NUL and lone surrogates become U+FFFD."""
+    if text.isascii():
+        return text.replace("\0", "\ufffd") if "\0" in text else text
+    return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of stored text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite_float)
+"""Less strict than what comes from outside: outputs may hold integers beyond 2^53, and half characters as escapes."""
+
 
 Read = TypeVar("Read")
 

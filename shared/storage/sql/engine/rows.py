@@ -16,17 +16,23 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import ListFilter, NewRun, Run, Usage
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Responder, Session, Worker
-from soong.shared.engine.tasks.spec import StepSpec
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.spec import StepSpec, StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, NewTask, Step, StepError, Task
 from soong.shared.engine.tasks.store import StepSnapshot
 from soong.shared.permissions.explain import decision_from
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, provenance_from
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
-from soong.shared.storage.sql.engine.row_mapper import MalformedError, RowMapper, object_of, usage_of, value_of
+from soong.shared.storage.sql.engine.row_mapper import (
+    MalformedError,
+    RowMapper,
+    object_of,
+    pack,
+    unpack,
+    usage_of,
+    value_of,
+)
 from soong.shared.storage.sql.engine.tables.service import answers, commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.tables.work import calls, runs, steps, tasks
-from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.tools.ports import effect_id_of
 
 KEPT_DOCUMENTS: Final = 256

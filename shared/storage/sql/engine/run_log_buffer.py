@@ -12,13 +12,13 @@ from typing import Final
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, NewRun, RunStatus, Usage
+from soong.shared.storage.sql.engine.row_mapper import digest_of, pack, plain
 from soong.shared.storage.sql.engine.rows import IDENTITIES, NEW_RUNS, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of
 from soong.shared.storage.sql.engine.tables.work import events as events_table
 from soong.shared.storage.sql.engine.tables.work import nodes as nodes_table
 from soong.shared.storage.sql.engine.tables.work import runs as runs_table
 from soong.shared.storage.sql.engine.tables.work import surfaces as surfaces_table
-from soong.shared.storage.sql.engine.texts import digest_of, pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 INSERT_EVENTS: Final = Insert(

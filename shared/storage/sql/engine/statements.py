@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Table
 
 from soong.shared.storage.sql.engine.columns import MAX_WORD_CHARS, type_of
-from soong.shared.storage.sql.engine.texts import encode_ascii
+from soong.shared.storage.sql.engine.row_mapper import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
 _LIST: Final = re.compile(r"IN @(\w+)")

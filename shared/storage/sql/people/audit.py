@@ -11,8 +11,8 @@ from soong.shared.core.jsontext import parse_strict
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Use
 from soong.shared.permissions.audit_log.notes import of_malformed_report, of_report
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.audit_log import ENTRIES
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
+from soong.shared.storage.sql.engine.owned_writes import ENTRIES
 from soong.shared.storage.sql.engine.row_mapper import MAX_SHOWN_CHARS
 from soong.shared.storage.sql.engine.rows import IDENTITIES, decision_of
 from soong.shared.storage.sql.engine.statements import Statement

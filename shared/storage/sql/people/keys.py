@@ -17,11 +17,10 @@ from soong.shared.permissions.audit_log.notes import (
 )
 from soong.shared.permissions.signing import ExpiredDecision, SigningKey
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.row_mapper import RowMapper
+from soong.shared.storage.sql.engine.row_mapper import RowMapper, pack, plain, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables.service import api_tokens, signing_keys
-from soong.shared.storage.sql.engine.texts import pack, plain, unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 PUBLISH: Final = Statement(

@@ -9,14 +9,14 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import CLAIM_CONTEXT
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import check_owned, owned_read, owned_task
+from soong.shared.storage.sql.engine.owned_writes import check_owned, owned_read, owned_task
+from soong.shared.storage.sql.engine.row_mapper import unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held
 from soong.shared.storage.sql.tasks.task_ends import cancel_all, end_task

@@ -25,8 +25,8 @@ from soong.shared.engine.runs.budgets import (
 )
 from soong.shared.engine.runs.record import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.storage.sql.claims.store_part import StorePart
+from soong.shared.storage.sql.engine.row_mapper import unpack
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 OF_RUN: Final = Statement(

@@ -8,10 +8,10 @@ from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, 
 from soong.shared.engine.tasks.spec import TaskKind
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.log_rows import events_of, sized_before
+from soong.shared.storage.sql.engine.row_mapper import encode_ascii, pack, unpack
 from soong.shared.storage.sql.engine.rows import IDENTITIES, RUN_COLUMNS
 from soong.shared.storage.sql.engine.statements import PAGE_SIZE, Insert, Statement
 from soong.shared.storage.sql.engine.tables.service import event_cursors, metric_totals
-from soong.shared.storage.sql.engine.texts import encode_ascii, pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 TAKE_OVER: Final = Statement(

@@ -11,16 +11,15 @@ from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.spec import FailurePolicy
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.spec import FailurePolicy, StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step, StepError
 from soong.shared.storage.sql.claims.readiness import SET_MAP_OUTCOME, root_run_of, tell_opened, unlock_after
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import check_owned, owned_read, owned_step
+from soong.shared.storage.sql.engine.owned_writes import check_owned, owned_read, owned_step
+from soong.shared.storage.sql.engine.row_mapper import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps, tasks
-from soong.shared.storage.sql.engine.texts import pack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import note_steps, ready_steps
 from soong.shared.storage.sql.tasks.task_ends import cancel_all, skip_below

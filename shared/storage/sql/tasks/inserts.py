@@ -12,14 +12,13 @@ from typing import Final
 from soong.shared.core.identity import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.spec import ClaimMode, StepKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
+from soong.shared.engine.tasks.spec import ClaimMode, StepEvent, StepKind, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
+from soong.shared.storage.sql.engine.row_mapper import pack, unpack
 from soong.shared.storage.sql.engine.rows import STEPS
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement, batches_of
 from soong.shared.storage.sql.engine.tables.work import steps as steps_table
-from soong.shared.storage.sql.engine.texts import pack, unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 INSERT_STEPS: Final = Insert(

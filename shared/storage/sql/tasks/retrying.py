@@ -9,13 +9,12 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import command_done, owned_task
+from soong.shared.storage.sql.engine.owned_writes import command_done, owned_task
+from soong.shared.storage.sql.engine.row_mapper import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
 from soong.shared.storage.sql.tasks.inserts import open_step

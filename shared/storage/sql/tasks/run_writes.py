@@ -16,7 +16,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.runs.store import Appended, CallRow
 from soong.shared.engine.tasks.spec import StepKind
-from soong.shared.storage.sql.engine.audit_log import report
+from soong.shared.storage.sql.engine.owned_writes import report
 from soong.shared.storage.sql.engine.rows import CALL_COLUMNS, call_values
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer, logged
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches

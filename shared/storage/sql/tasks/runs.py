@@ -15,10 +15,10 @@ from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, Call
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
+from soong.shared.storage.sql.engine.row_mapper import unpack
 from soong.shared.storage.sql.engine.rows import call_of, filtered, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
-from soong.shared.storage.sql.engine.texts import unpack
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import (
     RunWrite,

@@ -20,18 +20,16 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.change import outcome_in_closed_session
-from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.columns import ordinal_of
-from soong.shared.storage.sql.engine.ownership import END_COMMAND, check_owned, owned_read
-from soong.shared.storage.sql.engine.row_mapper import MalformedError
+from soong.shared.storage.sql.engine.owned_writes import END_COMMAND, AuditTrail, check_owned, owned_read
+from soong.shared.storage.sql.engine.row_mapper import MalformedError, digest_of, plain
 from soong.shared.storage.sql.engine.rows import COMMANDS, OWNERS, RESPONDERS, SESSIONS, worker_of
 from soong.shared.storage.sql.engine.rows import WORKERS as WORKER_ROWS
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.service import commands, owners, responders, sessions, workers
-from soong.shared.storage.sql.engine.texts import digest_of, plain
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush
 
@@ -140,7 +138,7 @@ SET_WORKER_STATE: Final = Statement("set worker state", "UPDATE workers SET stat
 
 
 class SqlSessionStore(StorePart):
-    """Implements :class:`soong.shared.engine.sessions.store.SessionStore`."""
+    """Implements :class:`soong.shared.engine.sessions.session.SessionStore`."""
 
     # -- owners
     async def register_owner(self, owner: Owner) -> None:

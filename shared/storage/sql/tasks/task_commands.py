@@ -12,12 +12,11 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.spec import STEP_ENDS, StepStatus, TaskEvent, TaskKind, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.engine.tasks.store import FinishedTask, SessionLook
 from soong.shared.storage.sql.claims.readiness import tell_maps
-from soong.shared.storage.sql.engine.ownership import (
+from soong.shared.storage.sql.engine.owned_writes import (
     OWNED,
     OWNED_TASK,
     SEEN_OWNED,
@@ -27,9 +26,9 @@ from soong.shared.storage.sql.engine.ownership import (
     owned_read,
     owned_task,
 )
+from soong.shared.storage.sql.engine.row_mapper import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.task_ends import (
     CLOSE_WITH_TASK,

@@ -6,13 +6,13 @@ from typing import Final
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.claims import ended_with_worker, poisoned
-from soong.shared.engine.tasks.status import TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.spec import TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Lease, StepEnd
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import root_run_of, tell_opened
+from soong.shared.storage.sql.engine.row_mapper import pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 MOVE_TASK: Final = Statement(

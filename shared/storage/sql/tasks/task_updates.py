@@ -17,16 +17,15 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.spec import FailurePolicy, StepEvent, StepKind, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.ownership import command_done, owned_task
+from soong.shared.storage.sql.engine.owned_writes import command_done, owned_task
+from soong.shared.storage.sql.engine.row_mapper import pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.texts import pack, plain
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, lane_of, open_step

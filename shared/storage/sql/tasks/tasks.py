@@ -11,8 +11,7 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EVERYTHING, ListFilter, RunStatus
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.spec import TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, StepResult, Task
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot
 from soong.shared.permissions.audit_log.notes import of_session

@@ -16,17 +16,20 @@ from soong.shared.engine.tasks.plan.fields import (
     AnswerTokens,
     Flag,
     Item,
+    Kind,
     NodeDocument,
     PlanModel,
+    References,
     Seconds,
     Temperature,
     Text,
     Texts,
     Thinking,
     WorkDocument,
+    check_references,
+    check_work,
     sequence,
 )
-from soong.shared.engine.tasks.plan.kinds.kind import Kind
 from soong.shared.engine.tasks.plan.permissions import (
     MAX_DECLARED,
     PermissionProblem,
@@ -35,7 +38,6 @@ from soong.shared.engine.tasks.plan.permissions import (
     write_problem,
 )
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, Plan, PlanNames, Report
-from soong.shared.engine.tasks.plan.references import References, check_references, check_work
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, ClaimMode, DeclaredPermissions, StepSpec

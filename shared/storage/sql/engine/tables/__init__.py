@@ -1,7 +1,7 @@
 """The tables, their constraints and their indexes: the schema of a database of ours at its head.
 
 ``ordinal`` is the order of insertion. The partial indexes hold live rows only, so that no hot statement grows with
-ended rows; the checks are the last line behind the status tables in :mod:`soong.shared.engine.tasks.status` and
+ended rows; the checks are the last line behind the status tables in :mod:`soong.shared.engine.tasks.spec` and
 :mod:`soong.shared.engine.runs.record`.
 """
 

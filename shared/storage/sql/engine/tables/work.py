@@ -8,8 +8,7 @@ from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, TaskKind
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.storage.sql.engine.columns import (
     MAKES,

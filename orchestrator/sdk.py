@@ -319,6 +319,10 @@ class Soong:
         """Cancel a task: nothing of it starts any more, what runs is stopped."""
         await self._tasks.cancel(await self._task(task_id), reason=reason)
 
+    async def set_priority(self, task_id: str, priority: int, steps: Sequence[str] = ()) -> None:
+        """Change the priority of steps, higher first; of all that have not ended, where none is named."""
+        await self._tasks.set_priority(await self._task(task_id), priority, steps)
+
     async def abort_run(self, run_id: str, call: str = "", *, reason: str = "", goes_on: bool = False) -> None:
         """End a run with its tool calls, as ``aborted_tools``; where its agent ``goes_on``, one call alone (EXE-07).
 

@@ -6,14 +6,15 @@ An answer is a row that counts once, on any terminal: the session's owner decide
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import typer
 
 from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, attached
-from soong.orchestrator.cli.console import emit, say, short_id, visible, why_nobody_is_asked
+from soong.orchestrator.cli.console import confirm, emit, number_of, say, short_id, visible, why_nobody_is_asked
 from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.held_service import Interrupts
 from soong.orchestrator.cli.options import CommandTable
@@ -30,6 +31,12 @@ MANY = 1000
 SHOWN = 50
 
 _JSON = typer.Option(False, "--json", help="Print JSON.")
+_IDS: Any = typer.Argument(
+    [], metavar="ID", help="The questions' ids, or enough of the end or beginning of each to be the only one."
+)
+_OF_TASK = typer.Option("", "--task", metavar="ID", help="All questions of this task that wait.")
+_OF_TOOL = typer.Option("", "--tool", metavar="NAME", help="All questions for this tool that wait.")
+_SURE = typer.Option(False, "--yes", "-y", help="Do not ask before several are answered.")
 _ID = typer.Argument(..., metavar="ID", help="The question's id, or enough of its end or beginning to be the only one.")
 _REASON = typer.Option("", "--reason", help="The reason, which the agent receives.")
 _WAIT = typer.Option(5.0, "--wait", min=0, help="Seconds to wait for the decision to take effect.")
@@ -73,20 +80,32 @@ async def show(
 
 @app.command()
 async def allow(
-    question: str = _ID,
+    questions: list[str] = _IDS,
     *,
+    task: str = _OF_TASK,
+    tool: str = _OF_TOOL,
+    is_sure: bool = _SURE,
     for_session: bool = typer.Option(False, "--session", help="Allow this tool there for the rest of the session."),
     reason: str = _REASON,
     wait_s: float = _WAIT,
 ) -> None:
-    """Allow the call, once."""
-    await _answer(question, "allow_for_session" if for_session else "allow_once", reason, wait_s)
+    """Allow the call, once; several calls, named or chosen by options, after one look at all of them."""
+    choice = "allow_for_session" if for_session else "allow_once"
+    await _answer(questions, task, tool, choice, reason, wait_s, is_sure=is_sure)
 
 
 @app.command()
-async def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
-    """Deny the call; the run continues and gets the reason."""
-    await _answer(question, "deny", reason, wait_s)
+async def deny(
+    questions: list[str] = _IDS,
+    *,
+    task: str = _OF_TASK,
+    tool: str = _OF_TOOL,
+    is_sure: bool = _SURE,
+    reason: str = _REASON,
+    wait_s: float = _WAIT,
+) -> None:
+    """Deny the call, or several calls; the run continues and gets the reason."""
+    await _answer(questions, task, tool, "deny", reason, wait_s, is_sure=is_sure)
 
 
 @app.command()
@@ -128,23 +147,55 @@ _REFUSED: Final = {
 }
 
 
-async def _answer(text: str, choice: str, reason: str, wait_s: float) -> None:
-    """Answer a question and report the outcome within ``wait_s``. Raises: typer.Exit; SoongError."""
+async def _answer(
+    names: Sequence[str], task: str, tool: str, choice: str, reason: str, wait_s: float, *, is_sure: bool
+) -> None:
+    """Answer questions, each as it was shown, and report each outcome within ``wait_s``. Raises: typer.Exit with the
+    worst one; SoongError.
+    """
     reason = reason.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
     async with Api(may_start=False) as api:
-        question = await api.get(f"/v1/approvals/{await api.find('approval', text)}")
-        body: dict[str, Json] = {"choice": choice, "input_digest": question["input_digest"], "reason": reason}
-        path = f"/v1/approvals/{question['id']}/answer"
-        try:
-            answered = await api.reply(
-                "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body
-            )
-        except SoongError as error:
-            code, sentence = refused(question, error)
-        else:
-            code, sentence = outcome_of(answered.document, choice)
-    say(sentence)
-    raise typer.Exit(code)
+        questions = await _chosen(api, names, task, tool, choice, is_sure=is_sure)
+        worst = AnswerExitCode.DONE
+        for question in questions:
+            body: dict[str, Json] = {"choice": choice, "input_digest": question["input_digest"], "reason": reason}
+            path = f"/v1/approvals/{question['id']}/answer"
+            try:
+                answered = await api.reply(
+                    "POST", path, query={"wait": min(round(timing.PATIENCE_S), round(wait_s))}, body=body
+                )
+            except SoongError as error:
+                code, sentence = refused(question, error)
+            else:
+                code, sentence = outcome_of(answered.document, choice)
+            say(sentence)
+            worst = max(worst, code)
+    raise typer.Exit(worst)
+
+
+async def _chosen(
+    api: Api, names: Sequence[str], task: str, tool: str, choice: str, *, is_sure: bool
+) -> Sequence[Document]:
+    """Return the named questions, or those of a task and tool that wait; several after one yes."""
+    if bool(names) is bool(task or tool):
+        raise UsageError("name the questions to answer, or choose them with --task and --tool")
+    if names:
+        found = [await api.get(f"/v1/approvals/{await api.find('approval', name)}") for name in names]
+    else:
+        task_id = await api.find("task", task) if task else ""
+        waiting = await api.pages("/v1/approvals", limit=MANY, state="pending")
+        found = [
+            one for one in waiting[::-1] if task_id in {"", one["identity"]["task_id"]} and tool in {"", one["tool"]}
+        ]
+        if not found:
+            raise UsageError("no question of these waits")
+    if not names or len(found) > 1:
+        from soong.orchestrator.cli.question_text import list_text
+
+        verb = "deny" if choice == "deny" else "allow"
+        shown = list_text(found, time.time_ns() // 1000)
+        confirm(f"{verb} {number_of(len(found), 'call')}", shown, is_sure=is_sure)
+    return found
 
 
 def refused(question: Document, error: SoongError) -> tuple[AnswerExitCode, str]:

@@ -4,13 +4,14 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO, TypeAlias
 
+import typer
 from msgspec.structs import asdict
 
 from soong.orchestrator.cli.options import Verbosity, chosen
-from soong.shared.core.errors import Problem
+from soong.shared.core.errors import Problem, SoongError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import inert, inert_json
 
@@ -136,6 +137,37 @@ def why_nobody_is_asked() -> str:
     from soong.orchestrator.approvals.approval import is_run_here  # psutil, which a bare --help does not pay
 
     return OF_A_RUN if is_run_here() else ""
+
+
+def confirm(question: str, shown: str, *, is_sure: bool) -> None:
+    """Show what is about to be done to several things and ask once. Raises: typer.Exit, the answer is no; UsageError,
+    nobody can be asked here.
+    """
+    say(shown)
+    if is_sure:
+        return
+    if not is_terminal():
+        raise UsageError(f"to {question} takes a yes, and this is not a terminal; add --yes")
+    if not typer.confirm(f"{question}?", err=True):
+        raise typer.Exit(1)
+
+
+async def for_each(items: Sequence[Mapping[str, Any]], act: Callable[[Any], Awaitable[None]]) -> None:
+    """Do something to each item. One that fails is reported, and does not hold back the next.
+    Raises: typer.Exit, one of several has failed; SoongError, the only one has.
+    """
+    failed = 0
+    for item in items:
+        try:
+            await act(item)
+        except SoongError as error:
+            if len(items) == 1:
+                raise
+            failed += 1
+            say(f"{item['id']}: {visible(str(error))}")
+    if failed:
+        say(f"{failed} of {len(items)} failed")
+        raise typer.Exit(1)
 
 
 def number_of(count: int, thing: str) -> str:

@@ -1,17 +1,32 @@
 """``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from soong.orchestrator.cli.api import Api, open_task
-from soong.orchestrator.cli.console import Columns, emit, emit_text, listed, number_of, say, second_of, visible
+from soong.orchestrator.cli.console import (
+    Columns,
+    confirm,
+    emit,
+    emit_text,
+    for_each,
+    listed,
+    number_of,
+    say,
+    second_of,
+    table_of,
+    visible,
+)
 from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
-from soong.orchestrator.cli.summary import counted, results_text, still_running, text_of
+from soong.orchestrator.cli.summary import ENDED, counted, results_text, still_running, text_of
+from soong.orchestrator.client.home_api import Document
+from soong.shared.core.errors import EndedTaskError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import LEAST_PAUSE_S
@@ -23,7 +38,21 @@ app = CommandTable()
 
 _PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
+_TASKS: Any = typer.Argument([], metavar="TASK", help="The tasks' ids, or enough of each to be the only one.")
+_SURE = typer.Option(False, "--yes", "-y", help="Do not ask before it is done to several tasks.")
 _REASON = typer.Option("", "--reason", help="The reason, for the record.")
+
+
+MANY: Final = 1_000
+UNENDED: Final = ("running", "paused")
+AGAIN: Final = ("failed", "cancelled")
+COLUMNS: Final[Columns] = {
+    "task": "id",
+    "status": "status",
+    "created": lambda task: second_of(task["created"]),
+    "steps": lambda task: ", ".join(f"{number} {counted(status)}" for status, number in task["step_counts"].items()),
+    "title": "title",
+}
 
 
 class Drawing(StrEnum):
@@ -46,16 +75,7 @@ async def list_tasks(
     """List tasks, newest first."""
     async with Api() as api:
         tasks = await api.pages("/v1/tasks", limit=limit, status=status, title=title, tag=tag, since=since)
-    columns: Columns = {
-        "task": "id",
-        "status": "status",
-        "created": lambda task: second_of(task["created"]),
-        "steps": lambda task: ", ".join(
-            f"{number} {counted(status)}" for status, number in task["step_counts"].items()
-        ),
-        "title": "title",
-    }
-    listed(tasks, columns, is_json=is_json)
+    listed(tasks, COLUMNS, is_json=is_json)
 
 
 @app.command()
@@ -137,12 +157,45 @@ async def graph(
 
 
 @app.command()
-async def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
-    """Cancel a task: nothing of it starts any more, what runs is stopped."""
+async def cancel(
+    tasks: list[str] = _TASKS,
+    *,
+    status: list[str] = STATUS,
+    title: str = TITLE,
+    tag: str = TAGGED,
+    since: str = SINCE,
+    is_sure: bool = _SURE,
+    reason: str = _REASON,
+) -> None:
+    """Cancel tasks, named or chosen by options: nothing of them starts any more, what runs is stopped."""
+    only = {"status": status, "title": title, "tag": tag, "since": since}
     async with Api() as api:
-        task_id = await open_task(api, task)
-        await api.post(f"/v1/tasks/{task_id}/cancel", {"reason": reason})
-        await _told(api, task_id, "is cancelled")
+
+        async def act(task: Document) -> None:
+            if task["status"] in ENDED:
+                raise EndedTaskError(task["id"], task["status"])
+            await api.post(f"/v1/tasks/{task['id']}/cancel", {"reason": reason})
+            await _told(api, task["id"], "is cancelled")
+
+        await for_each(await _chosen(api, "cancel", tasks, only, UNENDED, is_sure=is_sure), act)
+
+
+async def _chosen(
+    api: Api, act: str, names: Sequence[str], only: Mapping[str, Any], statuses: Collection[str], *, is_sure: bool
+) -> list[Document]:
+    """Return the named tasks, or those of a filter that are in one of these statuses; several after one yes."""
+    if bool(names) is any(only.values()):
+        raise UsageError(f"name the tasks to {act}, or choose them with --status, --title, --tag and --since")
+    if names:
+        found = [await api.get(f"/v1/tasks/{await api.find('task', name)}", limit=1) for name in names]
+    else:
+        found = await api.pages("/v1/tasks", limit=MANY, **only)
+        found = [task for task in found if task["status"] in statuses]
+        if not found:
+            raise UsageError(f"there is no task to {act} among these")
+    if not names or len(found) > 1:
+        confirm(f"{act} {number_of(len(found), 'task')}", table_of(found, COLUMNS), is_sure=is_sure)
+    return found
 
 
 @app.command()
@@ -178,20 +231,56 @@ async def add_workers(
         say(f"task {task_id} has {number_of(count, 'more pull worker')}")
 
 
+@app.command("priority")
+async def set_priority(
+    task: str = _TASK,
+    priority: int = typer.Argument(..., min=-1_000, max=1_000, help="Higher first, among steps that are ready."),
+    *,
+    steps: list[str] = typer.Option([], "--step", metavar="STEP", help="Only this step; repeatable."),
+    reason: str = _REASON,
+) -> None:
+    """Change the priority of a task's steps that have not ended."""
+    async with Api() as api:
+        task_id = await open_task(api, task)
+        await api.post(f"/v1/tasks/{task_id}/priority", {"priority": priority, "steps": steps, "reason": reason})
+    say(f"task {task_id}: {', '.join(steps) or 'every step that has not ended'} has the priority {priority}")
+
+
 @app.command()
 async def retry(
-    task: str = _TASK,
+    tasks: list[str] = _TASKS,
     *,
+    status: list[str] = STATUS,
+    title: str = TITLE,
+    tag: str = TAGGED,
+    since: str = SINCE,
+    is_sure: bool = _SURE,
     start: str = typer.Option("", "--from", metavar="STEP", help="Rerun this step and everything downstream of it."),
     detach: bool = typer.Option(False, "--detach", help="Let it run and do not follow it."),
     is_json: bool = RESULT_AS_JSON,
 ) -> None:
-    """Rerun an ended task: steps that did not complete, and everything downstream of a step. All else is kept."""
+    """Rerun ended tasks: steps that did not complete, and everything downstream of a step. All else is kept.
+
+    A single task is followed to its end; several, named or chosen by options, run on by themselves.
+    """
     from soong.orchestrator.cli.submitting import continue_task
 
-    body: dict[str, Json] = {"from": start, "reason": "asked for by `soong tasks retry`"}
-    code = await continue_task(task, "retry", body, is_detached=detach, is_json=is_json, changes_completed=True)
-    raise typer.Exit(code)
+    async def act(name: str, *, is_detached: bool) -> int:
+        body: dict[str, Json] = {"from": start, "reason": "asked for by `soong tasks retry`"}
+        return await continue_task(
+            name, "retry", body, is_detached=is_detached, is_json=is_json, changes_completed=True
+        )
+
+    only = {"status": status, "title": title, "tag": tag, "since": since}
+    if len(tasks) == 1 and not any(only.values()):
+        raise typer.Exit(await act(tasks[0], is_detached=detach))
+    async with Api() as api:
+        chosen = await _chosen(api, "retry", tasks, only, AGAIN, is_sure=is_sure)
+
+    async def again(task: Document) -> None:
+        await act(task["id"], is_detached=True)
+
+    await for_each(chosen, again)
 
 
 @app.command()

@@ -186,6 +186,7 @@ TOOLS: Final[Sequence[ToolEntry]] = (
     ToolEntry(task_tools.resume_task, Right.RUN, "Resume a Soong task", is_open=True),
     ToolEntry(task_tools.retry_task, Right.RUN, "Run failed steps again", is_destructive=True, is_open=True),
     ToolEntry(task_tools.cancel_task, Right.RUN, "Cancel a Soong task", is_destructive=True),
+    ToolEntry(task_tools.set_priority, Right.RUN, "Change the priority of a Soong task"),
     ToolEntry(task_tools.list_workers, Right.READ, "List Soong workers"),
     ToolEntry(task_tools.show_usage, Right.READ, "Show what Soong agents have used"),
 )

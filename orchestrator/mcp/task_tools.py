@@ -371,6 +371,17 @@ async def cancel_task(ctx: SoongContext, task: TaskId, reason: Reason = "") -> A
     return shown(await called(ctx, tasks.cancel_task, task_id=task, body={"reason": reason}))
 
 
+async def set_priority(
+    ctx: SoongContext,
+    task: TaskId,
+    priority: Annotated[int, Field(ge=-1_000, le=1_000, description="Higher first, among steps that are ready.")],
+    steps: Annotated[Sequence[str], Field(description="Only these steps; else all that have not ended.")] = (),
+) -> Annotated[CallToolResult, TaskSchema]:
+    """Change the priority of the steps of a Soong task that have not ended."""
+    body: Document = {"priority": priority, "steps": [*steps]}
+    return shown(await called(ctx, tasks.set_priority, task_id=task, body=body))
+
+
 async def retry_task(
     ctx: SoongContext,
     task: TaskId,

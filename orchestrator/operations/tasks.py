@@ -73,6 +73,11 @@ class RetryBody(CommandBody):
     )
 
 
+class PriorityBody(CommandBody):
+    priority: int = Field(ge=-1_000, le=1_000, description="Higher first, among steps that are ready.")
+    steps: list[str] = Field(default_factory=list, description="Only these steps; else all that have not ended.")
+
+
 class DispatchBody(Body):
     """Runs that take a task's steps one by one, as `agent.dispatch_worker` starts them."""
 
@@ -226,6 +231,14 @@ async def cancel_task(service: Service, caller: Runner, task_id: TaskId, body: C
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
     task, tasks = await steered(service, caller, task_id)
     await tasks.cancel(task, reason=body.reason)
+    return await task_schema(service, await service.store.tasks.task(task_id))
+
+
+@router.post("/v1/tasks/{task_id}/priority")
+async def set_priority(service: Service, caller: Runner, task_id: TaskId, body: PriorityBody) -> TaskSchema:
+    """Change the priority of a task's steps that have not ended, or of some of them."""
+    task, tasks = await steered(service, caller, task_id)
+    await tasks.set_priority(task, body.priority, body.steps, reason=body.reason)
     return await task_schema(service, await service.store.tasks.task(task_id))
 
 

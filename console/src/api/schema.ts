@@ -797,6 +797,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tasks/{task_id}/priority": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Set Priority
+         * @description Change the priority of a task's steps that have not ended, or of some of them.
+         */
+        post: operations["set_priority"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tasks/{task_id}/progress": {
         parameters: {
             query?: never;
@@ -2017,6 +2037,25 @@ export interface components {
             }[];
             /** Title */
             title: string;
+        };
+        /** PriorityBody */
+        PriorityBody: {
+            /**
+             * Priority
+             * @description Higher first, among steps that are ready.
+             */
+            priority: number;
+            /**
+             * Reason
+             * @description The reason, for the record.
+             * @default
+             */
+            reason: string;
+            /**
+             * Steps
+             * @description Only these steps; else all that have not ended.
+             */
+            steps?: string[];
         };
         /**
          * Problem
@@ -4604,6 +4643,42 @@ export interface operations {
         requestBody?: {
             content: {
                 "application/json": components["schemas"]["CommandBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Task"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    set_priority: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description `task_…` */
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PriorityBody"];
             };
         };
         responses: {

@@ -20,7 +20,7 @@ from soong.shared.core.errors import (
     UnavailableError,
     UsageError,
 )
-from soong.shared.core.identity import Role, RunIdentity, new_id
+from soong.shared.core.identity import Role, RunIdentity, new_id, step_id_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, dotted, faults
 from soong.shared.core.timing import Clock
@@ -167,6 +167,13 @@ class TaskService:
     async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
         """Change a running task (its form: :mod:`soong.shared.engine.tasks.growth`)."""
         await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
+
+    async def set_priority(self, task: Task, priority: int, steps: Sequence[str] = (), *, reason: str = "") -> None:
+        """Change the priority of steps, higher first; of all that have not ended, where none is named."""
+        _check_open(task)
+        states = () if steps else await self.store.tasks.step_states(task.id)
+        names = steps or [step_id_of(one.key) for one in states if not one.status.is_terminal]
+        await self.update(task, {"priorities": dict.fromkeys(names, priority), "reason": reason})
 
     async def dispatch_worker(
         self,

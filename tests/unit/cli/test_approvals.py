@@ -64,8 +64,16 @@ def test_watching_needs_a_terminal_or_asks_for_json(home: Path) -> None:
     assert "use --json to look, `soong approvals allow ID` to answer" in str(outcome.exception)
 
 
-@pytest.mark.parametrize(
-    "words", [["deny"], ["allow", "a", "b"], ["deny", "a", "--session"], ["allow", "a", "--wait", "-1"]]
-)
+@pytest.mark.parametrize("words", [["deny", "a", "--session"], ["allow", "a", "--wait", "-1"]])
 def test_wrong_words_are_usage(words: list[str]) -> None:
     assert call(*words).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [["deny"], ["allow", "a", "--task", "b"], ["allow", "a", "--tool", "code.write_file"]]
+)
+def test_questions_are_named_or_chosen(words: list[str]) -> None:
+    outcome = call(*words)
+
+    assert isinstance(outcome.exception, UsageError)
+    assert "name the questions to answer, or choose them" in str(outcome.exception)

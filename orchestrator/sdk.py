@@ -47,8 +47,7 @@ from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
-from soong.shared.permissions.elicitation import ElicitationCallback
-from soong.shared.permissions.request import PermissionCallback
+from soong.shared.permissions.request import ElicitationCallback, PermissionCallback
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 """A plan file, or the plan itself as a mapping."""

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
     from soong.shared.engine.wire.notifier import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
-    from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
-    from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+    from soong.shared.permissions.request import (
+        Choice,
+        ElicitationCallback,
+        ElicitationRequest,
+        PermissionCallback,
+        PermissionDecision,
+        PermissionRequest,
+    )
     from soong.shared.tools.definition import (
         ElicitationAnswer,
         Permission,
@@ -61,8 +67,10 @@ _HOMES = {
     ),
     "soong.shared.core.jsontext": ("Json", "JsonObject"),
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
-    "soong.shared.permissions.elicitation": ("ElicitationCallback", "ElicitationRequest"),
-    "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
+    "soong.shared.permissions.request": (
+        *("Choice", "ElicitationCallback", "ElicitationRequest"),
+        *("PermissionCallback", "PermissionDecision", "PermissionRequest"),
+    ),
     "soong.shared.engine.wire.notifier": ("AnswerDelta",),
     "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent", "step_function"),
     "soong.shared.engine.tasks.spec": ("StepStatus", "TaskStatus"),

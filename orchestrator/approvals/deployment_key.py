@@ -12,7 +12,7 @@ from pathlib import Path
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock
-from soong.shared.permissions.audit_log.notes import of_refused_key
+from soong.shared.permissions.audit_log import of_refused_key
 from soong.shared.permissions.signing import KeyFile, KeySource, Signer
 from soong.shared.storage.store import Store, retry_until_confirmed
 

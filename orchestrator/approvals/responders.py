@@ -23,11 +23,12 @@ from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session, SessionStore
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
 from soong.shared.permissions.request import (
     NO_CALLBACK,
     Answer,
     Choice,
+    ElicitationCallback,
+    ElicitationRequest,
     PermissionCallback,
     PermissionDecision,
     PermissionRequest,

@@ -25,7 +25,7 @@ from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError
 from soong.shared.core.timing import to_the_second
 from soong.shared.permissions.access.token import Right
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 
 tokens = CommandTable()
 

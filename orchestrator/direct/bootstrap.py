@@ -26,9 +26,8 @@ from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.configured import configured_write_roots, policy_of, run_dirs_of, surface_request
-from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.request import PermissionCallback
+from soong.shared.permissions.request import ElicitationCallback, PermissionCallback
 from soong.shared.permissions.rules import allow_rules
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor

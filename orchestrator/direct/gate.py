@@ -22,9 +22,8 @@ from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import gate
-from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import answered_by_hook, check_binding, request_of, verdict_of_policy
-from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
+from soong.shared.permissions.policy import Policy, PolicyVerdict, judge, with_egress
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.scope import GrantBook

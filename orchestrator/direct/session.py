@@ -18,7 +18,7 @@ from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.call_events import ended_event, started_event
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
+from soong.shared.permissions.rules import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.definition import RunDirs, ToolDefinition

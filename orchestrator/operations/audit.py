@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Final
 
 from soong.shared.core.value import Value
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditStore, Break, Verifier, problem
+from soong.shared.permissions.audit_log import AuditEntry, AuditStore, Break, Verifier, problem
 from soong.shared.permissions.signing import KeyStore
 
 PAGE: Final = 1000

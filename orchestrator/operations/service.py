@@ -20,7 +20,7 @@ from soong.shared.core.timing import rfc3339
 from soong.shared.engine.runs.record import UsageBy, UsageTotal
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.access.token import Right
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 
 router = APIRouter(route_class=StrictRoute)
 

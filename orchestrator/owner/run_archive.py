@@ -30,7 +30,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run, RunStatus, Usage
-from soong.shared.permissions.audit_log.notes import of_tampering
+from soong.shared.permissions.audit_log import of_tampering
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.store import Store
 

@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -144,8 +143,8 @@ def writable_by_rule(policy: Policy, tools: Iterable[ToolDefinition]) -> tuple[P
     """
     allowed = [(rule, rule.scope) for rule in policy.rules if rule.effect is Effect.ALLOW and rule.scope is not None]
     writing = [tool for tool in tools if tool.permission is Permission.WRITE]
-    paths = (scope.value for rule, scope in allowed if scope.kind is ScopeKind.PATH and _speaks_of(rule, writing))
-    return tuple(map(Path, dict.fromkeys(paths)))
+    opened = (scope for rule, scope in allowed if any(map(rule.is_about, writing)))
+    return tuple(dict.fromkeys(Path(scope.value) for scope in opened if scope.kind is ScopeKind.PATH))
 
 
 def run_dirs_of(
@@ -168,25 +167,17 @@ def run_dirs_of(
     return RunDirs(project, cwd, run_dir, roots, by_rule, policy.read_folders, withheld)
 
 
-def _speaks_of(rule: Rule, tools: Iterable[ToolDefinition]) -> bool:
-    return any(fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags for tool in tools)
-
-
 def withheld_by_rule(policy: Policy, tools: Iterable[ToolDefinition], step: str) -> tuple[Withheld, ...]:
     """Return what deny and ask rules keep from the tools that read, for the run of a step (its key, or empty). A rule
     decides on calls by the path that a call names; a search or a listing from above reaches unnamed paths.
     """
     rules = [rule for rule in policy.rules if not rule.step or is_of_step(step, rule.step)]
-    if not rules:
-        return ()
     reading = [tool for tool in tools if tool.permission is Permission.READONLY]
-    found = (_withheld(rule, reading) for rule in rules)
-    return tuple(dict.fromkeys(one for one in found if one is not None))
-
-
-def _withheld(rule: Rule, reading: Iterable[ToolDefinition]) -> Withheld | None:
-    if rule.effect is Effect.ALLOW or (rule.scope is not None and rule.scope.kind is not ScopeKind.PATH):
-        return None
-    tools = frozenset(tool.name for tool in reading if fnmatchcase(tool.name, rule.pattern) and rule.tags <= tool.tags)
-    path = Path("/") if rule.scope is None else Path(rule.scope.value)
-    return Withheld(path, tools, is_asked=rule.effect is Effect.ASK) if tools else None
+    found: dict[Withheld, None] = {}
+    for rule in rules:
+        named = frozenset(tool.name for tool in reading if rule.is_about(tool))
+        is_place = rule.scope is None or rule.scope.kind is ScopeKind.PATH
+        if named and is_place and rule.effect is not Effect.ALLOW:
+            path = Path("/" if rule.scope is None else rule.scope.value)
+            found[Withheld(path, named, is_asked=rule.effect is Effect.ASK)] = None
+    return tuple(found)

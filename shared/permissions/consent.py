@@ -73,7 +73,10 @@ class StepGrant(Value):
         source = f"step consent by {principal} at {rfc3339(now_us)}"
         key = step_key(task_id, self.step_id)
         for tool, scope in self.scopes:
-            if not tool or "*" in tool or not _is_narrow(scope, home):
+            is_glob = "*" in tool or (scope.kind is not ScopeKind.EXACT and "*" in scope.value)
+            is_path = scope.kind is ScopeKind.PATH
+            is_wide = is_path and (not is_normal(scope.value) or is_too_wide(scope.value, home))
+            if not tool or not scope.value.strip() or is_glob or is_wide:
                 raise UsageError(f"step {self.step_id!r}: {tool}:{scope} is too wide to be allowed for a step")
         return tuple(Rule(Effect.ALLOW, tool, scope=scope, source=source, step=key) for tool, scope in self.scopes)
 
@@ -128,11 +131,17 @@ class Preview(Value):
         Raises: UsageError, a step does not exist, declares no permissions, or declares none that can be granted.
         """
         by_id = {step.step_id: step for step in self.steps}
-        chosen = []
+        chosen: list[StepGrant] = []
         for step_id in dict.fromkeys(step_ids):
             if step_id not in by_id:
                 raise UsageError(f"the plan has no step {step_id!r}; {suggestion(step_id, by_id)}")
-            chosen.append(_consented(by_id[step_id]))
+            step = by_id[step_id]
+            if not step.permissions:
+                raise UsageError(f"step {step_id!r} does not say what it asks for; write `permissions:` into the plan")
+            if not step.grantable and any(one.effect is not Effect.ALLOW for one in step.permissions):
+                why = "; ".join(dict.fromkeys(f"{one.shown or one.given}: {one.reason}" for one in step.permissions))
+                raise UsageError(f"nothing that step {step_id!r} asks for can be allowed beforehand: {why}")
+            chosen.append(step.grant)
         return tuple(grant for grant in chosen if grant.scopes)
 
     def as_json(self) -> dict[str, Json]:
@@ -147,21 +156,6 @@ class Preview(Value):
 
 
 _SEVERITY: Final = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
-
-
-def _consented(step: StepPreview) -> StepGrant:
-    if not step.permissions:
-        raise UsageError(f"step {step.step_id!r} does not say what it asks for; write `permissions:` into the plan")
-    if not step.grantable and any(one.effect is not Effect.ALLOW for one in step.permissions):
-        why = "; ".join(dict.fromkeys(f"{one.shown or one.given}: {one.reason}" for one in step.permissions))
-        raise UsageError(f"nothing that step {step.step_id!r} asks for can be allowed beforehand: {why}")
-    return step.grant
-
-
-def _is_narrow(scope: Scope, home: str) -> bool:
-    if not scope.value.strip() or (scope.kind is not ScopeKind.EXACT and "*" in scope.value):
-        return False
-    return scope.kind is not ScopeKind.PATH or (is_normal(scope.value) and not is_too_wide(scope.value, home))
 
 
 def distinct(permissions: Sequence[CheckedPermission]) -> tuple[CheckedPermission, ...]:

@@ -6,11 +6,8 @@ Made of the same values that judge, so that what is shown cannot drift from what
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from msgspec import ValidationError, convert
-
-from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
 from soong.shared.permissions.gate import scope_of
@@ -24,7 +21,6 @@ from soong.shared.permissions.policy import (
     PolicyVerdict,
     evaluate,
 )
-from soong.shared.permissions.request import Decision
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS
 from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
@@ -69,9 +65,30 @@ class EffectivePolicy(Value):
     """The tools that rules may cover; a rule that covers none of these is reported as idle."""
     skills: Sequence[SkillDeclaration] = ()
 
-    def lines(self) -> tuple[Line, ...]:
-        """Return everything that decides, in order: refusals of the runtime and the sandbox come first."""
-        return (*self._refusals(), *self._questions(), *self._permissions())
+    def lines(self) -> Iterator[Line]:
+        """Yield everything that decides, in order: refusals of the runtime and the sandbox come first."""
+        kernel = ", ".join(map(str, KERNEL_ROOTS))
+        yield Line(Effect.DENY, "a tool outside the run's tool set (soong tools explain)", "runtime")
+        yield Line(Effect.DENY, f"a path into {kernel}", "sandbox")
+        yield Line(Effect.DENY, "a write to a protected name, existing or not", "sandbox")
+        yield from self._rules(Effect.DENY)
+        network = self.policy.network
+        if network.mode is NetworkMode.OFF:
+            yield Line(Effect.DENY, "whatever reaches the network", network.source)
+        if network.mode is NetworkMode.ALLOWLIST:
+            listed = ", ".join(dict.fromkeys((*network.hosts, *network.allowed))) or "no host at all"
+            yield Line(Effect.DENY, f"a host that is not listed; listed: {listed}", network.source)
+        if not self.policy.is_dangerous_enabled:
+            yield Line(Effect.DENY, "what is dangerous: tools.dangerous of config.toml is off", "runtime")
+        yield from self._rules(Effect.ASK)
+        for why, _ in PERMISSIONS:
+            if why != DANGEROUS_ASK or self.policy.is_dangerous_enabled:
+                yield Line(Effect.ASK, f"when {why}", "runtime")
+        if self.policy.mode is Mode.STRICT:
+            yield Line(Effect.ASK, STRICT_ASK, "runtime")
+        else:
+            yield from self._rules(Effect.ALLOW)
+        yield Line(Effect.ALLOW, "what only reads", "runtime")
 
     def protected(self) -> tuple[str, ...]:
         """Return what no file tool writes, in words."""
@@ -106,34 +123,6 @@ class EffectivePolicy(Value):
             "protected": list(self.protected()),
             "skills": [skill.as_json() for skill in self.skills],
         }
-
-    def _refusals(self) -> Iterator[Line]:
-        kernel = ", ".join(map(str, KERNEL_ROOTS))
-        yield Line(Effect.DENY, "a tool outside the run's tool set (soong tools explain)", "runtime")
-        yield Line(Effect.DENY, f"a path into {kernel}", "sandbox")
-        yield Line(Effect.DENY, "a write to a protected name, existing or not", "sandbox")
-        yield from self._rules(Effect.DENY)
-        network = self.policy.network
-        if network.mode is NetworkMode.OFF:
-            yield Line(Effect.DENY, "whatever reaches the network", network.source)
-        if network.mode is NetworkMode.ALLOWLIST:
-            listed = ", ".join(dict.fromkeys((*network.hosts, *network.allowed))) or "no host at all"
-            yield Line(Effect.DENY, f"a host that is not listed; listed: {listed}", network.source)
-        if not self.policy.is_dangerous_enabled:
-            yield Line(Effect.DENY, "what is dangerous: tools.dangerous of config.toml is off", "runtime")
-
-    def _questions(self) -> Iterator[Line]:
-        yield from self._rules(Effect.ASK)
-        for why, _ in PERMISSIONS:
-            if why != DANGEROUS_ASK or self.policy.is_dangerous_enabled:
-                yield Line(Effect.ASK, f"when {why}", "runtime")
-        if self.policy.mode is Mode.STRICT:
-            yield Line(Effect.ASK, STRICT_ASK, "runtime")
-
-    def _permissions(self) -> Iterator[Line]:
-        if self.policy.mode is not Mode.STRICT:
-            yield from self._rules(Effect.ALLOW)
-        yield Line(Effect.ALLOW, "what only reads", "runtime")
 
     def _rules(self, effect: Effect) -> Iterator[Line]:
         rules: tuple[Rule, ...] = (*self.policy.rules, *self.policy.network.rules())
@@ -196,13 +185,3 @@ def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = F
         scope_of(call, policy, home) if verdict.effect is Effect.ASK else "",
         call.facts(),
     )
-
-
-def decision_from(kept: Any) -> Decision:
-    """Return the decision of stored fields.
-    Raises: ForgedError, they are not those of a decision: an unknown word, a field too few or too many.
-    """
-    try:
-        return convert(kept, Decision)
-    except ValidationError as error:
-        raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error

@@ -4,7 +4,8 @@ Deny beats ask beats allow whatever the order of the rules. Under the rules lie 
 configuration lifts: reads are allowed, everything else asks, dangerous tools are refused until they are enabled. An
 allow rule answers the ask of a default for exactly its scope, and never that of a dangerous call. Evaluation is pure;
 the session's policy is stored as JSON in its row, so that ``--allow`` and configuration survive where grants do not. A
-worker's own configuration narrows it and never widens it.
+worker's own configuration narrows it and never widens it. The hosts that a permitted call may connect to are judged as
+the call was (PER-09).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +21,11 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import Scope, ScopeKind, is_within
-from soong.shared.sandbox.hosts import is_host_within
+from soong.shared.sandbox.hosts import EgressPolicy, is_host_within
 from soong.shared.tools.definition import Risk
-from soong.shared.tools.ports import GateCall
+from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 
 POLICY_VERSION = 4
@@ -215,8 +216,8 @@ def judge(policy: Policy, facts: CallFacts) -> PolicyVerdict:
     if not why:
         return PolicyVerdict(Effect.ALLOW, "default", "runtime", "it only reads")
     default = PolicyVerdict(Effect.ASK, "default", "runtime", f"{why}, which asks by default")
-    if not _may_be_allowed(policy.mode, facts):
-        return default
+    if facts.is_dangerous or facts.risk is Risk.CRITICAL or facts.hook_asks or policy.mode is Mode.STRICT:
+        return default  # no rule replaces a person's yes
     for rule in _matching((*policy.rules, *policy.network.rules()), Effect.ALLOW, facts):
         if _answers(rule, facts) and not (facts.is_outward and policy.network.asks_each_time):
             return _by_rule(rule, f"the rule {str(rule)!r} of {rule.source} allows it")
@@ -249,11 +250,6 @@ PERMISSIONS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
 )
 """The facts that ask by default, and their words; the first that applies is reported (PER-02)."""
 STRICT_ASK: Final = "strict mode asks for everything above reading"
-
-
-def _may_be_allowed(mode: Mode, facts: CallFacts) -> bool:
-    """Say whether a rule could replace a person's yes: never for dangerous or critical calls, never in strict mode."""
-    return not (facts.is_dangerous or facts.risk is Risk.CRITICAL or facts.hook_asks or mode is Mode.STRICT)
 
 
 def _answers(rule: Rule, facts: CallFacts) -> bool:
@@ -307,3 +303,32 @@ def _covers(wide: str, narrow: str) -> bool:
     if not wide.startswith("*."):
         return False
     return is_host_within(narrow.removeprefix("*."), wide)
+
+
+def reachable(policy: Policy, facts: CallFacts) -> EgressPolicy:
+    """Return what a call with these facts, once permitted, may connect to; for the handler that connects."""
+
+    def may_follow(host: str) -> bool:
+        elsewhere = replace(facts.target, kind="host", scope=host, shown=host, host=host)
+        return judge(policy, replace(facts, target=elsewhere)).effect is Effect.ALLOW
+
+    def is_named(host: str) -> bool:
+        return any(is_host_within(host, wanted) for wanted in named)
+
+    # A rule for one step opens nothing to another (PER-17).
+    spoken = (
+        rule for rule in policy.rules if not rule.step or (is_of_step(facts.step, rule.step) and not facts.is_tainted)
+    )
+    scopes = [rule.scope for rule in spoken if rule.effect is Effect.ALLOW and rule.scope is not None]
+    written = (scope.value for scope in scopes if scope.kind is ScopeKind.HOST)
+    # A pattern was not written with the machines of one's own network in mind.
+    hosts = (*policy.network.hosts, *policy.network.allowed, *written)
+    named = tuple(host for host in hosts if not host.startswith("*."))
+    return EgressPolicy(facts.target.host, may_follow, is_named)
+
+
+def with_egress(verdict: Verdict, policy: Policy, facts: CallFacts) -> Verdict:
+    """Return the verdict on a call, with what an allowed one that names a host may connect to."""
+    if not verdict.is_allowed or not facts.target.host:
+        return verdict
+    return replace(verdict, egress=reachable(policy, facts))

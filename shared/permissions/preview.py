@@ -33,7 +33,7 @@ from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepPreview, distinct
-from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
+from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
 from soong.shared.sandbox.descriptors import PathRefusedError
@@ -56,6 +56,8 @@ _STEP: Final = "preview/step"
 _NOBODY: Final = RunIdentity("sess_preview", "run_preview", "agent_preview", Role.WORKER, "", step_key=_STEP)
 _LATER: Final = "it is known only when the step starts, and asked then"
 _TAINT: Final = "; asked all the same once the run has read untrusted content"
+_SHOWN_FIRST: Final = (Effect.ASK, Effect.DENY, Effect.ALLOW)
+"""The order in which the verdict of several tools is shown: a question if any of them asks, else a refusal."""
 
 
 class Previewer(Value):
@@ -98,9 +100,8 @@ class Previewer(Value):
             given = shlex.join(words) if kind is PermissionKind.RUN else words[0]
             known = words if "${" not in given else None if names is None else _known(words, names, budget)
             if known is None:
-                yield CheckedPermission(
-                    kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools))
-                )
+                users = tuple(tool.name for tool in _users(kind, tools))
+                yield CheckedPermission(kind, given, "", Effect.ASK, _LATER, tools=users)
                 continue
             problem = _PROBLEMS[kind](known)
             if problem is not None:
@@ -120,22 +121,21 @@ class Previewer(Value):
             return _refused(PermissionKind.WRITE, given, path, str(error))
         shown = str(located.resolved)
         if located.is_protected:
-            return _refused(
-                PermissionKind.WRITE, given, shown, "a protected name: no tool writes it and nobody can allow it"
-            )
+            protected = "a protected name: no tool writes it and nobody can allow it"
+            return _refused(PermissionKind.WRITE, given, shown, protected)
         target = Target(
             "path", shown, shown, is_inside_roots=located.is_inside_write_roots, is_sensitive=located.is_sensitive
         )
         users = [(tool, _facts(tool, target)) for tool in _users(PermissionKind.WRITE, tools)]
         asked = self._judged(PermissionKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)
-        return _with_reason(asked, self._refused_within(shown))
+        return replace(asked, reason=asked.reason + self._refused_within(shown))
 
     def _host(self, given: str, host: str, tools: Sequence[ToolDefinition]) -> CheckedPermission:
         name = normal_host(host)
         target = Target("host", name, name, name)
         users = [(tool, _facts(tool, target)) for tool in _users(PermissionKind.HOSTS, tools)]
         asked = self._judged(PermissionKind.HOSTS, given, target, Scope(ScopeKind.HOST, name), users)
-        return _with_reason(asked, _TAINT) if asked.scope is not None else asked
+        return replace(asked, reason=asked.reason + _TAINT) if asked.scope is not None else asked
 
     def _run(self, given: str, words: Sequence[str], tools: Sequence[ToolDefinition]) -> CheckedPermission:
         """Let the tools say what the program is; a declared tool is spoken of when it starts that very program."""
@@ -180,7 +180,7 @@ class Previewer(Value):
                 kind, given, target.shown, Effect.ASK, reason, is_outside=not target.is_inside_roots
             )
         verdicts = [(tool, judge(self.policy, facts)) for tool, facts in users]
-        told = _told([verdict for _, verdict in verdicts])
+        told = min((verdict for _, verdict in verdicts), key=lambda verdict: _SHOWN_FIRST.index(verdict.effect))
         is_wide = not scope.value or (scope.kind is ScopeKind.PATH and is_too_wide(scope.value, self.home))
         grantable = () if is_wide else tuple(tool.name for tool, facts in users if self._would_answer(scope, facts))
         reason = "too wide to be allowed beforehand" if is_wide and told.effect is Effect.ASK else told.reason
@@ -319,18 +319,5 @@ def _facts(tool: ToolDefinition, target: Target, *, asks: bool = False) -> CallF
     return CallFacts.of(call)
 
 
-def _told(verdicts: Sequence[PolicyVerdict]) -> PolicyVerdict:
-    """Return the verdict that is shown of several tools' : a question if any of them asks, else a refusal."""
-    for effect in (Effect.ASK, Effect.DENY):
-        found = next((verdict for verdict in verdicts if verdict.effect is effect), None)
-        if found is not None:
-            return found
-    return verdicts[0]
-
-
 def _refused(kind: PermissionKind, given: str, shown: str, reason: str) -> CheckedPermission:
     return CheckedPermission(kind, given, shown, Effect.DENY, reason, rule="refused", source="sandbox")
-
-
-def _with_reason(asked: CheckedPermission, more: str) -> CheckedPermission:
-    return replace(asked, reason=asked.reason + more) if more else asked

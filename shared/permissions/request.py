@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, ValidationError, convert
 
+from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.family import MOST_ANCESTORS, ProcessFacts
-from soong.shared.tools.definition import asks_for_words
+from soong.shared.tools.definition import ElicitationAnswer, asks_for_words
+from soong.shared.tools.ports import ASK_MARK
 from soong.shared.tools.result import ErrorType
 
 _Name: TypeAlias = Annotated[str, Meta(max_length=300)]
@@ -234,3 +236,55 @@ def provenance_from(value: Mapping[str, Any]) -> Provenance:
         return convert(value, Provenance)
     except ValidationError:
         return Provenance()
+
+
+class ElicitationRequest(Value):
+    """A question of an MCP server. ``message`` are the server's words, which nobody has checked.
+
+    ``identity`` is the run whose call it is, ``tool_call_id`` that call. ``schema`` is the JSON Schema of the form;
+    None where the server wants a page to be opened: then ``url`` is the page and ``host`` its host, and Soong opens
+    nothing. ``repeats_call``: the call is made again after a yes: finish at the page first. ``problem`` is the error of
+    the answer before, when a form is asked again.
+    """
+
+    id: str
+    identity: RunIdentity
+    tool_call_id: str
+    server: str
+    message: str
+    schema: JsonObject | None = None
+    url: str = ""
+    host: str = ""
+    repeats_call: bool = False
+    problem: str = ""
+
+    @classmethod
+    def of(cls, request: PermissionRequest) -> "ElicitationRequest":
+        """Read a permission request that takes words."""
+        said = request.arguments
+        schema = said.get("schema")
+        return cls(
+            id=request.id,
+            identity=request.identity,
+            tool_call_id=request.tool_call_id.partition(ASK_MARK)[0],
+            server=str(said.get("server", "")),
+            message=str(said.get("message", "")),
+            schema=schema if isinstance(schema, Mapping) else None,
+            url=str(said.get("url", "")),
+            host=str(said.get("host", "")),
+            repeats_call=said.get("repeats_call") is True,
+            problem=str(said.get("problem", "")),
+        )
+
+
+ElicitationCallback: TypeAlias = Callable[[ElicitationRequest], Awaitable[ElicitationAnswer]]
+
+
+def decision_from(kept: Any) -> Decision:
+    """Return the decision of stored fields.
+    Raises: ForgedError, they are not those of a decision: an unknown word, a field too few or too many.
+    """
+    try:
+        return convert(kept, Decision)
+    except ValidationError as error:
+        raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error

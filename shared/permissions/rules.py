@@ -1,6 +1,9 @@
-"""A rule of a policy: its effect, its calls and its author; and its text forms (PER-08, REG-08).
+"""A rule of a policy: its effect, its calls and its author; the facts that it matches; its text forms (PER-08, REG-08).
 
-Owns the facts that rules match. :mod:`soong.shared.permissions.policy` picks the deciding rule.
+:mod:`soong.shared.permissions.policy` picks the deciding rule. One fact is of the run: one that has used or been given
+strangers' words is tainted, and stays so (PER-21). Text from files, pages, servers and programs may speak to the model.
+No filter separates it from data, so outward calls of such a run are asked for again: earlier grants were for a run that
+had not read it.
 """
 
 import os
@@ -20,6 +23,7 @@ from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_w
 from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition
 from soong.shared.tools.ports import GateCall
+from soong.shared.tools.result import ToolResult
 
 AS_NOW: Final = "now"
 """The scope of an allow rule for tools of MCP servers: each as it is defined when the rule is given."""
@@ -91,6 +95,10 @@ class Rule(Value, forbid_unknown_fields=True):
             and self.tags <= facts.tags
             and (self.scope is None or self.scope.covers(facts.target))
         )
+
+    def is_about(self, tool: ToolDefinition) -> bool:
+        """Say whether the rule may match a call of a tool, by its name and tags."""
+        return fnmatchcase(tool.name, self.pattern) and self.tags <= tool.tags
 
     def __str__(self) -> str:
         tags = f"[{','.join(sorted(self.tags))}]" if self.tags else ""
@@ -206,3 +214,36 @@ def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool, or_e
             f"{place}: {folder!r} is too wide (the file system, a home, or a folder around it); name a folder inside"
         )
     return folder
+
+
+_ALWAYS: Final = frozenset({"mcp", "network", "declarative", "dangerous"})
+_OURS: Final = frozenset({"internal", "agent"})
+
+METADATA_KEY: Final = "reads_untrusted"
+"""``metadata[METADATA_KEY] = True`` marks a tool, or one result, that its tags would not; nothing unmarks one."""
+DESCRIPTION_KEY: Final = "is_described_by_stranger"
+"""``metadata[DESCRIPTION_KEY] = True`` marks a tool whose description taints each run that is given the tool."""
+
+
+def reads_untrusted(definition: ToolDefinition) -> bool:
+    """Say whether the output of a tool may hold what strangers wrote.
+
+    Tools over our own state do not (tag ``internal``, or ``agent``: the store taints the parent of a tainted child),
+    nor do the code tools that write, which report their own effect. All other tools do, and a program or a server
+    always.
+    """
+    if definition.metadata.get(METADATA_KEY) is True or definition.tags & _ALWAYS:
+        return True
+    if definition.tags & _OURS:
+        return False
+    return not ("code" in definition.tags and definition.permission is Permission.WRITE)
+
+
+def describes_untrusted(tools: Iterable[ToolDefinition]) -> bool:
+    """Say whether a run that is given these tools reads in their descriptions what strangers wrote."""
+    return any(tool.metadata.get(DESCRIPTION_KEY) is True for tool in tools)
+
+
+def brings_untrusted(result: ToolResult) -> bool:
+    """Say whether a result holds what strangers wrote although its tool need not: a memory of a tainted run."""
+    return result.metadata.get(METADATA_KEY) is True

@@ -88,17 +88,13 @@ class SubreaperPipes:
         except TimeoutError:
             send(signal.SIGKILL)
             await exited()
-        report = self._report()
+        report = Report()
+        os.set_blocking(self._status, False)
+        with contextlib.suppress(BlockingIOError):  # the subreaper has ended: all of its report is in the pipe
+            report = Report.read(os.read(self._status, _MAX_REPORT_BYTES).decode("ascii"))
         if report.program and not report.is_complete:
             kill_group(report.program)
         return report
-
-    def _report(self) -> Report:
-        """Read the report. Not before the subreaper has ended: then all of it is in the pipe."""
-        os.set_blocking(self._status, False)
-        with contextlib.suppress(BlockingIOError):
-            return Report.read(os.read(self._status, _MAX_REPORT_BYTES).decode("ascii"))
-        return Report()
 
     def close(self) -> None:
         """Close what is open of both; whatever lives ends."""

@@ -221,11 +221,8 @@ class EgressPolicy(Value):
     def check_address(self, host: str, address: str) -> None:
         """Judge what a host resolves to. Raises: HostRefusedError, it leads where this host may not."""
         reach = reach_of(address)
-        if reach is AddressClass.PUBLIC:
-            return
-        if reach is AddressClass.NEAR and self.is_named(host):
-            return
-        if normal_host(address) == host and self.is_named(host):
+        is_open = reach is AddressClass.PUBLIC
+        if is_open or (self.is_named(host) and (reach is AddressClass.NEAR or normal_host(address) == host)):
             return
         where = "a private" if reach is AddressClass.NEAR else "a special"
         raise HostRefusedError(

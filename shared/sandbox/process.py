@@ -23,8 +23,7 @@ from msgspec.structs import replace
 from soong.shared.core import timing
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandEnd, Finished, Stream
 from soong.shared.sandbox.duplex import HAS_SUBREAPER, MAX_LINE_BYTES, DuplexProcess, Report, SubreaperPipes, kill_group
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import decoded, inert_text
+from soong.shared.sandbox.redact import Redactor, decoded, inert_text
 from soong.shared.sandbox.threads import unbroken
 
 _STREAMS: Final[dict[int, Stream]] = {1: "stdout", 2: "stderr"}
@@ -59,7 +58,16 @@ class ProcessRunner:
         if not HAS_SUBREAPER:
             return await run(command)
         with SubreaperPipes() as pipes:
-            return await _run_kept(command, pipes)
+            argv = pipes.argv(command.timeout.total_seconds() + timing.GRACE_S, command.argv)
+            child = await _started(command, argv, (*pipes.far_ends, *command.inherited))
+            try:
+                pipes.start()  # until here there is only an idle subreaper, which a cancelled start kills
+                ended = await child.end()
+            finally:
+                report = await unbroken(_leave_kept(child, pipes))
+        if report.problem:
+            raise OSError(report.problem, os.strerror(report.problem), command.argv[0])
+        return replace(child.finished(ended, report.code), left_running=report.left)
 
     def confinement(self, access: CommandAccess) -> str:
         """Return nothing: whatever it may reach, the command has the rights of this process."""
@@ -78,19 +86,6 @@ class ProcessRunner:
         """Start it, under a subreaper where there can be one."""
         del access
         return await DuplexProcess.start(argv, cwd=cwd, env=env, inherited=inherited, max_line_bytes=MAX_LINE_BYTES)
-
-
-async def _run_kept(command: ChildCommand, pipes: SubreaperPipes) -> Finished:
-    argv = pipes.argv(command.timeout.total_seconds() + timing.GRACE_S, command.argv)
-    child = await _started(command, argv, (*pipes.far_ends, *command.inherited))
-    try:
-        pipes.start()  # until here there is only an idle subreaper, which a cancelled start kills
-        ended = await child.end()
-    finally:
-        report = await unbroken(_leave_kept(child, pipes))
-    if report.problem:
-        raise OSError(report.problem, os.strerror(report.problem), command.argv[0])
-    return replace(child.finished(ended, report.code), left_running=report.left)
 
 
 class ChildProcess(asyncio.SubprocessProtocol):
@@ -248,13 +243,12 @@ class OutputTranscript:
 
     def raw(self, stream: Stream) -> str:
         """Return the output without secrets, otherwise unchanged; bytes that are not text are lone surrogates."""
-        head, tail = self._heads[stream], self._tails[stream]
-        if not self.left_out(stream):
+        head, tail, left_out = self._heads[stream], self._tails[stream], self.left_out(stream)
+        if not left_out:
             return self._redactor.text(decoded(bytes(head + tail)))
         # A stream that is never closed keeps back what could be the beginning of a secret.
         beginning = self._redactor.stream().feed(decoded(bytes(head)))
         end = self._without_broken_start(decoded(bytes(tail)))
-        left_out = self.said[stream] - len(head) - len(tail)
         return f"{beginning}\n[… some {left_out} bytes left out …]\n{end}"
 
     def shown(self, stream: Stream) -> str:

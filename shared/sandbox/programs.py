@@ -69,7 +69,14 @@ def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrus
     is kept because programs look at the name they are called by.
     Raises: PathRefusedError, it cannot be a program, is not there, or is not executable; ``hint`` is the next step.
     """
-    _refuse_unusable(name)
+    if not name:
+        raise PathRefusedError(PathRefusal.INVALID, name, "is not a program", "the first argument names the program")
+    if "\0" in name or any("\ud800" <= char <= "\udfff" for char in name):
+        raise PathRefusedError(PathRefusal.INVALID, name, "holds a character that no program name has")
+    if len(name.encode("utf-8")) > MAX_PROGRAM_BYTES:
+        raise PathRefusedError(PathRefusal.INVALID, f"{name[:80]}…", "is longer than any path")
+    if name.rstrip("/").rpartition("/")[2] in {"", ".", ".."}:
+        raise PathRefusedError(PathRefusal.NOT_REGULAR, name, "is a directory", "name the program itself")
     if "/" not in name:
         return _on_path(name, environment, untrusted)
     folder, _, last = str(cwd / name).rstrip("/").rpartition("/")
@@ -178,17 +185,6 @@ def _is_executable(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode) and os.access(path, os.X_OK)
     except OSError:
         return False
-
-
-def _refuse_unusable(name: str) -> None:
-    if not name:
-        raise PathRefusedError(PathRefusal.INVALID, name, "is not a program", "the first argument names the program")
-    if "\0" in name or any("\ud800" <= char <= "\udfff" for char in name):
-        raise PathRefusedError(PathRefusal.INVALID, name, "holds a character that no program name has")
-    if len(name.encode("utf-8")) > MAX_PROGRAM_BYTES:
-        raise PathRefusedError(PathRefusal.INVALID, f"{name[:80]}…", "is longer than any path")
-    if name.rstrip("/").rpartition("/")[2] in {"", ".", ".."}:
-        raise PathRefusedError(PathRefusal.NOT_REGULAR, name, "is a directory", "name the program itself")
 
 
 def _absolute_folders(path: str) -> list[str]:

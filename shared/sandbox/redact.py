@@ -1,7 +1,10 @@
-"""Taking secrets out of what is stored or published (EVT-05).
+"""Text that may be stored, published and shown: without secrets (EVT-05), and inert (CMD-01).
 
 Two nets: the exact values of settings and environment entries that are marked secret (also as they look inside JSON,
 URLs, hexadecimal and base64), and the shapes of well-known tokens. Digests are computed over real inputs, before this.
+
+A terminal obeys what it is shown: it overwrites lines, retitles windows, fills the clipboard (OSC 52), makes one link
+look like another (OSC 8), turns the reading direction around. Neither a person nor a model is shown any of that.
 """
 
 import base64
@@ -9,11 +12,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.texts import inert, is_told_apart
 from soong.shared.core.value import Value
 
 MARK = "[redacted]"
@@ -214,7 +219,11 @@ class StreamRedactor:
         self._pending += piece
         if len(self._pending) <= self._next:
             return ""
-        cut = self._safe_cut()
+        # Where the text can be cut so that no secret, nor what it is recognised by, lies on both sides.
+        cut = len(self._pending) - self._hold
+        for start, end in sorted(self._redactor.spans(self._pending), reverse=True):
+            if start - _CONTEXT < cut < end + 1:
+                cut = max(0, start - _CONTEXT)
         if cut == 0 and len(self._pending) > _LONGEST_HELD * self._hold:
             self._pending = ""  # one endless secret: memory stays bounded and nothing of it is shown
             return MARK
@@ -225,14 +234,6 @@ class StreamRedactor:
     def close(self) -> str:
         rest, self._pending = self._redactor.text(self._pending), ""
         return rest
-
-    def _safe_cut(self) -> int:
-        """Return where the text can be cut so that no secret, nor what it is recognised by, lies on both sides."""
-        cut = len(self._pending) - self._hold
-        for start, end in sorted(self._redactor.spans(self._pending), reverse=True):
-            if start - _CONTEXT < cut < end + 1:
-                cut = max(0, start - _CONTEXT)
-        return cut
 
 
 def redactor(secrets: Iterable[str] = ()) -> Redactor:
@@ -285,26 +286,21 @@ class KeyBlocks:
         """Take the next piece; return the blocks that end in it, as offsets from the file's start. A block begins at
         its first line and ends behind its last.
         """
-        return list(self._fed(piece))
+        start, text = self._at - len(self._tail), self._tail + piece
+        self._at += len(piece)
+        found, seen = list[tuple[int, int]](), 0
+        for edge in _EDGE.finditer(text) if _WORDS in text else ():
+            seen = edge.end()
+            if self._begun is not None:
+                found.append((self._begun, min(start + seen, self._begun + MAX_BLOCK_BYTES)))
+            self._begun = start + edge.start() if edge["begin"] is not None else None
+        # An edge that is cut in two is seen with the next piece; one that was seen is not looked at again.
+        self._tail = text[max(seen, len(text) - _LONGEST_EDGE) :]
+        return found
 
     def close(self) -> list[tuple[int, int]]:
         """Return the block that never ended, if there is one."""
         return [] if self._begun is None else [(self._begun, self._begun + MAX_BLOCK_BYTES)]
-
-    def _fed(self, piece: bytes) -> Iterator[tuple[int, int]]:
-        start, text = self._at - len(self._tail), self._tail + piece
-        self._at += len(piece)
-        seen = 0
-        for edge in _EDGE.finditer(text) if _WORDS in text else ():
-            seen = edge.end()
-            yield from self._passed(start + edge.start(), start + seen, begins=edge["begin"] is not None)
-        # An edge that is cut in two is seen with the next piece; one that was seen is not looked at again.
-        self._tail = text[max(seen, len(text) - _LONGEST_EDGE) :]
-
-    def _passed(self, start: int, end: int, *, begins: bool) -> Iterator[tuple[int, int]]:
-        if self._begun is not None:
-            yield self._begun, min(end, self._begun + MAX_BLOCK_BYTES)
-        self._begun = start if begins else None
 
 
 def blocks_of(descriptor: int) -> tuple[tuple[int, int], ...]:
@@ -314,3 +310,76 @@ def blocks_of(descriptor: int) -> tuple[tuple[int, int], ...]:
         found += blocks.feed(piece)
         at += len(piece)
     return (*found, *blocks.close())
+
+
+# An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
+# its end from each of them.
+_CONTROL_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*(?:\x07|\x1b\\|\x9c)"
+_SEQUENCE: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+_SHORT: Final = r"\x1b[ -/]*[0-~]"
+# A control string that never ends loses only its introducer: nothing behind it may disappear.
+_ESCAPES: Final = re.compile(f"{_CONTROL_STRING}|{_SEQUENCE}|{_SHORT}")
+
+_LONE: Final = re.compile("[\ud800-\udfff]")
+
+_WORD: Final = re.compile(r"[!-~]*")
+"""The shapes of tokens are of printable ASCII without spaces: an unfinished one is within the last such word."""
+_ADDRESS: Final = re.compile(r"://\S{0,400}\Z")
+"""An address may have a password of any letters before its host."""
+_ADDRESS_CHARS: Final = 500
+
+
+def inert_text(text: str) -> str:
+    """Return text without anything that a terminal would obey or hide.
+
+    Escape sequences go, carriage returns become line ends (what was overwritten is shown before what overwrote it), and
+    what :func:`soong.shared.core.texts.inert` does not leave is spelled. Bytes that are not text show as one
+    replacement character. Linear in the text.
+    """
+    if text.isascii() and is_told_apart(text):
+        return text
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return inert(_LONE.sub("\ufffd", _ESCAPES.sub("", lines)), keeps_blanks=True)
+
+
+def decoded(output: bytes) -> str:
+    """Return the output of a program as text; bytes that are not UTF-8 are kept as lone surrogates."""
+    return output.decode("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class LiveText:
+    """One growing text. :meth:`shown` may change what it showed before, but never shows more of a secret."""
+
+    redactor: Redactor
+    _stream: StreamRedactor = field(init=False)
+    _settled: str = ""
+    _values: tuple[str, ...] = field(init=False)
+    """Secret values that are not one word of ASCII."""
+
+    def __post_init__(self) -> None:
+        self._stream = self.redactor.stream()
+        self._values = tuple(value for value in self.redactor.values if not _WORD.fullmatch(value))
+
+    def feed(self, piece: str) -> None:
+        self._settled += self._stream.feed(piece)
+
+    def shown(self, *, is_complete: bool = False) -> str:
+        """Return what can be shown of it; all of it when nothing more comes."""
+        pending = self._stream.pending
+        cut = len(pending) if is_complete else self._cut(pending)
+        return self._settled + self.redactor.text(pending[:cut])
+
+    def _cut(self, text: str) -> int:
+        last_word = _WORD.match(text[::-1])
+        cut = len(text) - (0 if last_word is None else last_word.end())
+        tail = max(0, len(text) - _ADDRESS_CHARS)
+        if (address := _ADDRESS.search(text, tail)) is not None:
+            cut = min(cut, address.start())
+        # A value that begins before the cut must end before it, too, also one that has not ended yet.
+        for value in self._values:
+            start = text.find(value[0], max(0, cut - len(value) + 1))
+            while 0 <= start < cut and not value.startswith(text[start : start + len(value)]):
+                start = text.find(value[0], start + 1)
+            cut = start if 0 <= start < cut else cut
+        return cut

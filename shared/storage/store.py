@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.asks import AskStore
 from soong.shared.engine.tasks.event_feed import EventFeed, NotificationOutbox
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.permissions.access.token import AccessStore
-from soong.shared.permissions.audit_log.entry import AuditStore
+from soong.shared.permissions.audit_log import AuditStore
 from soong.shared.permissions.signing import KeyStore
 from soong.shared.permissions.store import ConsentStore
 

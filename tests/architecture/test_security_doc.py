@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.storage.sql.engine.tables import metadata
 from tests.spec_document import ROOT
 

@@ -20,7 +20,7 @@ MASKS = 0xFF
 """Smaller numbers are masks of bytes."""
 JUDGES = {
     LIST: "the list itself",
-    "shared/sandbox/terminal_text.py": "escape sequences are syntax: they begin with C1 controls and go as one",
+    "shared/sandbox/redact.py": "escape sequences are syntax: they begin with C1 controls and go as one",
     "shared/engine/tasks/plan/budget.py": "how long a text is as JSON: plain ASCII needs no escapes",
     "shared/sandbox/hosts.py": "what resolvers leave out of a host, and what no URL may hold",
 }

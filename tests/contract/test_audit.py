@@ -11,7 +11,7 @@ from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, make_token
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Verifier
+from soong.shared.permissions.audit_log import AuditEntry, AuditKind, AuditNote, Verifier
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore, open_store

@@ -8,7 +8,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, digest_of, make_token, read_token
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import ExpiredDecision
 from soong.shared.storage.store import Store

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.broker import MAX_OPEN
 from soong.orchestrator.operations.audit import verify
 from soong.shared.engine.runs.events import EventType
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.signing import Signer, prove
 from soong.shared.storage.sql.engine.rows import decision_body, request_body

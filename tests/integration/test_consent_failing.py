@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest, RequestState
 from soong.shared.permissions.rules import Effect, Rule

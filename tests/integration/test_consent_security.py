@@ -18,7 +18,7 @@ from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Answer, Choice, Decision, Provenance, RequestState
 from soong.shared.permissions.signing import Signer

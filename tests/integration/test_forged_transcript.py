@@ -15,7 +15,7 @@ from soong.shared.agents.messages import assistant_node, opening_nodes
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewNode
 from soong.shared.engine.tasks.spec import StepStatus
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres

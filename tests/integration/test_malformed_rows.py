@@ -21,7 +21,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage, UsageBy
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed

@@ -13,7 +13,7 @@ import pytest
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import StepStatus
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
 from soong.shared.storage.sql.engine.tables import metadata
 from tests.contract.scene import completed

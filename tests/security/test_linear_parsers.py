@@ -15,8 +15,7 @@ from soong.shared.core.texts import front_matter_of, inert
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.names import SENSITIVE, STEERING, is_control, is_sensitive
-from soong.shared.sandbox.redact import KeyBlocks, Redactor, is_key
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import KeyBlocks, Redactor, inert_text, is_key
 from soong.shared.tools.foreign_schema import input_schema
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.schema import validate

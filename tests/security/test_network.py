@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from soong.shared.permissions.egress import reachable
-from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy
+from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy, reachable
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.hosts import EgressPolicy, HostRefusedError

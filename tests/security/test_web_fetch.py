@@ -16,7 +16,7 @@ import pytest
 from soong.orchestrator.direct.bootstrap import open_tools
 from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.web import document, fetch
 from soong.shared.toolsets.web.document import MAX_BODY_BYTES

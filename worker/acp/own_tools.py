@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from soong.shared.agents.acp_agents import NEEDED, AcpAgent, OwnKind
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.permissions.taint import METADATA_KEY
+from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.sandbox.paths import Located, PathPolicy

@@ -39,7 +39,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import configured_write_roots, policy_of, run_dirs_of, surface_request
 from soong.shared.permissions.policy import Policy, foreign
-from soong.shared.permissions.taint import describes_untrusted
+from soong.shared.permissions.rules import describes_untrusted
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken

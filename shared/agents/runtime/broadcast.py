@@ -21,8 +21,7 @@ from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta, Notifier
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import LiveText
+from soong.shared.sandbox.redact import LiveText, Redactor
 from soong.shared.tools.naming import unmangle
 from soong.shared.tools.value_limits import storable
 

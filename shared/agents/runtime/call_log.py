@@ -25,7 +25,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, CallStatus, RunStore
 from soong.shared.engine.tasks.step import MALFORMED, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
+from soong.shared.permissions.rules import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.execution import is_run_aborted
 from soong.shared.tools.ports import ArtifactStore, CallInputs, CallRecord, StartedCall, ToolCall, effect_id_of

@@ -25,7 +25,6 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions import gate
-from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import (
     answered_by_hook,
     check_binding,
@@ -35,7 +34,7 @@ from soong.shared.permissions.gate import (
     verdict_of_policy,
     withdrawn,
 )
-from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
+from soong.shared.permissions.policy import Policy, PolicyVerdict, judge, with_egress
 from soong.shared.permissions.request import Decision, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.signing import check_signature

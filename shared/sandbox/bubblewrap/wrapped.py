@@ -153,13 +153,8 @@ def wrapped(
         if rules := filter_program():
             descriptors.append(_in_memory(rules, stack))
             arguments += ["--seccomp", str(descriptors[-1])]
-        yield WrappedCommand((*arguments, "--", *_limited(), *argv), tuple(descriptors), view, status)
-
-
-def _limited() -> tuple[str, ...]:
-    if not _LIMITER.is_file():
-        return ()
-    return (str(_LIMITER), f"--nproc={MAX_PROCESSES}", "--core=0", "--")
+        limits = (str(_LIMITER), f"--nproc={MAX_PROCESSES}", "--core=0", "--") if _LIMITER.is_file() else ()
+        yield WrappedCommand((*arguments, "--", *limits, *argv), tuple(descriptors), view, status)
 
 
 class _Mounted:

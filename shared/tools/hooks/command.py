@@ -36,8 +36,7 @@ from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, 
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.tools.definition import ElicitationAnswer, Progress, RunDirs
 from soong.shared.tools.hooks.chain import HookFailedError, Hooks
 from soong.shared.tools.hooks.hook import (

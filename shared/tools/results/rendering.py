@@ -17,8 +17,7 @@ from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.result import (

@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.wire.notifier import VERSION, Subscriber, announced
-from soong.shared.permissions.taint import METADATA_KEY
+from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.toolsets.tasks.showing import result_facts, step_facts, task_tool

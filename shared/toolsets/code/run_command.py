@@ -22,8 +22,7 @@ from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, 
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import STREAMS, OutputTranscript, ProcessRunner
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.sandbox.threads import accompanied
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContentBlock, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult

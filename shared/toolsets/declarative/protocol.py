@@ -16,7 +16,7 @@ from soong.shared.core.jsontext import Json, JsonObject, digest, dump, parse_str
 from soong.shared.core.value import Value
 from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ContentBlock, ErrorType, JsonBlock, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal

@@ -22,8 +22,7 @@ from soong.shared.sandbox.descriptors import opened_directory
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import STREAMS, OutputTranscript
 from soong.shared.sandbox.programs import untrusted_folders
-from soong.shared.sandbox.redact import Redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.sandbox.threads import accompanied, run_blocking
 from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL

@@ -15,9 +15,9 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
-from soong.shared.permissions.taint import DESCRIPTION_KEY
+from soong.shared.permissions.rules import DESCRIPTION_KEY
 from soong.shared.sandbox.hosts import host_of_url
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.foreign_schema import SchemaRefusedError, input_schema, output_schema
 from soong.shared.tools.naming import check_name

@@ -21,7 +21,7 @@ from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.tools.definition import CANCEL, CallQuestion, ElicitationAnswer, Target, ToolContext, question_tool
 from soong.shared.toolsets.mcp.forms import ElicitationForm, FieldValue, FormAnswerError, FormRefusedError, form_of
 

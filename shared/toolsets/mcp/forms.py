@@ -14,8 +14,7 @@ from soong.shared.core.errors import InvalidJsonError, SoongError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.texts import is_ignorable, is_told_apart
 from soong.shared.core.value import Value
-from soong.shared.sandbox.redact import MARK, is_key, redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import MARK, inert_text, is_key, redactor
 
 FieldValue: TypeAlias = str | int | float | bool | list[str]
 

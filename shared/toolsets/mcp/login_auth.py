@@ -30,7 +30,7 @@ from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.secret_values import resolved
 from soong.shared.core.timing import Clock
 from soong.shared.sandbox.hosts import AddressClass, reach_of
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.toolsets.mcp.catalogue import LoginFolder, ServerLogin, note_refusal
 from soong.shared.toolsets.mcp.http_answers import BoundedStream
 

@@ -28,7 +28,7 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.secret_values import resolved
 from soong.shared.core.timing import Clock
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.toolsets.mcp.catalogue import ServerLogin
 from soong.shared.toolsets.mcp.connection import innermost
 from soong.shared.toolsets.mcp.login_auth import (

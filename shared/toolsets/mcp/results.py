@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from soong.shared.core.errors import SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.sandbox.redact import redactor
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text, redactor
 from soong.shared.tools.definition import Progress, ToolContext
 from soong.shared.tools.result import (
     ArtifactRef,

@@ -17,7 +17,7 @@ from soong.shared.core.program_config import McpServerConfig
 from soong.shared.core.texts import inert
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.core.value import Value
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ErrorType, TextBlock, ToolResult

@@ -18,7 +18,7 @@ from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import is_seen
 from soong.shared.core.value import Value
-from soong.shared.permissions.taint import METADATA_KEY
+from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult

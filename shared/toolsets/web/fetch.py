@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import MAX_REDIRECTS, HostRefusedError, Resolver, host_of_url
-from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.sandbox.redact import inert_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult

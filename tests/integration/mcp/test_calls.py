@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from soong.shared.core.jsontext import dump
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.result import ErrorType
 from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, family, mcp_scene, stdio_config

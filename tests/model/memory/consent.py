@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ANSWERED, AlreadyDecidedError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.permissions.audit_log.notes import (
+from soong.shared.permissions.audit_log import (
     of_answer,
     of_decision,
     of_dropped_questions,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.access.token import ApiToken
-from soong.shared.permissions.audit_log.notes import (
+from soong.shared.permissions.audit_log import (
     of_key_published,
     of_key_retired,
     of_sign_in,

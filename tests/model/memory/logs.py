@@ -10,8 +10,7 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import EndReason, Run, RunEvent, RunStatus, advance_run
 from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import Step
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, Use, linked
-from soong.shared.permissions.audit_log.notes import REPORTED, of_report, redacted
+from soong.shared.permissions.audit_log import REPORTED, AuditEntry, AuditNote, Head, Use, linked, of_report, redacted
 from soong.shared.sandbox.redact import Redactor
 from tests.model.memory.rows import Part, Rows, transaction
 

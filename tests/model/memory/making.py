@@ -13,7 +13,7 @@ from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.spec import StepEvent, StepKind, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
-from soong.shared.permissions.audit_log.notes import of_session
+from soong.shared.permissions.audit_log import of_session
 from tests.model.memory.logs import add_notes, note_run, note_step, tell_step, write_nodes
 from tests.model.memory.rows import Rows
 

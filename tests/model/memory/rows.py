@@ -17,7 +17,7 @@ from soong.shared.engine.sessions.session import Command, Owner, Ownership, Resp
 from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.access.token import ApiToken
-from soong.shared.permissions.audit_log.entry import AuditEntry
+from soong.shared.permissions.audit_log import AuditEntry
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import SigningKey
 

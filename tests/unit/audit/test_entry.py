@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, digest
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Break, Head, Verifier, linked
+from soong.shared.permissions.audit_log import AuditEntry, AuditKind, AuditNote, Break, Head, Verifier, linked
 
 KINDS = st.sampled_from(list(AuditKind))
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

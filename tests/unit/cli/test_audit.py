@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from soong.orchestrator.cli.access import audit, keys, since_us
 from soong.shared.core.errors import UsageError
-from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
+from soong.shared.permissions.audit_log import AuditKind, AuditNote
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.sql.store import open_store
 from tests.model.builders import make_session

@@ -11,7 +11,7 @@ from soong.shared.core.config import MemoryConfig, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
 from soong.shared.core.timing import SystemClock
-from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
+from soong.shared.permissions.rules import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.pipeline import RunScope, ToolPipeline

@@ -16,7 +16,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
-from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.audit_log import AuditKind
 from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock

@@ -5,8 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from soong.shared.permissions.egress import reachable
-from soong.shared.permissions.policy import Mode, Policy, judge
+from soong.shared.permissions.policy import Mode, Policy, judge, reachable
 from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target

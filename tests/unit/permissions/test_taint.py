@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import Permission, ToolDefinition
 from tests.unit.permissions.calls import make_tool
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from soong.shared.sandbox.redact import MARK, redactor
-from soong.shared.sandbox.terminal_text import LiveText
+from soong.shared.sandbox.redact import MARK, LiveText, redactor
 
 pytestmark = pytest.mark.spec("EVT-05")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.sandbox.terminal_text import decoded, inert_text
+from soong.shared.sandbox.redact import decoded, inert_text
 
 
 @pytest.mark.parametrize(

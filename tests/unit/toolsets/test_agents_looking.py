@@ -9,7 +9,7 @@ from soong.shared.agents.definition import AgentDefinition, builtin_definitions
 from soong.shared.core.identity import RunIdentity
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, Step, StepError, Task
-from soong.shared.permissions.taint import brings_untrusted
+from soong.shared.permissions.rules import brings_untrusted
 from soong.shared.tools.definition import HandlerOutput, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall

@@ -13,7 +13,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import evaluate
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PreOutcome

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from soong.shared.core.config import Config, parse_config
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ContextNode, ErrorType, ToolResult
 from soong.shared.toolsets.skills.toolset import MAX_SKILL_BYTES, SkillTools

@@ -20,7 +20,7 @@ from pydantic_ai.toolsets import FunctionToolset
 
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidToolError
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from soong.shared.core.jsontext import Json
-from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import verdict_of_policy
-from soong.shared.permissions.policy import Policy, judge
+from soong.shared.permissions.policy import Policy, judge, with_egress
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.ports import GateCall, Verdict

@@ -21,7 +21,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
-from soong.shared.permissions.audit_log.notes import of_answer, of_decision, of_late_answer
+from soong.shared.permissions.audit_log import of_answer, of_decision, of_late_answer
 from soong.shared.permissions.request import Answer, Decision, RequestState
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.storage.sql.claims.parking import unpark

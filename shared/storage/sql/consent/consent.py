@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.permissions.audit_log.notes import of_dropped_questions, of_stale_owner, of_withdrawn
+from soong.shared.permissions.audit_log import of_dropped_questions, of_stale_owner, of_withdrawn
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn

@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Session
-from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
+from soong.shared.permissions.audit_log import AuditKind, AuditNote
 from soong.shared.permissions.request import PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions

@@ -15,8 +15,7 @@ from soong.shared.core.identity import new_id
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import Ownership, RefusalType
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
-from soong.shared.permissions.audit_log.notes import REPORTED, redacted
+from soong.shared.permissions.audit_log import REPORTED, AuditEntry, AuditNote, Head, linked, redacted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.engine.row_mapper import RowMapper, pack
 from soong.shared.storage.sql.engine.statements import Insert, Statement

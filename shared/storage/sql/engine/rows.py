@@ -19,8 +19,14 @@ from soong.shared.engine.sessions.session import Command, Owner, Responder, Sess
 from soong.shared.engine.tasks.spec import StepSpec, StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, NewTask, Step, StepError, Task
 from soong.shared.engine.tasks.store import StepSnapshot
-from soong.shared.permissions.explain import decision_from
-from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Provenance, provenance_from
+from soong.shared.permissions.request import (
+    Answer,
+    Decision,
+    PermissionRequest,
+    Provenance,
+    decision_from,
+    provenance_from,
+)
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
 from soong.shared.storage.sql.engine.row_mapper import (
     MalformedError,

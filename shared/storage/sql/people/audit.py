@@ -8,8 +8,7 @@ from sqlalchemy import and_, case, func, literal_column, select
 
 from soong.shared.core.errors import ForgedError, InvalidJsonError
 from soong.shared.core.jsontext import parse_strict
-from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Use
-from soong.shared.permissions.audit_log.notes import of_malformed_report, of_report
+from soong.shared.permissions.audit_log import AuditEntry, AuditNote, Use, of_malformed_report, of_report
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
 from soong.shared.storage.sql.engine.owned_writes import ENTRIES
@@ -32,7 +31,7 @@ _REPORTED: Final = case((func.length(reports.c.data) <= MAX_TEXT_CHARS, reports.
 
 
 class SqlAuditStore(StorePart):
-    """Implements :class:`soong.shared.permissions.audit_log.entry.AuditStore`."""
+    """Implements :class:`soong.shared.permissions.audit_log.AuditStore`."""
 
     async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
         await self._database.write(lambda tx: self._trail.note(tx, notes, now_us))

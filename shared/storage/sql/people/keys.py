@@ -8,7 +8,7 @@ from sqlalchemy import select
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.access.token import ApiToken, Right
-from soong.shared.permissions.audit_log.notes import (
+from soong.shared.permissions.audit_log import (
     of_key_published,
     of_key_retired,
     of_sign_in,

@@ -21,7 +21,7 @@ from soong.shared.engine.sessions.session import (
 )
 from soong.shared.engine.tasks.change import outcome_in_closed_session
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.shared.permissions.audit_log.notes import of_session
+from soong.shared.permissions.audit_log import of_session
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.owned_writes import END_COMMAND, AuditTrail, check_owned, owned_read

@@ -14,7 +14,7 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.spec import StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, StepResult, Task
 from soong.shared.engine.tasks.store import NO_PLANNER, StepSnapshot
-from soong.shared.permissions.audit_log.notes import of_session
+from soong.shared.permissions.audit_log import of_session
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of

@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.step import (
     StepError,
     WaitingSteps,
 )
-from soong.shared.permissions.audit_log.notes import of_malformed_worker
+from soong.shared.permissions.audit_log import of_malformed_worker
 from soong.shared.storage.sql.claims import postgres_hot_path
 from soong.shared.storage.sql.claims.claim_context import (
     CLAIM_CONTEXT,

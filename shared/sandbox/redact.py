@@ -219,7 +219,7 @@ class StreamRedactor:
         self._pending += piece
         if len(self._pending) <= self._next:
             return ""
-        # Where the text can be cut so that no secret, nor what it is recognised by, lies on both sides.
+        # No secret, nor what it is recognised by, lies on both sides of the cut.
         cut = len(self._pending) - self._hold
         for start, end in sorted(self._redactor.spans(self._pending), reverse=True):
             if start - _CONTEXT < cut < end + 1:

@@ -35,9 +35,8 @@ from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, require_text
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode, ProcessState
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR

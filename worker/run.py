@@ -19,7 +19,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
-from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.spec import BoundStep, StepKind
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor

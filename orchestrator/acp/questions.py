@@ -13,7 +13,7 @@ from acp import schema
 
 from soong.orchestrator.approvals.full_input import FullInput, facts_of, read_full_input
 from soong.orchestrator.schemas.approval import ApprovalSchema
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question, RequestState

@@ -18,8 +18,7 @@ from soong.orchestrator.operations.snapshots import snapshot_of, tasks_planned_b
 from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import SoongError, UnavailableError
-from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import Json, dump, inert
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus

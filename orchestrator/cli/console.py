@@ -12,8 +12,7 @@ from msgspec.structs import asdict
 
 from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.shared.core.errors import Problem, SoongError, UsageError
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import inert, inert_json
+from soong.shared.core.jsontext import Json, inert, inert_json
 
 Columns: TypeAlias = Mapping[str, str | Callable[[Any], str]]
 """The columns of a table: fields of a document, or values made of it."""

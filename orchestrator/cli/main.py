@@ -18,8 +18,8 @@ from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_t
 from soong.orchestrator.cli.console import complain, emit_error
 from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
+from soong.shared.core.jsontext import require_text
 from soong.shared.core.startup import begin, guard_streams, leave_gc
-from soong.shared.core.texts import require_text
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

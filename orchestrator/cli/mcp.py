@@ -21,8 +21,8 @@ from soong.orchestrator.cli.mcp_servers import NAME, app, asked, must_be_known, 
 from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
+from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.texts import inert
 from soong.shared.core.timing import SystemClock
 from soong.shared.permissions.access.token import Right
 

@@ -14,8 +14,8 @@ from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable, pairs_of
 from soong.orchestrator.cli.summary import Document
 from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.texts import inert
 
 if TYPE_CHECKING:
     from soong.shared.core.config import Config

@@ -17,8 +17,8 @@ from soong.orchestrator.cli.console import details, emit, output, say, show, spe
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import load_settings
-from soong.shared.core.texts import inert
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 

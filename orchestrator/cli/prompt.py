@@ -27,8 +27,8 @@ from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionE
 from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
 from soong.shared.core.errors import SoongError
+from soong.shared.core.jsontext import inert
 from soong.shared.core.startup import drawing_stream
-from soong.shared.core.texts import inert
 from soong.shared.permissions.request import Choice, PermissionRequest, Question, RequestState, offered_choices
 from soong.shared.tools.definition import asks_for_words
 

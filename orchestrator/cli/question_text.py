@@ -15,8 +15,7 @@ from soong.orchestrator.approvals.full_input import VALUE_CHARS, facts_of, step_
 from soong.orchestrator.cli.console import cells_of, cut, folded, is_terminal, short_id, visible
 from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import Json, inert
 
 WAITS: Final = "waits"
 MARGIN: Final = "  | "

@@ -157,7 +157,7 @@ def read_model_settings(given: Sequence[str]) -> Document:
     """Read ``--setting`` words. Raises: UsageError."""
     if not given:
         return {}
-    from soong.shared.engine.tasks.plan.kinds.agent import parse_settings  # pydantic
+    from soong.shared.engine.tasks.plan.agent_kind import parse_settings  # pydantic
 
     return dict(parse_settings(given))
 

@@ -20,8 +20,8 @@ from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import state_of_home
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
 
 TASKS_SHOWN = 5

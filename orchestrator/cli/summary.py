@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from soong.orchestrator.cli.console import compact, number_of, one_line, spelled_out, table, visible
 from soong.orchestrator.client.program import program
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 
 Document: TypeAlias = Mapping[str, Any]
 SYMBOLS: Final[Mapping[str, str]] = {

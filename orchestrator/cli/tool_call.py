@@ -21,9 +21,8 @@ from soong.orchestrator.cli.options import pairs_of, value_of
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.identity import new_id
-from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
+from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, inert, parse_strict
 from soong.shared.core.settings import Settings
-from soong.shared.core.texts import inert
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.permissions.request import PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.tools.definition import Permission, ToolDefinition

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from soong.shared.core.errors import UsageError
-from soong.shared.core.texts import require_text
+from soong.shared.core.jsontext import require_text
 
 NAME = "soong"
 

@@ -16,9 +16,8 @@ import msgspec
 
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
-from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.jsontext import JsonObject, inert
 from soong.shared.core.log import get_logger
-from soong.shared.core.texts import inert
 from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart, Totals

@@ -20,8 +20,7 @@ from starlette.requests import Request
 from soong.orchestrator.client.home_api import ApiProblemError, ApiReply
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.shared.core.errors import SoongError
-from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import Json, dump, inert
 from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import Right
 

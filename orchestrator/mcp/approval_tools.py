@@ -19,7 +19,7 @@ from soong.orchestrator.operations.approvals import AnswerableApproval, Answerab
 from soong.orchestrator.operations.documents import Page
 from soong.orchestrator.operations.strict import Cursor, InSession
 from soong.shared.core import timing
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 
 MAX_PREVIEW_CHARS: Final = 6_000
 

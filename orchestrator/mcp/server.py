@@ -23,7 +23,7 @@ from soong.orchestrator.mcp.api import MAX_ERRORS_SHOWN, Document, ServerState, 
 from soong.orchestrator.mcp.approval_tools import answer_approval, list_approvals, show_approval
 from soong.orchestrator.operations import runs, tasks
 from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.permissions.access.token import Right

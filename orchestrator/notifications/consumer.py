@@ -17,10 +17,9 @@ from soong.orchestrator.event_log.follower import CATCH_UP, Taken, word
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, NotFoundError
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, inert
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EventName, NotificationRule, NotificationsConfig
-from soong.shared.core.texts import inert
 from soong.shared.core.timing import Clock, utc_date
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType

@@ -32,16 +32,16 @@ from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import require_text
 from soong.shared.core.log import trace_parent
 from soong.shared.core.settings import Settings
-from soong.shared.core.texts import require_text
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.budgets import configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
+from soong.shared.engine.tasks.plan.agent_kind import read_settings, with_settings
 from soong.shared.engine.tasks.plan.fields import TAG
-from soong.shared.engine.tasks.plan.kinds.agent import read_settings, with_settings
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec

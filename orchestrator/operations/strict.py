@@ -23,8 +23,7 @@ from soong.orchestrator.operations.documents import respond
 from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidJsonError, NotFoundError
-from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.core.texts import EXPECTED, fault, faults
+from soong.shared.core.jsontext import EXPECTED, Json, fault, faults, parse_strict
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.plan.fields import TAG
 

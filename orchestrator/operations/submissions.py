@@ -20,15 +20,13 @@ from soong.orchestrator.operations.problems import MAX_ERRORS, MAX_PLACE_CHARS, 
 from soong.orchestrator.operations.strict import Body
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.identity import new_id
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, require_text
 from soong.shared.core.settings import Settings
-from soong.shared.core.texts import require_text
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.plan.agent_kind import SETTING_NAMES
 from soong.shared.engine.tasks.plan.fields import Tag
-from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.kinds.agent import SETTING_NAMES
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, bind_inputs
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.consent import Preview

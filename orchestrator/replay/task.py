@@ -22,8 +22,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.expansion import expand_map
-from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames, bind_step
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.spec import BoundStep, StepEvent, StepSpec, StepStatus, TaskKind, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task

@@ -22,8 +22,7 @@ from soong.orchestrator.telemetry.spans import (
     keep,
     span_id,
 )
-from soong.shared.core.jsontext import JsonObject, dump
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import JsonObject, dump, inert
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
 from soong.shared.engine.tasks.spec import TaskKind

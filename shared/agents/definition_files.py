@@ -21,11 +21,10 @@ from soong.shared.agents.definition import (
     builtin_definitions,
 )
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import MAX_FRONT_CHARS, fault, front_matter_of
+from soong.shared.core.jsontext import MAX_FRONT_CHARS, Json, fault, front_matter_of
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.plan.agent_kind import SettingsDocument
 from soong.shared.engine.tasks.plan.fields import PlanModel, Text, Texts, Title
-from soong.shared.engine.tasks.plan.kinds.agent import SettingsDocument
 from soong.shared.engine.tasks.plan.validation import DocumentReader, Expected, kind_of
 from soong.shared.engine.tasks.problems import Document, Hint, Problems
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file

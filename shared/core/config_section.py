@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from soong.shared.core.texts import dotted
+from soong.shared.core.jsontext import dotted
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 
 import msgspec
 
+from soong.shared.core.jsontext import inert
 from soong.shared.core.startup import drawing_stream
-from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.texts import EXPECTED, fault
+from soong.shared.core.jsontext import EXPECTED, fault
 
 RUNS: Final = "runs"
 ARTIFACTS: Final = "artifacts"

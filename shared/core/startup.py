@@ -11,7 +11,7 @@ import sys
 from typing import Final, TextIO
 
 from soong.shared.core.errors import UsageError
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 
 STARTING_OBJECTS: Final = 700_000
 """New objects that are not searched for cycles at all: more than the modules of any of our processes make.

@@ -19,7 +19,6 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
-from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
     REFERENCE,
     PermissionProblem,
@@ -28,7 +27,7 @@ from soong.shared.engine.tasks.plan.permissions import (
     run_problem,
     write_problem,
 )
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import Plan, scope_of, with_item
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.spec import StepSpec

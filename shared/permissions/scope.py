@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final
 
-from soong.shared.core.texts import is_told_apart
+from soong.shared.core.jsontext import is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.permissions.request import Decision, PermissionRequest
 from soong.shared.sandbox.hosts import is_host_within

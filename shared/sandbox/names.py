@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.texts import is_ignorable, is_told_apart
+from soong.shared.core.jsontext import is_ignorable, is_told_apart
 
 SENSITIVE: Final = (
     # keys and where they are kept

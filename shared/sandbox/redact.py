@@ -17,8 +17,7 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import inert, is_told_apart
+from soong.shared.core.jsontext import Json, inert, is_told_apart
 from soong.shared.core.value import Value
 
 MARK = "[redacted]"
@@ -333,7 +332,7 @@ def inert_text(text: str) -> str:
     """Return text without anything that a terminal would obey or hide.
 
     Escape sequences go, carriage returns become line ends (what was overwritten is shown before what overwrote it), and
-    what :func:`soong.shared.core.texts.inert` does not leave is spelled. Bytes that are not text show as one
+    what :func:`soong.shared.core.jsontext.inert` does not leave is spelled. Bytes that are not text show as one
     replacement character. Linear in the text.
     """
     if text.isascii() and is_told_apart(text):

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject, deeper_than, parse_strict
-from soong.shared.core.texts import dotted
+from soong.shared.core.jsontext import Json, JsonObject, deeper_than, dotted, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.tools.value_limits import integral
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.growth import UpdateDocument
-from soong.shared.engine.tasks.plan.kinds.registry import KINDS
+from soong.shared.engine.tasks.plan.checks import KINDS
 from soong.shared.engine.tasks.plan.reader import SchemaGenerator, TaskLimitsDocument
 
 _FOR_TOOLS: Final = frozenset(

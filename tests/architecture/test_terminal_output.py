@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.core.texts import is_seen
+from soong.shared.core.jsontext import is_seen
 from tests.spec_document import ROOT
 
 PRODUCT = ("orchestrator", "worker", "shared", "soong")
-LIST = "shared/core/texts.py"
+LIST = "shared/core/jsontext.py"
 BOM = "\ufeff"
 """At the head of a file it says how the rest is written."""
 MASKS = 0xFF

@@ -19,7 +19,7 @@ from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, l
 from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.schemas.approval import ApprovalDetail
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import inert
 from soong.shared.permissions.request import Choice, PermissionRequest, Question, RequestState
 from tests.model.builders import make_session
 from tests.unit.cli.test_prompt import make_request

@@ -10,8 +10,7 @@ import pytest
 from soong.orchestrator.notifications.consumer import one_line
 from soong.shared.agents.definition_files import claude_file
 from soong.shared.core.errors import SoongError
-from soong.shared.core.jsontext import parse_strict
-from soong.shared.core.texts import front_matter_of, inert
+from soong.shared.core.jsontext import front_matter_of, inert, parse_strict
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.names import SENSITIVE, STEERING, is_control, is_sensitive

@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.engine.tasks.expansion import MAX_KEY_CHARS, expand_map
 from soong.shared.engine.tasks.new_tasks import MAX_TITLE_CHARS, new_task
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, ExpansionBudget
-from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.engine.tasks.plan.template import render_text
 from soong.shared.engine.tasks.problems import (

@@ -14,7 +14,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.spec import BoundStep, ClaimMode, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store

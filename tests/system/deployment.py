@@ -23,7 +23,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, ProcessState, Session
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.plan import bind_inputs
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.step import Step, Task, session_limit
 from soong.shared.permissions.request import PermissionCallback

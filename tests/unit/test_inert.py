@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.core.texts import MAX_MARKS, blanked, inert, inert_json, is_ignorable, is_seen, is_told_apart
+from soong.shared.core.jsontext import MAX_MARKS, blanked, inert, inert_json, is_ignorable, is_seen, is_told_apart
 
 DEFAULT_IGNORABLE = (
     (0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),

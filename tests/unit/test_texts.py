@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.core.errors import UsageError
-from soong.shared.core.texts import fault, faults, require_text
+from soong.shared.core.jsontext import fault, faults, require_text
 
 
 @pytest.mark.parametrize("text", ["", "a", "ä", "\N{GRINNING FACE}", "\x01\x7f\n", "\ufffd"])

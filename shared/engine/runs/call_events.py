@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.core.errors import SoongError, UsageError
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import Json, inert
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.redact import Redactor

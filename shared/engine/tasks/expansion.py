@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.identity import RunIdentity, step_key
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import is_seen
+from soong.shared.core.jsontext import Json, is_seen
 from soong.shared.engine.tasks.new_tasks import Lineage, Titles
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
-from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
+from soong.shared.engine.tasks.plan.plan import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
 from soong.shared.engine.tasks.spec import DeclaredPermissions, FailurePolicy, StepSpec
 from soong.shared.engine.tasks.step import NewStep, Step, StepResult, Task

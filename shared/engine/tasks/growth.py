@@ -15,9 +15,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.plan.checks import Standing, check_plan
+from soong.shared.engine.tasks.plan.checks import Standing, StepDocument, check_plan
 from soong.shared.engine.tasks.plan.fields import PlanModel, Priority, Seconds, StepId, Text, Texts, Title
-from soong.shared.engine.tasks.plan.kinds.registry import StepDocument
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references

@@ -21,8 +21,7 @@ from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
-from soong.shared.engine.tasks.plan.inputs import scope_of
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, scope_of
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind

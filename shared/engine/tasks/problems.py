@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import dotted
+from soong.shared.core.jsontext import Json, dotted
 from soong.shared.core.value import Value
 
 MAX_PROBLEMS: Final = 50

@@ -21,16 +21,14 @@ from soong.shared.core.errors import (
     UsageError,
 )
 from soong.shared.core.identity import Role, RunIdentity, new_id, step_id_of
-from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import EXPECTED, dotted, faults
+from soong.shared.core.jsontext import EXPECTED, Json, JsonObject, dotted, faults
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType, SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import Plan, bind_inputs
 from soong.shared.engine.tasks.planner import Planner, check_total
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task

@@ -163,7 +163,7 @@ _TRAITS: Final[Mapping[StepKind, KindTraits]] = {
     StepKind.PYTHON: KindTraits(("([", "])"), is_round=True, noun="function", is_untrusted=True),
     StepKind.MAP: KindTraits(("[[", "]]"), has_items=True),
 }
-"""A new kind of step is a row here, a module in ``plan/kinds``, and a runner in the worker."""
+"""A new kind of step is a row here, a row of ``KINDS`` in ``plan/checks.py``, and a runner in the worker."""
 
 
 class TaskKind(StrEnum):

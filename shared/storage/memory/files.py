@@ -20,11 +20,10 @@ from msgspec.structs import replace
 from soong.shared.core.config import Config
 from soong.shared.core.errors import ForeignEntryError, InvalidPlanError, LimitExceededError, UsageError
 from soong.shared.core.full_text import FullTextIndex
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import MAX_FRONT_CHARS, Json, front_matter_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
-from soong.shared.core.texts import MAX_FRONT_CHARS, front_matter_of
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.sandbox.threads import run_blocking

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.foreign import words_of
-from soong.shared.core.jsontext import Json
-from soong.shared.core.texts import is_told_apart
+from soong.shared.core.jsontext import Json, is_told_apart
 from soong.shared.sandbox.command import SandboxUnavailableError
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import HostRefusedError

@@ -14,8 +14,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
-from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.texts import inert
+from soong.shared.core.jsontext import Json, JsonObject, dump, inert
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.tools.definition import ToolDefinition

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from soong.shared.core.texts import is_seen, is_told_apart
+from soong.shared.core.jsontext import is_seen, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 from soong.shared.sandbox.paths import is_below

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError, Problem, UsageError
-from soong.shared.core.jsontext import Json, JsonObject, canonical, parse_strict
-from soong.shared.core.texts import dotted
+from soong.shared.core.jsontext import Json, JsonObject, canonical, dotted, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import opened_directory, opened_file, read_up_to
 from soong.shared.sandbox.paths import is_below

@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from soong.shared.core.errors import InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.jsontext import Json, JsonObject, dump, inert
 from soong.shared.core.program_config import McpServerConfig
-from soong.shared.core.texts import inert
 from soong.shared.core.value import Value
 from soong.shared.permissions.rules import DESCRIPTION_KEY
 from soong.shared.sandbox.hosts import host_of_url

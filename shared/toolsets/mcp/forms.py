@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, SoongError
-from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.texts import is_ignorable, is_told_apart
+from soong.shared.core.jsontext import Json, JsonObject, is_ignorable, is_told_apart, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import MARK, inert_text, is_key, redactor
 

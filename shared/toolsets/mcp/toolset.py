@@ -11,10 +11,9 @@ from soong.shared.core import timing
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.foreign import words_of
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, inert
 from soong.shared.core.log import get_logger
 from soong.shared.core.program_config import McpServerConfig
-from soong.shared.core.texts import inert
 from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import inert_text

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from soong.shared.core import timing
-from soong.shared.core.jsontext import dump
+from soong.shared.core.jsontext import dump, inert
 from soong.shared.core.log import get_logger
-from soong.shared.core.texts import inert
 from soong.shared.sandbox.duplex import DuplexProcess
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 

@@ -15,8 +15,7 @@ from msgspec.structs import force_setattr
 
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import InvalidConfigError, UsageError
-from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import is_seen
+from soong.shared.core.jsontext import Json, JsonObject, is_seen
 from soong.shared.core.value import Value
 from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.sandbox.redact import Redactor

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidPlanError, UsageError
-from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import MAX_FRONT_CHARS, front_matter_of, is_seen, is_told_apart
+from soong.shared.core.jsontext import MAX_FRONT_CHARS, Json, JsonObject, front_matter_of, is_seen, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file, read_up_to

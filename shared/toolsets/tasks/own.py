@@ -17,7 +17,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimRefusal
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.service import Ledger
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd

@@ -24,8 +24,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
-from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered, bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.reader import load_plan
 from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepResult, Task

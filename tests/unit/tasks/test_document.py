@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soong.shared.core.errors import InvalidPlanError
-from soong.shared.core.texts import dotted
+from soong.shared.core.jsontext import dotted
 from soong.shared.engine.tasks.plan.yaml_document import MAX_DEPTH, read_document
 from soong.shared.engine.tasks.problems import MAX_CHARS
 

@@ -8,8 +8,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, map_items
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
-from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import Plan, bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, StepResult

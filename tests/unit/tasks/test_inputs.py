@@ -2,7 +2,7 @@ import pytest
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
+from soong.shared.engine.tasks.plan.plan import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import StepSpec, StepStatus
 from soong.shared.engine.tasks.step import StepResult

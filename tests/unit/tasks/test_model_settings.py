@@ -7,7 +7,7 @@ from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentDef
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.new_tasks import new_task
-from soong.shared.engine.tasks.plan.kinds.agent import parse_settings, read_settings, with_settings
+from soong.shared.engine.tasks.plan.agent_kind import parse_settings, read_settings, with_settings
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.step import NewTask
 from tests.unit.tasks.test_expansion import SESSION

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.kinds.registry import StepDocument
+from soong.shared.engine.tasks.plan.checks import StepDocument
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import plan_from_json, plan_schema
 from soong.shared.tools.schema import schema_problems, validate

@@ -10,7 +10,7 @@ from graphlib import TopologicalSorter
 from html import escape
 from typing import Final
 
-from soong.shared.core.texts import blanked
+from soong.shared.core.jsontext import blanked
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.spec import StepSpec, StepStatus

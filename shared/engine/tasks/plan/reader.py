@@ -19,10 +19,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
+from soong.shared.core.jsontext import EXPECTED, MOST_FAULTS, Json, JsonObject, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
-from soong.shared.engine.tasks.plan.checks import check_plan
+from soong.shared.engine.tasks.plan.checks import BRANCHES, KINDS, StepDocument, check_plan
 from soong.shared.engine.tasks.plan.fields import (
     MOST_COUNTED,
     MOST_USD,
@@ -37,7 +36,6 @@ from soong.shared.engine.tasks.plan.fields import (
     Title,
     WorkDocument,
 )
-from soong.shared.engine.tasks.plan.kinds.registry import BRANCHES, KINDS, StepDocument
 from soong.shared.engine.tasks.plan.plan import INPUT_TYPES, InputType, Plan, PlanInput, PlanNames, Report, has_type
 from soong.shared.engine.tasks.plan.validation import DocumentReader, Expected, field_names, kind_of
 from soong.shared.engine.tasks.problems import MAX_CHARS, Document, Hint, Path, Problems

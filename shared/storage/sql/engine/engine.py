@@ -18,7 +18,7 @@ from sqlalchemy.pool import QueuePool
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError, UsageError
 from soong.shared.core.file_systems import MOUNTS, NETWORK_FILE_SYSTEMS, file_system_of
-from soong.shared.core.texts import EXPECTED, fault
+from soong.shared.core.jsontext import EXPECTED, fault
 from soong.shared.storage.sql.engine.pooler import CONNECT_PARAMETERS, CREDENTIAL, keep_settings, require_own_process
 
 _PLANNING: Final = {

@@ -13,7 +13,7 @@ from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program
 from tests.system.cli_scene import CliHarness, interrupted, scene, until
 from tests.system.test_acp_child import answer
-from tests.system.test_acp_real import configure as claude_code
+from tests.system.test_acp_front_end import configure as claude_code
 
 pytestmark = pytest.mark.timeout(600)
 SECRET = "the content of a key"

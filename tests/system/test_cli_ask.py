@@ -1,23 +1,32 @@
-"""``soong ask`` with real processes: an agent on a provider's wire plans, workers work, and it answers."""
+"""``soong ask`` on a provider's wire: its answer as it grows, its children, its example."""
 
 import json
+import os
 import re
 import shlex
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from llmock.scenarios import Delay, Match, Reply, ToolCall
+from llmock.scenarios import Delay, Match, Reply, StreamFault, ToolCall
 
-from tests.system.cli_scene import CliHarness, permitting, until
+from tests.system.cli_scene import CliHarness, Terminal, permitting, until
 from tests.wires.wire import Wires
+
+pytestmark = pytest.mark.timeout(300)
 
 SCENE = {"is_warm": True, "models": "openai-chat:gpt-*"}
 
 PLANNER = "openai-chat:gpt-5"
+
 WORKER = "openai-chat:gpt-5-mini"
+
 OTHER = "openai-chat:gpt-4o"
+
 STEPS = [
     {"id": "look", "instructions": "Say what is in this folder.", "allowed_tools": ["code.list_dir"], "model": WORKER},
     {"id": "judge", "instructions": "Judge ${steps.look}.", "depends_on": ["look"], "model": WORKER},
@@ -303,3 +312,154 @@ def test_the_goals_and_the_agent_in_the_guide_run(cli: CliHarness, wires: Wires)
     assert done[1].stdout.endswith("agents/test-writer.md\n")
     assert (cli.folder / "tests" / "test_all.py").exists()
     assert "There is a test now." in done[3].stdout
+
+
+CHILDREN = 50
+
+
+@pytest.mark.spec("EXE-03.b", "DIS-02", "DAG-07")
+def test_fifty_children_end_once_each_start_nobody_and_a_follow_up_outlives_the_service(
+    cli: CliHarness, wires: Wires
+) -> None:
+    calls = [
+        ToolCall("agent__create_sub_agent", {"title": f"c{number}", "instructions": f"N{number}.", "model": WORKER})
+        for number in range(CHILDREN)
+    ]
+    third = ToolCall("agent__create_sub_agent", {"instructions": "Go on.", "model": WORKER})
+    wires.will(
+        planner(*calls),
+        worker(third),
+        Reply(text="done", match=Match(model="gpt-5-mini"), times=CHILDREN),
+        planner(text="All are done."),
+        planner(text="There were fifty."),
+    )
+    up = cli.up_warm()
+
+    ended = cli.json("ask", "Ask fifty.", "--model", PLANNER)
+
+    assert (ended["answer"], ended["exit_code"]) == ("All are done.", 3), ended
+    assert Counter(step["outcome"] for step in ended["steps"]) == {"clean": CHILDREN - 1, "partial": 1}
+    assert Counter(step["status"] for step in ended["steps"]) == {"completed": CHILDREN}
+    asked = Counter(one.body["model"] for one in wires.requests)
+    assert asked == {"gpt-5": 2, "gpt-5-mini": CHILDREN + 1}
+
+    family = psutil.Process(cli.record()["pid"]).children(recursive=True)
+    os.kill(cli.record()["pid"], signal.SIGKILL)
+    up.communicate(timeout=60)
+    psutil.wait_procs(family, timeout=30)
+    second = cli.json("ask", "How many?", "--session", ended["session"])
+
+    assert second["answer"] == "There were fifty."
+    assert "All are done." in str(wires.requests[-1].body["messages"])
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+REVIEWER = "openai-chat:gpt-5-mini"
+
+FIXER = "openai-chat:gpt-4o"
+
+BUGGY = "def mean(values):\n    return sum(values) / (len(values) - 1)\n"
+
+FINDING = "src/stats.py:2 divides by one too few; version.py:1 has the wrong year"
+
+
+def said(model: str, text: str) -> Reply:
+    return Reply(text=text, match=Match(model=model))
+
+
+def called(model: str, *calls: tuple[str, dict[str, object]]) -> Reply:
+    return Reply(tool_calls=tuple(ToolCall(name, given) for name, given in calls), match=Match(model=model))
+
+
+def edit(path: str, old: str, new: str) -> tuple[str, dict[str, object]]:
+    return "code__edit_file", {"path": path, "edits": [{"old": old, "new": new}]}
+
+
+@pytest.mark.spec("DIS-01", "DIS-02", "PER-21")
+def test_what_is_granted_is_fixed_and_what_is_not_is_told(cli: CliHarness, wires: Wires) -> None:
+    (cli.folder / "src").mkdir()
+    stats, version = cli.folder / "src" / "stats.py", cli.folder / "version.py"
+    stats.write_text(BUGGY)
+    version.write_text("YEAR = 1999\n")
+    review = {"id": "review", "agent": "reviewer", "instructions": "Review src.", "model": REVIEWER}
+    fix: dict[str, object] = {"agent": "implementer", "instructions": f"Fix: {FINDING}", "model": FIXER}
+    wires.will(
+        called("gpt-5", ("agent__task_create", {"title": "review", "steps": [review]})),
+        called("gpt-5-mini", ("code__read_file", {"path": "src/stats.py"})),
+        said("gpt-5-mini", FINDING),
+        called("gpt-5", ("agent__dispatch_worker", {})),
+        called("gpt-5", ("agent__dispatch_worker", fix)),
+        called("gpt-4o", edit("src/stats.py", "(len(values) - 1)", "len(values)"), edit("version.py", "1999", "2026")),
+        said("gpt-4o", "stats.py is fixed; version.py was denied"),
+        called("gpt-5", ("agent__task_complete", {})),
+        said("gpt-5", "One of two is fixed."),
+    )
+
+    goal = (EXAMPLES / "fix.md").read_text()
+    ended = cli.json("ask", goal, "--model", PLANNER, "--allow", f"code.edit_file:{stats.parent}")
+
+    assert ended["answer"] == "One of two is fixed."
+    assert stats.read_text() == BUGGY.replace("(len(values) - 1)", "len(values)")
+    assert version.read_text() == "YEAR = 1999\n"
+    # The job that reads the session for memories asks the model last.
+    assert any("permission_no_callback" in str(one.body["messages"]) for one in wires.requests[-2:])
+    assert {run["definition"] for run in cli.json("runs", "list", "--task", ended["id"])} >= {
+        "orchestrator",
+        "implementer",
+    }
+    offered = next(one.body["tools"] for one in wires.requests if one.body["model"] == "gpt-5-mini")
+    assert "code__edit_file" not in {tool["function"]["name"] for tool in offered}
+
+
+def test_the_page_of_examples_says_how_it_is_asked() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+
+    assert re.search(r'soong ask "\$\(cat examples/fix\.md\)" --model \S+ --allow code\.edit_file:\$PWD/src', page)
+
+
+STALL_S = 8.0
+
+ANSWER = "The folder holds nothing at all, as far as anybody can see from here."
+
+
+@pytest.mark.spec("EVT-05")
+def test_a_terminal_shows_an_answer_while_it_arrives(cli: CliHarness, wires: Wires) -> None:
+    wires.will(StreamFault("stall", after_chunks=8, stall_seconds=STALL_S), Reply(text=ANSWER))
+
+    terminal = Terminal(cli, "ask", "What is in this folder?", "--model", PLANNER)
+    terminal.expect("The folder holds")
+
+    assert not wires.server.state.journal.records()  # the answer is still on its way
+    assert "from here" not in terminal.text
+    terminal.expect(ANSWER)
+    assert terminal.wait() == 0
+
+
+@pytest.mark.spec("EXE-07", "EXE-10")
+@pytest.mark.parametrize("who", ["gpt-5", "gpt-5-mini"], ids=["the agent", "its worker"])
+def test_cancelling_while_an_answer_arrives_closes_its_request_and_asks_nothing_more(
+    cli: CliHarness, wires: Wires, who: str
+) -> None:
+    """By cause: the server sees the client leave, long before its own silence ends, and no other request comes."""
+    look = (ToolCall("code__list_dir", {"path": "."}), ToolCall("code__list_dir", {"path": ".."}))
+    journal = wires.server.state.journal
+    child = {"instructions": "Look.", "model": WORKER, "allowed_tools": ["code.list_dir"]}
+    before = [planner(ToolCall("agent__dispatch_worker", child))] if who == "gpt-5-mini" else []
+    stall = StreamFault("stall", after_chunks=6, stall_seconds=60.0, match=Match(model=who, stream=True))
+    wires.will(*before, stall, Reply(tool_calls=look, match=Match(model=who)))
+    asking = cli.start("ask", "Look.", "--model", PLANNER, "--json")
+    until(lambda: len(journal.records()) == len(before) and journal.in_flight == 1, "it streams", cli.logs)
+
+    assert cli.run("tasks", "cancel", cli.task_id()).returncode == 0
+
+    cancelled_s = time.monotonic()
+    until(lambda: journal.in_flight == 0, "the request is closed", cli.logs)
+    assert time.monotonic() - cancelled_s < 1
+    out, _ = asking.communicate(timeout=30)
+    assert json.loads(out)["status"] == "cancelled"
+    records = journal.records()
+    assert len(records) == len(before) + 1
+    assert not records[-1].completed
+    runs = cli.json("runs", "list", "--task", json.loads(out)["id"])
+    assert {run["status"] for run in runs} == {"cancelled"}

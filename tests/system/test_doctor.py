@@ -1,15 +1,21 @@
-"""``soong doctor`` sees what is wrong with the workers and steps of a living service."""
+"""An installation that lacks parts or is tampered with, and what ``soong doctor`` says of it."""
 
+import json
 import os
 import signal
-from collections.abc import Iterator
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-from tests.system.cli_scene import CliHarness, interrupted, scene, until
+from soong.shared.core.installation import install_line
+from tests.system.cli_scene import LIMIT_S, CliHarness, interrupted, scene, until
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("OPS-07.b", "OPS-07.c")]
+pytestmark = pytest.mark.timeout(180)
 
 FUNCTIONS = """\
 import asyncio, os
@@ -27,6 +33,7 @@ async def deaf(inputs, context):
         except asyncio.CancelledError:
             pass
 """
+
 PLAN = "title: t\nsteps:\n- {id: a, kind: python, call: %s, inputs: {seconds: 600}, timeout_s: %s}\n"
 
 
@@ -45,6 +52,7 @@ def finding(service: CliHarness, check: str) -> dict[str, Any]:
     return next(dict(one) for one in service.json("doctor")["checks"] if one["check"] == check)
 
 
+@pytest.mark.spec("OPS-07.b", "OPS-07.c")
 def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) -> None:
     assert finding(service, "workers")["level"] == "ok"
 
@@ -60,6 +68,7 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) 
     assert "worker-1 ended unexpectedly 3 times, last by exit code 7" in done.stdout
 
 
+@pytest.mark.spec("OPS-07.b", "OPS-07.c")
 def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: CliHarness) -> None:
     task = service.run("run", "--detach", service.plan(PLAN % ("bad.deaf", 1))).stdout.strip()
     service.until_running("a")
@@ -71,6 +80,7 @@ def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: 
     assert "a thread cannot be ended" in seen["hint"]
 
 
+@pytest.mark.spec("OPS-07.b", "OPS-07.c")
 def test_a_stopped_worker_has_no_heartbeat(service: CliHarness) -> None:
     service.run("run", "--detach", service.plan(PLAN % ("builtin.sleep", 600)))
     service.until_running("a")
@@ -86,3 +96,188 @@ def test_a_stopped_worker_has_no_heartbeat(service: CliHarness) -> None:
     assert seen["level"] == "warn"
     assert seen["says"].startswith("no heartbeat within 1 s: worker-1@")
     assert f"(pid {pid} on " in seen["says"]
+
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "the MCP client": ("soong.shared.toolsets.mcp",),
+    "the MCP server": ("soong.orchestrator.mcp",),
+    "agents over ACP": ("soong.worker.acp", "soong.orchestrator.acp"),
+    "notifications": ("soong.orchestrator.notifications",),
+    "telemetry": ("soong.orchestrator.telemetry",),
+    "memory": ("soong.orchestrator.memory", "soong.shared.storage.memory", "soong.shared.toolsets.memory"),
+    "declarative tools": ("soong.shared.toolsets.declarative",),
+    "skills": ("soong.shared.toolsets.skills",),
+    "the web tool": ("soong.shared.toolsets.web",),
+    "retention and backups": ("soong.orchestrator.retention", "soong.orchestrator.backup"),
+    "replay": ("soong.orchestrator.replay", "soong.shared.agents.replay"),
+    "artifacts in S3": ("soong.shared.storage.s3_artifacts",),
+}
+
+RUNS: Final = range(6)
+
+MISSING: Final = """
+import sys
+from importlib.abc import MetaPathFinder
+
+LEFT_OUT = {left_out!r}
+
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if any(f"{{name}}.".startswith(f"{{part}}.") for part in LEFT_OUT):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def soong_without(left_out: tuple[str, ...], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(MISSING.format(left_out=left_out))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "SOONG_AGENT_HOME": str(folder / "home"),
+        "PYTHONPATH": str(folder / "site"),
+    }
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "soong", *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_demo_runs_without_optional_parts(run: int, tmp_path: Path) -> None:
+    """Each part is left out in three runs, in one of them beside each part that stays."""
+    missing = zip(PARTS.values(), combinations(RUNS, 3), strict=False)
+    left_out = tuple(name for names, runs in missing if run in runs for name in names)
+
+    done = soong_without(left_out, tmp_path, "demo", "hello", "--input", "name=Ada")
+
+    assert (done.returncode, "Ada" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_command_of_a_part_that_is_left_out_says_so(tmp_path: Path) -> None:
+    done = soong_without(("soong.orchestrator.backup",), tmp_path, "backup", str(tmp_path / "one.tar"))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("soong: soong.orchestrator.backup"), done.stderr
+    assert done.stderr.endswith("is left out of this installation; install the complete package\n"), done.stderr
+
+
+def test_the_line_that_adds_an_extra_works_for_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    line = install_line("otel")
+    assert line.startswith("pip install ")
+    modes = ("DRY_RUN", "NO_INDEX", "NO_DEPS", "IGNORE_INSTALLED")
+    environment = {f"PIP_{mode}": "1" for mode in modes} | {"PIP_NO_BUILD_ISOLATION": "0", "HOME": str(tmp_path)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+    done = subprocess.run(
+        line, shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert (done.returncode, "Would install soong-agents" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+NAMED_BY_OURS = ("rg", "redis-server", "valkey-server", "git", "uname", "ldconfig", "gcc", "ld", "id", "ps", "tput")
+
+OVERWRITE_AND_SEARCH = """
+title: Write a program, then search
+inputs:
+  program: ""
+steps:
+  - id: plant
+    allowed_tools: [code.write_file, code.search]
+    script: builtin.calls
+    inputs:
+      calls:
+        - call: code.write_file
+          with: {path: project/.venv/bin/rg, content: "${inputs.program}", overwrite: true}
+        - {call: code.search, with: {query: needle, glob: "*.txt"}}
+"""
+
+
+def trap(cli: CliHarness) -> str:
+    return f'#!/bin/sh\necho "$0" >> {cli.folder}/caught\nexit 1\n'
+
+
+def caught(cli: CliHarness) -> list[str]:
+    mark = cli.folder / "caught"
+    return mark.read_text().splitlines() if mark.exists() else []
+
+
+@pytest.fixture
+def project(cli: CliHarness) -> Path:
+    """A project whose activated environment has every program of the system, each one a trap."""
+    project = cli.folder / "project"
+    (project / ".venv/bin").mkdir(parents=True)
+    (project / "a.txt").write_text("needle\n")
+    everything = {path.name for path in Path("/usr/bin").iterdir()}
+    for name in everything.union(NAMED_BY_OURS):
+        planted = project / ".venv/bin" / name
+        planted.write_text(trap(cli))
+        planted.chmod(0o755)
+    cli.environment["PATH"] = f"{project}/.venv/bin:/usr/bin:/bin"
+    return project
+
+
+@pytest.mark.spec("FS-03", "CMD-01", "OPS-12")
+def test_a_run_that_overwrites_rg_in_the_projects_environment_and_searches_runs_nothing_of_it(
+    cli: CliHarness, project: Path
+) -> None:
+    plan, rule = cli.plan(OVERWRITE_AND_SEARCH), f"code.write_file:{project}"
+    (project / ".venv/bin/rg").write_text("#!/bin/sh\necho ripgrep\n")
+
+    report = cli.json("run", plan, "--project", str(project), "--allow", rule, "--input", f"program={trap(cli)}")
+
+    _, searched = report["steps"][0]["output"]["results"]
+    assert (report["exit_code"], [one["path"] for one in searched["value"]["matches"]]) == (0, ["a.txt"])
+    assert (project / ".venv/bin/rg").read_text() == trap(cli)
+    assert caught(cli) == []
+
+
+@pytest.mark.spec("OPS-12")
+def test_doctor_starts_and_names_no_program_of_the_projects_environment(cli: CliHarness, project: Path) -> None:
+    done = cli.run("doctor", "--json")
+
+    assert '"ripgrep"' in done.stdout
+    assert str(project) not in done.stdout, done.stdout
+    assert caught(cli) == []
+
+
+REWRITE_MODULES = """
+title: Write what workers import
+steps:
+  - id: write
+    allowed_tools: [code.write_file]
+    script: builtin.calls
+    inputs:
+      calls:
+        - {call: code.write_file, with: {path: team_steps.py, content: "EVIL", overwrite: true}}
+        - {call: code.write_file, with: {path: sitecustomize.py, content: "EVIL"}}
+        - {call: code.write_file, with: {path: json.py, content: "EVIL"}}
+        - {call: code.write_file, with: {path: app.py, content: "ours"}}
+"""
+
+
+@pytest.mark.spec("FS-09", "OPS-12")
+def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: CliHarness) -> None:
+    (cli.folder / "team_steps.py").write_text("")
+    cli.environment |= {"SOONG_FUNCTIONS": "team_steps", "PYTHONPATH": str(cli.folder)}
+
+    done = cli.start("run", cli.plan(REWRITE_MODULES), "--allow", f"code.write_file:{cli.folder}", "--json")
+    report = json.loads(done.communicate(timeout=LIMIT_S)[0])
+
+    made = report["steps"][0]["output"]["results"]
+    said = {name: json.dumps(call) for name, call in zip(("module", "start", "shadow", "own"), made, strict=True)}
+    assert [name for name, call in said.items() if "path_protected" in call] == ["module", "start", "shadow"], said
+    assert (cli.folder / "team_steps.py").read_text() == ""
+    assert (cli.folder / "app.py").read_text() == "ours"
+    assert not (cli.folder / "sitecustomize.py").exists()
+    assert not (cli.folder / "json.py").exists()

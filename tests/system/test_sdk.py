@@ -1,4 +1,4 @@
-"""The service from a program: the public import, with a function in place of the terminal."""
+"""The SDK against a real service: plans, goals, forms of its documents, elicitations of MCP servers."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -6,15 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmock.scenarios import StreamFault, ToolCall
+from llmock.testing import LLMockServer
 
-from soong import Choice, PermissionDecision, PermissionRequest, Soong, TaskStatus, UsageError, open_tools
+from soong import (
+    AnswerDelta,
+    Choice,
+    ElicitationAnswer,
+    ElicitationRequest,
+    PermissionDecision,
+    PermissionRequest,
+    Soong,
+    TaskResult,
+    TaskStatus,
+    UsageError,
+    open_tools,
+)
 from soong.orchestrator.schemas.task import TaskLimitSchema
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Budget, session_scope
+from tests.integration.mcp.scene import stdio_config
 from tests.scripted import call, calls, error_of
+from tests.system.cli_scene import permitting, until
 from tests.system.deployment import ON_SQLITE, Deployment
+from tests.system.http_scene import Service, http_service
+from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
+from tests.wires.wire import Wires
 
 APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
+
 EXAMPLE: Mapping[str, Any] = {"functions": ("approve",), "import_path": str(APPROVE.parent)}
 
 
@@ -110,3 +130,195 @@ def _taken_away(folder: Path) -> list[str]:
     for path in found:
         path.unlink()
     return [str(path.relative_to(folder)) for path in found]
+
+
+@pytest.mark.spec("DIS-01.e", "PER-01.a", "PER-16")
+async def test_the_question_of_a_dispatched_worker_reaches_the_programs_callback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PermissionRequest] = []
+
+    async def allow(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request)
+        return PermissionDecision(Choice.ALLOW_ONCE)
+
+    (folder / "home").mkdir()
+    (folder / "home" / "config.toml").write_text(permitting(WORKER))
+    write = {"instructions": "Write it down.", "model": WORKER, "allowed_tools": ["code.write_file"]}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        for name, value in wires.environment.items():
+            monkeypatch.setenv(name, value)
+        wires.will(
+            planner(ToolCall("agent__dispatch_worker", write)),
+            worker(ToolCall("code__write_file", {"path": str(folder / "notes.txt"), "content": "done"})),
+            worker(text="written"),
+            planner(text="It is written down."),
+        )
+        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+            ended = await soong.ask("Write it down.", model=PLANNER, permission_callback=allow, project=folder)
+
+    assert (ended.status, ended.answer, ended.exit_code) == (TaskStatus.COMPLETED, "It is written down.", 0)
+    assert (folder / "notes.txt").read_text() == "done"
+    (request,) = asked
+    (step,) = ended.steps
+    assert (request.tool, request.identity.run_id, request.identity.role.value) == (
+        "code.write_file",
+        step.run,
+        "worker",
+    )
+    assert request.identity.parent_run_id not in ("", request.identity.run_id)
+
+
+@pytest.mark.spec("DIS-01")
+async def test_a_goal_without_a_model_writes_nothing(folder: Path) -> None:
+    async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+        with pytest.raises(UsageError, match="has no model"):
+            await soong.ask("Do it.", project=folder)
+
+
+async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[AnswerDelta, bool]] = []
+    with LLMockServer() as server:
+        wires = Wires(server)
+        for name, value in wires.environment.items():
+            monkeypatch.setenv(name, value)
+        wires.will(
+            StreamFault("stall", after_chunks=6, stall_seconds=8.0), planner(text="It is all as it was before, says I.")
+        )
+
+        def take(delta: AnswerDelta) -> None:
+            seen.append((delta, bool(server.state.journal.records())))
+
+        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+            ended = await soong.ask("Look.", model=PLANNER, project=folder, on_answer=take)
+
+    assert ended.answer == "It is all as it was before, says I."
+    early = [delta for delta, has_ended in seen if not has_ended]
+    assert any(delta.text.startswith("It is all") for delta in early)
+    assert not any("says I" in delta.text for delta in early)
+
+
+SERVER = Path(__file__).parents[1] / "integration" / "mcp" / "asking_server.py"
+
+SHARE: Mapping[str, Any] = {"key": "x", "pages": ["https://sign-in.example.org/a"]}
+
+
+def plan(*made: Any) -> Mapping[str, Json]:
+    step = {"id": "it", "title": "Order it", "allowed_tools": ["mcp.t.*"], **calls(*made)}
+    return {"title": "Ask", "steps": [step]}
+
+
+async def allows(request: PermissionRequest) -> PermissionDecision:
+    assert not request.takes_words
+    return PermissionDecision(Choice.ALLOW_ONCE)
+
+
+def results(outcome: TaskResult) -> list[Any]:
+    output: Any = outcome.steps[0].output
+    return list(output["results"])
+
+
+async def started(service: Deployment) -> dict[str, Any]:
+    """Start a worker that knows the server; return what a program connects with."""
+    home = service.settings.home
+    (home / "config.toml").write_text(stdio_config(more='protocol = "stateless"', program=SERVER))
+    await service.start_workers(1)
+    return {"database_url": service.database_url, "redis_url": service.redis_url, "agent_home": home}
+
+
+@pytest.mark.spec("MCP-01.l", "MCP-01.k", "PER-13.g", "PER-12.b")
+@ON_SQLITE
+async def test_the_question_of_a_workers_call_reaches_the_programs_callback_and_its_answer_is_signed(
+    service: Deployment, tmp_path: Path
+) -> None:
+    asked: list[ElicitationRequest] = []
+
+    async def answers(request: ElicitationRequest) -> ElicitationAnswer:
+        asked.append(request)
+        return ElicitationAnswer("accept", None if request.url else {"colour": "blue", "size": 7})
+
+    async with Soong.connect(**await started(service)) as soong:
+        outcome = await soong.run(
+            plan(call("mcp.t.order"), call("mcp.t.share", **SHARE)),
+            permission_callback=allows,
+            elicitation_callback=answers,
+            project=tmp_path,
+        )
+
+    assert [one["value"]["result"] for one in results(outcome)] == ["accept colour='blue' size=7", "shared at call 2"]
+    form, page = asked
+    assert (form.server, form.message, page.host) == ("t", "Which colour and size?", "sign-in.example.org")
+    (step,) = outcome.steps
+    identity = form.identity
+    assert (identity.task_id, identity.run_id, identity.step_title) == (outcome.id, step.run, "Order it")
+    assert identity.parent_run_id not in ("", identity.run_id)
+    closed = await service.store.consent.questions(session_id=identity.session_id, include_closed=True)
+    (question,) = [one for one in closed if one.request.id == form.id]
+    assert question.decision is not None
+    assert (question.decision.author, question.decision.reason) == ("person", '{"colour":"blue","size":7}')
+    assert question.decision.signature
+
+
+PLAN: dict[str, Any] = {
+    "title": "Write",
+    "steps": [
+        {
+            "id": "write",
+            "allowed_tools": ["code.write_file"],
+            **calls(call("code.write_file", path="note.txt", content="x")),
+        },
+        {"id": "end", "kind": "python", "call": "builtin.echo", "depends_on": ["write"], "inputs": {"a": 1}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with http_service() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def token(service: Service) -> str:
+    return service.token("local", "read", "run", "approve")
+
+
+@pytest.fixture(scope="module")
+def task(service: Service, token: str) -> dict[str, Any]:
+    """A task of which one call waits for an answer."""
+    body = {"plan": PLAN, "project": str(service.project()), "approval_mode": "inbox"}
+    status, submitted = service.call(token, "/v1/tasks", body)
+    assert status == 201, submitted
+    until(lambda: service.cli.json("approvals", "list"), "the question", service.cli.logs)
+    return dict(submitted["task"])
+
+
+def got(service: Service, token: str, path: str) -> Any:
+    status, document = service.call(token, path)
+    assert status == 200, document
+    return document
+
+
+@pytest.mark.spec("OPS-04")
+async def test_a_task_that_has_ended_is_the_same_for_all(service: Service, token: str, task: dict[str, Any]) -> None:
+    for question in service.cli.json("approvals", "list"):
+        assert service.cli.run("approvals", "allow", question["id"]).returncode == 0
+    path = f"/v1/tasks/{task['id']}"
+    until(lambda: got(service, token, path)["status"] == "completed", "the task ends", service.cli.logs)
+
+    shown = service.cli.json("tasks", "show", task["id"])
+    (listed,) = service.cli.json("tasks", "list")
+    async with Soong.embedded(agent_home=service.cli.home) as soong:  # of the service that runs
+        result = await soong.result(task["id"])
+
+    assert isinstance(result, TaskResult)
+    assert result.model_dump(mode="json") == shown == got(service, token, f"{path}/result")
+    assert listed == got(service, token, "/v1/tasks")["items"][0]
+    assert {name: shown[name] for name in listed} == listed
+    assert task.keys() == listed.keys()
+    assert result.outputs["end"] == {"a": 1}
+    assert shown["step_counts"] == {"completed": 2}
+    steps = got(service, token, path)["steps"]
+    assert [{name: step[name] for name in steps[0]} for step in shown["steps"]] == steps
+    assert [one["path"].rpartition("/")[2] for one in shown["deliverables"]] == ["note.txt"]

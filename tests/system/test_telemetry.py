@@ -1,13 +1,17 @@
-"""Traces of real runs over real processes, as a receiver of OTLP gets them."""
+"""Metrics, traces and notifications that leave a deployment."""
 
+import asyncio
+import base64
 import os
 import re
+import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from standardwebhooks.webhooks import Webhook
 
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.jsontext import Json, JsonObject
@@ -17,6 +21,7 @@ from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer
+from tests.notification_receivers import HttpReceiver, Received, http_receiver
 from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
@@ -24,8 +29,6 @@ from tests.system.cli_scene import scene
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
 from tests.system.test_parking import PARKS, appends
 from tests.waiting import others_run
-
-pytestmark = pytest.mark.spec("OPS-05.a")
 
 
 async def allow(request: PermissionRequest) -> PermissionDecision:
@@ -74,6 +77,7 @@ async def arrived(service: Deployment, collector: OtlpReceiver) -> None:
     await service.until(is_there)
 
 
+@pytest.mark.spec("OPS-05.a")
 @ON_POSTGRES
 async def test_a_run_over_three_processes_with_one_killed_is_one_tree_that_equals_the_rows(
     collector: OtlpReceiver, traced: Deployment
@@ -114,6 +118,7 @@ async def test_a_run_over_three_processes_with_one_killed_is_one_tree_that_equal
     assert all(span.status.code == span.status.STATUS_CODE_ERROR for span in lost)
 
 
+@pytest.mark.spec("OPS-05.a")
 @ON_SQLITE
 async def test_a_run_that_waits_is_short_spans_that_are_linked(collector: OtlpReceiver, traced: Deployment) -> None:
     file = traced.home / "lines.txt"
@@ -144,6 +149,7 @@ async def _stands(service: Deployment, task: Task, status: StepStatus) -> bool:
     return (await service.steps(task))["asks"].status is status
 
 
+@pytest.mark.spec("OPS-05.a")
 @ON_SQLITE
 async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_up(
     collector: OtlpReceiver, traced: Deployment
@@ -165,6 +171,7 @@ async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_
     assert collector.by_operation()["execute_tool"] == sum(event.type in ENDS for event in await log_of(traced, task))
 
 
+@pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize("variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_X=1"])
 async def test_nothing_follows_the_logs_where_nobody_asks(
     variable: str, monkeypatch: pytest.MonkeyPatch, no_owner: Deployment, tmp_path: Path
@@ -200,6 +207,7 @@ def drawn(collector: OtlpReceiver) -> list[str]:
     return [root.name, *below(root.span_id, "")]
 
 
+@pytest.mark.spec("OPS-05.a")
 def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: OtlpReceiver) -> None:
     page = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
@@ -211,3 +219,98 @@ def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: O
         assert done.returncode == 0, done.stdout + done.stderr
         cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
     assert drawn(collector) == [re.sub(r"(?<=\w) {2,}(?=\w)", " ", line) for line in shown]
+
+
+SECRET = "whsec_" + base64.b64encode(b"a key of thirty-two random bytes").decode()
+
+CONFIG = """
+[notifications.webhook.ops]
+url = "env:OPS_URL"
+secret = "env:OPS_SECRET"
+group_s = 0
+[[notifications.rules]]
+channel = "ops"
+events = ["end"]
+"""
+
+PLAN: JsonObject = {
+    "title": "notified",
+    "steps": [
+        {
+            "id": "look",
+            "instructions": "x",
+            "allowed_tools": ["code.list_dir"],
+            **calls(call("code.list_dir", path=".")),
+        }
+    ],
+}
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpReceiver]:
+    with http_receiver() as found:
+        monkeypatch.setenv("OPS_URL", found.url)
+        monkeypatch.setenv("OPS_SECRET", SECRET)
+        yield found
+
+
+@pytest.mark.spec("OPS-11.a", "OPS-11.c")
+async def test_a_receiver_that_is_down_and_a_sender_killed_after_it_sent_lose_nothing(
+    receiver: HttpReceiver, no_owner: Deployment
+) -> None:
+    receiver.status = 503
+    async with no_owner as service:
+        service.settings.home.joinpath("config.toml").write_text(CONFIG, encoding="utf-8")
+        await service.start_owners(1)
+        await service.start_workers(1)
+        task = await service.submit(PLAN)
+        ended = await service.finished(task)
+        await service.until(lambda: _holds(receiver.refused))
+        first = receiver.refused[0].headers["webhook-id"]
+        service.owners[-1].kill()
+        receiver.status = 200
+
+        await service.start_owners(1, FAULT_DIE="record_outcome:before")
+        assert await asyncio.to_thread(service.owners[-1].wait, 60) == -signal.SIGKILL
+        sent = len(receiver.taken)
+        await service.start_owners(1)
+        await service.until(lambda: _is_sent(service), within_s=60)
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert sent == 1
+    assert receiver.ids == [first] * len(receiver.ids)
+    assert len(receiver.ids) >= 2
+    for taken in receiver.taken:
+        told = Webhook(SECRET).verify(taken.body, taken.headers)
+        assert told["data"]["notices"][0]["outcome"] == "completed"
+    assert receiver.taken[0].body == receiver.taken[1].body
+
+
+async def _holds(received: Sequence[Received]) -> bool:
+    return bool(received)
+
+
+async def _is_sent(service: Deployment) -> bool:
+    notices = await service.store.outbox.notices(include_ended=True, limit=10)
+    return [notice.state.value for notice in notices] == ["sent"]
+
+
+@pytest.mark.spec("OPS-11.a", "OPS-11.c")
+def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver) -> None:
+    text = (ROOT / "docs" / "reference" / "notifications.md").read_text(encoding="utf-8")
+    page = text.partition("## First minute")[2]
+    config, commands, shown = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "sh", "text"))
+    with scene() as cli:
+        cli.environment["WEBHOOK_KEY"] = SECRET
+        cli.home.mkdir(parents=True, exist_ok=True)
+        cli.home.joinpath("config.toml").write_text(config.replace("http://127.0.0.1:8099", receiver.url))
+
+        for line in commands.splitlines():
+            if line.startswith("soong "):
+                done = cli.run(*line.replace("examples/", f"{ROOT}/examples/").split()[1:])
+                assert done.returncode == 0, done.stdout + done.stderr
+        cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
+
+    told = [(taken.json["type"], taken.json["data"]["title"]) for taken in receiver.taken]
+    assert told == [tuple(line.split(maxsplit=1)) for line in shown.splitlines()]
+    assert all(Webhook(SECRET).verify(taken.body, taken.headers) for taken in receiver.taken)

@@ -1,14 +1,25 @@
-"""``soong approvals`` as a command: what it takes, what it says of wrong words, its exit codes."""
+"""``soong approvals``: how questions are named, how an answer ends, and the document of a question."""
 
 import json
+import re
+import shlex
+import socket
+import threading
 from pathlib import Path
 
 import pytest
+import typer.main
+from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
+from soong.orchestrator.approvals.approval import status_of_question
+from soong.orchestrator.cli import approvals
+from soong.orchestrator.cli.application import build
 from soong.orchestrator.cli.approvals import app
+from soong.orchestrator.client.home_api import HomeApi, HomeUnreachableError
 from soong.shared.core.errors import NotFoundError, UsageError
 from tests.contract.databases import migrate
+from tests.unit.orchestrator.test_endings import WAYS
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +88,86 @@ def test_questions_are_named_or_chosen(words: list[str]) -> None:
 
     assert isinstance(outcome.exception, UsageError)
     assert "name the questions to answer, or choose them" in str(outcome.exception)
+
+
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "approvals.md").read_text(encoding="utf-8")
+
+TYPED = sorted(set(re.findall(r"^\$ soong (.+)$", TEXT, flags=re.MULTILINE)))
+
+APPROVALS = typer.main.get_command(approvals.app)
+
+
+def parameters(line: str) -> dict[str, object]:
+    """Parse a command line without doing what it says."""
+    name, *words = shlex.split(line)
+    command = build([name]).commands[name]
+    if isinstance(command, TyperGroup):
+        name, *words = words
+        command = command.commands[name]
+    return dict(command.make_context(name, words).params)
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_every_command_that_is_shown_can_be_typed(line: str) -> None:
+    assert parameters(line)
+
+
+def test_every_command_is_shown() -> None:
+    assert isinstance(APPROVALS, TyperGroup)
+
+    assert set(APPROVALS.commands) == {line.split()[1] for line in TYPED if line.startswith("approvals ")}
+
+
+def test_every_option_is_described() -> None:
+    assert isinstance(APPROVALS, TyperGroup)
+    options = {
+        option
+        for command in APPROVALS.commands.values()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+    assert not {option for option in options if option not in TEXT}
+
+
+@pytest.mark.spec("PER-14")
+def test_every_way_a_question_ends_is_in_the_table() -> None:
+    told = set(re.findall(r"^\| `([a-z ]+)` \|", TEXT, flags=re.MULTILINE))
+
+    assert {status_of_question(question).word for question in WAYS.values()} <= told
+
+
+EVENT = b'id: 1\ndata: {"id": "1"}\n\n'
+
+END = b"event: end\ndata: {}\n\n"
+
+
+def answering(folder: Path, body: bytes) -> HomeApi:
+    """Return the operations of a home whose service sends this stream once."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "api.sock"))
+    listener.listen()
+    (folder / "service.json").write_text(json.dumps({"control": str(folder / "control.sock")}))
+
+    def answer() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + body)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return HomeApi(folder)
+
+
+async def test_a_stream_that_was_ended_is_complete(tmp_path: Path) -> None:
+    events = answering(tmp_path, EVENT + END).stream("/v1/runs/run_1/stream")
+
+    assert [event async for event in events] == [("", {"id": "1"})]
+
+
+async def test_a_stream_that_breaks_off_is_no_end(tmp_path: Path) -> None:
+    events = answering(tmp_path, EVENT).stream("/v1/runs/run_1/stream")
+
+    assert await anext(events) == ("", {"id": "1"})
+    with pytest.raises(HomeUnreachableError):
+        await anext(events)

@@ -1,4 +1,4 @@
-"""Each check of ``soong doctor`` fails where it should, and says how to repair it."""
+"""The checks of ``soong doctor``."""
 
 import json
 import os
@@ -16,12 +16,15 @@ import redis
 from soong.orchestrator.cli.status import report
 from soong.orchestrator.doctor import checks as doctor
 from soong.orchestrator.doctor import machine as checks
-from soong.orchestrator.doctor.checks import run_checks
-from soong.orchestrator.doctor.machine import Level, check_answers
+from soong.orchestrator.doctor.checks import check_telemetry, run_checks
+from soong.orchestrator.doctor.machine import Finding, Level, check_answers
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.shared.core.file_systems import file_system_of
+from soong.shared.core.installation import install_line
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.family import HAS_MARK
+from tests.otlp_receiver import otlp_receiver
+from tests.servers import free_port
 from tests.unit.embedded.test_processes import ended_pid
 
 
@@ -313,3 +316,59 @@ async def test_what_one_user_cannot_hold_is_said(settings: Settings) -> None:
         assert (finding.level, "you are root" in finding.says) == (Level.WARN, True)
     else:
         assert (finding.level, "at, systemd-run, tmux, ssh" in finding.says) == (Level.OK, True)
+
+
+async def checked(monkeypatch: pytest.MonkeyPatch, endpoint: str, **variables: str) -> Finding:
+    for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **variables}.items():
+        monkeypatch.setenv(name, value)
+    return await check_telemetry(load_settings())
+
+
+@pytest.mark.spec("OPS-05.a", "OPS-07.c")
+async def test_telemetry_that_is_off_is_said_and_a_variable_that_cannot_be_followed_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finding = await checked(monkeypatch, "")
+
+    assert (finding.level, finding.says.partition(":")[0]) == (Level.OK, "off")
+
+    finding = await checked(monkeypatch, "http://127.0.0.1:4318", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+
+    assert (finding.level, "expected http/protobuf" in finding.says) == (Level.WARN, True)
+
+
+@pytest.mark.spec("OPS-05.a", "OPS-07.c")
+async def test_a_collector_that_answers_is_named_without_the_password_of_its_url(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with otlp_receiver() as collector:
+        finding = await checked(monkeypatch, f"http://ada:secret@127.0.0.1:{collector.port}")
+
+    assert (finding.level, finding.says) == (Level.OK, f"traces go to 127.0.0.1:{collector.port}")
+
+
+@pytest.mark.spec("OPS-05.a", "OPS-07.c")
+@pytest.mark.parametrize("endpoint", ["collector", "http://", "http://127.0.0.1:99999", "http://[::1"])
+async def test_an_endpoint_that_is_no_url_warns(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    finding = await checked(monkeypatch, endpoint)
+
+    assert (finding.level, finding.says) == (Level.WARN, "the endpoint is not a URL")
+
+
+@pytest.mark.spec("OPS-05.a", "OPS-07.c")
+async def test_a_collector_that_does_not_answer_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+
+    finding = await checked(monkeypatch, f"http://127.0.0.1:{port}")
+
+    assert finding.level is Level.WARN
+    assert finding.says.startswith(f"the collector at 127.0.0.1:{port} does not answer: ")
+
+
+@pytest.mark.spec("OPS-05.a", "OPS-07.c")
+async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+
+    finding = await checked(monkeypatch, "http://127.0.0.1:4318")
+
+    assert (finding.level, finding.hint) == (Level.WARN, install_line("otel"))

@@ -1,12 +1,16 @@
-"""The front of the command line: fast, one sentence an error, the right exit code."""
+"""The program: its help, exit codes and errors; and the examples that it brings."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from soong.orchestrator.cli.commands import COMMANDS
+from soong.orchestrator.cli.init import examples
+from soong.shared.core.installation import install_line
 from tests.unit.cli.calling import soong, started_soong
 
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
@@ -151,3 +155,252 @@ def test_every_command_refuses_a_setting_that_does_not_exist(tmp_path: Path, arg
 
 def test_help_is_shown_whatever_the_settings_are(tmp_path: Path) -> None:
     assert soong("run", "--help", home=tmp_path, SOONG_MODLE="x").returncode == 0
+
+
+SCRIPT = """
+title: Script
+steps:
+  - id: a
+    script: builtin.echo
+    allowed_tools: [code.raed_file]
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("tasks",), ("help", "tasks")], ids=" ".join)
+def test_help_is_printed_and_is_no_error(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = soong(*words, home=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: soong")
+
+
+def test_help_names_every_command_once_with_its_whole_sentence(tmp_path: Path) -> None:
+    text = " ".join(soong("--help", home=tmp_path).stdout.split())
+
+    for name, entry in COMMANDS.items():
+        assert text.count(f" {name} {entry.summary}") == 1
+
+
+def test_the_help_of_a_command_has_examples_that_name_it_and_no_sentence_that_is_cut(tmp_path: Path) -> None:
+    for name, entry in COMMANDS.items():
+        text = soong("help", name, home=tmp_path).stdout
+        assert "...\n" not in text.replace("[ARGS]...\n", ""), name
+        if entry.examples and name != "help":
+            assert f"soong {name}" in text.split("Examples:")[1], name
+
+
+@pytest.mark.parametrize("words", [("version",), ("--version",), ("-V",)], ids=" ".join)
+def test_the_version_has_three_spellings(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert soong(*words, home=tmp_path).stdout.startswith("soong 0.")
+
+
+def test_the_version_as_json_names_the_interpreter(tmp_path: Path) -> None:
+    assert json.loads(soong("version", "--json", home=tmp_path).stdout)["executable"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [(["ta"], "tasks"), (["tasks", "val"], "validate"), (["run", "--det"], "--detach")]
+)
+def test_bash_completes_commands_and_options(tmp_path: Path, typed: list[str], offered: str) -> None:
+    bin_folder = Path(sys.executable).parent
+    words = " ".join(f'"{word}"' for word in ["soong", *typed])
+    script = (
+        f'PATH={bin_folder}:$PATH; eval "$(soong completion bash)"; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; '
+        '_soong_completion soong; echo "${COMPREPLY[*]}"'
+    )
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    )
+
+    assert offered in done.stdout.split()
+
+
+def test_completion_without_a_known_shell_names_the_choices(tmp_path: Path) -> None:
+    done = soong("completion", home=tmp_path, SHELL="/bin/tcsh")
+
+    assert done.returncode == 2
+    assert "'tcsh'" in done.stderr
+    assert "bash, zsh, fish" in done.stderr
+
+
+def test_config_show_names_the_source_of_each_setting_and_no_password(tmp_path: Path) -> None:
+    url = "postgresql://ada:very-secret-word@db.example:5432/soong"
+
+    done = soong("config", "show", "--json", home=tmp_path, SOONG_DATABASE_URL=url, SOONG_WORKERS="3")
+
+    settings = {one["name"]: one for one in json.loads(done.stdout)["settings"]}
+    assert (settings["SOONG_WORKERS"]["value"], settings["SOONG_WORKERS"]["source"]) == ("3", "environment")
+    assert settings["SOONG_SLOTS"]["source"] == "default"
+    assert settings["SOONG_DATABASE_URL"]["value"] == "postgresql://ada:***@db.example:5432/soong"
+    assert "very-secret-word" not in done.stdout + soong("config", "show", home=tmp_path, SOONG_DATABASE_URL=url).stdout
+
+
+def test_status_of_a_home_without_a_service_says_so_with_exit_code_1(tmp_path: Path) -> None:
+    done = soong("status", "--json", home=tmp_path)
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["service"]["state"] == "none"
+
+
+def test_a_plan_is_read_from_a_pipe(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "soong.orchestrator.cli", "tasks", "validate", "-", "--json"],
+        input=PLAN,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SOONG_AGENT_HOME": str(tmp_path / "soong")},
+    )
+
+    assert json.loads(done.stdout)["steps"] == ["a"]
+
+
+WRONG = {
+    "no such file": (["run", "{folder}/none.yaml"], "there is no such file"),
+    "no such command": (["rnu"], "Did you mean"),
+    "no such option": (["run", "{plan}", "--tiemout", "3"], "--tiemout"),
+    "no rows": (["tasks", "show", "task_x"], "nothing has run"),
+    "wrong setting": (["run", "{plan}", "--workers", "none"], "--workers"),
+    "rule for a tool that does not exist": (["run", "{plan}", "--allow", "code.write_flie:/srv/x"], "code.write_file"),
+}
+
+
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG.keys())
+def test_json_is_printed_for_what_comes_to_nothing(tmp_path: Path, words: list[str], said: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+
+    done = soong(*(word.format(plan=plan, folder=tmp_path) for word in words), "--json", home=tmp_path)
+
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exit_code"]) == (2, 2)
+    assert said in document["error"]["message"]
+    assert said in done.stderr
+
+
+def test_every_problem_of_a_plan_has_its_place_in_the_document_and_a_prefix_on_its_line(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("title: T\nsteps:\n- {id: a, kind: python, call: builtin.ehco}\n- {id: a, kind: none}\n")
+
+    done = soong("tasks", "validate", str(plan), "--json", home=tmp_path)
+
+    problems = json.loads(done.stdout)["error"]["problems"]
+    assert len(problems) >= 2
+    assert all(one["place"].startswith(f"{plan}:") and one["hint"] for one in problems)
+    assert [line for line in done.stderr.splitlines() if not line.startswith("soong: ")] == []
+
+
+def test_a_tool_that_a_script_misspells_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(SCRIPT)
+
+    done = soong("run", str(plan), home=tmp_path)
+
+    assert done.returncode == 2
+    assert "there is no tool 'code.raed_file'; did you mean 'code.read_file'?" in done.stderr
+    assert not (tmp_path / "soong" / "soong.db").exists()
+
+
+@pytest.mark.parametrize("words", [("--quiet", "tasks"), ("tasks", "--quiet"), ("tasks", "-q")], ids=" ".join)
+def test_quiet_is_taken_at_any_place_and_leaves_the_result(tmp_path: Path, words: tuple[str, ...]) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+
+    done = soong(*words, "validate", str(plan), home=tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_verbose_shows_where_an_error_comes_from(tmp_path: Path) -> None:
+    done = started_soong("tasks", "show", "task_x", "--verbose", home=tmp_path)
+
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("start with `soong run PLAN`\n")
+
+
+@pytest.mark.parametrize("words", [("resume",), ("resume", "task_x", "--last")], ids=" ".join)
+def test_resume_takes_a_task_or_the_last_one(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = soong(*words, home=tmp_path)
+
+    assert done.returncode == 2
+    assert "--last" in done.stderr
+
+
+AGENT = "title: T\nsteps:\n- {id: a, instructions: go%s}\n"
+
+
+@pytest.mark.spec("DIS-08")
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("gpt-4o", "the model 'gpt-4o' is not known"),
+        ("scirpt", "did you mean 'script'?"),
+        ("mistral:large", install_line("mistral")),
+    ],
+)
+def test_a_model_that_cannot_be_used_here_starts_and_writes_nothing(tmp_path: Path, model: str, said: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(AGENT % f", model: '{model}'")
+
+    done = soong("run", str(plan), home=tmp_path)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "soong" / "soong.db").exists()
+
+
+def test_the_list_names_every_example_with_a_sentence_that_is_not_cut(tmp_path: Path) -> None:
+    shown = soong("demo", "--list", home=tmp_path).stdout
+    listed = json.loads(soong("demo", "--list", "--json", home=tmp_path).stdout)
+
+    assert {"approve", "audit", "hello", "mixed", "pull", "refactor", "research"} <= {one["name"] for one in listed}
+    assert all(one["summary"] in shown for one in listed)
+
+
+@pytest.mark.parametrize("name", [one.name for one in examples()])
+def test_a_copy_is_a_plan_without_problem(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "mine"
+
+    made = soong("demo", name, "--copy", str(folder), home=tmp_path)
+    checked = soong("tasks", "validate", made.stdout.strip(), home=tmp_path)
+
+    assert (made.returncode, Path(made.stdout.strip())) == (0, folder / f"{name}.yaml")
+    assert f"run {folder}/{name}.yaml" in made.stderr
+    assert checked.returncode == 0
+    assert "is a plan" in checked.stderr
+
+
+def test_a_copy_replaces_nothing(tmp_path: Path) -> None:
+    mine = tmp_path / "hello.py"
+    mine.write_text("mine")
+
+    refused = soong("demo", "hello", "--copy", str(tmp_path), home=tmp_path)
+
+    assert (refused.returncode, mine.read_text()) == (2, "mine")
+    assert f"{tmp_path} has hello.py already; choose another folder with --copy DIR" in refused.stderr
+    assert not (tmp_path / "hello.yaml").exists()
+
+
+def test_a_copy_into_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+
+    refused = soong("demo", "hello", "--copy", str(file), home=tmp_path)
+
+    assert (refused.returncode, file.read_text()) == (2, "mine")
+    assert "is not a folder" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["nope", "../hello", ""])
+def test_an_unknown_example_is_refused_with_those_that_there_are(tmp_path: Path, name: str) -> None:
+    refused = soong("demo", name, home=tmp_path)
+
+    assert refused.returncode == 2
+    assert f"there is no example {name!r}; choose one of approve, audit, hello" in refused.stderr
+    assert not (tmp_path / "soong" / "soong.db").exists()

@@ -1,24 +1,84 @@
-"""Which runs have folders, and how soon after their end, in a service with the intervals that users have."""
+"""Configured times are kept, and the folders of runs say when."""
 
+import asyncio
 import json
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from soong import PermissionDecision, PermissionRequest, Soong
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.spec import TaskStatus
-from tests.scripted import call, calls
+from tests.scripted import call, calls, error_of
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment, promised
 
-pytestmark = pytest.mark.timed
+CONFIG = """
+[permission]
+timeout_s = 1
+
+[tools]
+default_timeout_ms = 300
+"""
+
+WAIT: Mapping[str, Any] = {
+    "name": "team.wait",
+    "description": "Waits.",
+    "permission": "readonly",
+    "input_schema": {"type": "object", "properties": {}},
+    "command": "sleep",
+    "args": ["60"],
+}
+
+PLAN: Mapping[str, Any] = {
+    "title": "two that take too long",
+    "steps": [
+        {
+            "id": "asks",
+            "instructions": "x",
+            "allowed_tools": ["code.write_file"],
+            **calls(call("code.write_file", path="a.txt", content="x")),
+        },
+        {"id": "waits", "instructions": "x", "allowed_tools": ["team.wait"], **calls(call("team.wait"))},
+    ],
+}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a home that has the file, and a tool that waits."""
+    with tempfile.TemporaryDirectory(prefix="soong-times-") as path:
+        home = Path(path).resolve() / "home"
+        (home / "tools").mkdir(parents=True)
+        (home / "config.toml").write_text(CONFIG, encoding="utf-8")
+        (home / "tools" / "wait.json").write_text(json.dumps(WAIT), encoding="utf-8")
+        yield home.parent
+
+
+async def sleeping_person(_request: PermissionRequest) -> PermissionDecision:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.spec("EXE-08.a", "EXE-08.g", "PER-13.l")
+async def test_questions_and_calls_of_a_run_have_the_times_that_the_file_gives(folder: Path) -> None:
+    async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+        outcome = await soong.run(PLAN, permission_callback=sleeping_person, project=folder)
+
+    assert error_of(outcome.outputs["asks"]) == "permission_timeout"
+    assert error_of(outcome.outputs["waits"]) == "timeout"
+
 
 FUNCTIONS = "tests.system.functions"
+
 LOOKS: JsonObject = {"id": "a", "instructions": "", **calls(call("code.list_dir", path="."), output={"done": True})}
+
 LIMIT_S = 5
 
 
@@ -47,6 +107,7 @@ async def complete(service: Deployment, run_id: str) -> float:
     return time.time() - found[0].ended_us / 1_000_000
 
 
+@pytest.mark.timed
 @pytest.mark.spec("EVT-03.a", "EVT-03.d/task-lasts")
 async def test_an_agents_folder_is_complete_within_five_seconds_while_its_task_lasts(service: Deployment) -> None:
     lasts: JsonObject = {"id": "b", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 20}}
@@ -58,6 +119,7 @@ async def test_an_agents_folder_is_complete_within_five_seconds_while_its_task_l
     assert promised(took_s, LIMIT_S)
 
 
+@pytest.mark.timed
 @pytest.mark.spec("EVT-03.c", "EVT-03.d/task-ends")
 async def test_a_function_has_a_folder_when_it_failed_wrote_files_or_made_it(service: Deployment) -> None:
     steps: list[JsonObject] = [

@@ -37,8 +37,13 @@ SHOWN_FOLDERS = ("skills", "tools", "hooks")
 
 
 def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
-    """Return every file and folder that steers a process of ours: its program, its hooks, the user's own modules."""
-    found = (*program_files(), *hook_files(config), *server_files(config), *module_files(modules), *_LOADED.files())
+    """Return every file and folder that steers a process of ours: its program, its hooks, the user's own modules, what
+    MCP servers are made of, and the files of their secrets.
+    """
+    words = [word for hook in config.hooks.all for word in hook.command]
+    words += [word for server in config.mcp.servers.values() for word in (server.command, *server.args)]
+    named = (Path(word) for word in words if word.startswith("/") and not Path(word).is_dir())
+    found = (*program_files(), *named, *config.secret_files, *module_files(modules), *_LOADED.files())
     return tuple(dict.fromkeys(found))
 
 
@@ -60,19 +65,6 @@ def import_guard() -> ImportGuard:
     folders = [Path(os.path.abspath(entry)) for entry in sys.path if entry]  # noqa: PTH100  # links are kept
     foreign = (folder for folder in folders if not _is_of_the_program(folder))
     return ImportGuard(tuple(dict.fromkeys(foreign)), _names_of_the_program())
-
-
-def hook_files(config: Config) -> Iterator[Path]:
-    for hook in config.hooks.all:
-        yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
-
-
-def server_files(config: Config) -> Iterator[Path]:
-    """Yield the files that MCP servers are made of, and those that hold their secrets."""
-    for server in config.mcp.servers.values():
-        words = (server.command, *server.args)
-        yield from (Path(word) for word in words if word.startswith("/") and not Path(word).is_dir())
-    yield from config.secret_files
 
 
 def module_files(modules: Iterable[str]) -> Iterator[Path]:

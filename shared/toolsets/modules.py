@@ -210,7 +210,9 @@ def from_pydantic_ai(toolset: "AbstractToolset[Any]", namespace: str, *, readonl
     """
     from pydantic_ai.exceptions import ModelRetry
 
-    listed = _listed(toolset)
+    # In a loop of its own: modules are imported where there may be one that runs already.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        listed = thread.submit(lambda: asyncio.run(toolset.get_tools(_run_context()))).result()
     made = Toolset()
 
     def invoke(name: str) -> Invoke:
@@ -258,8 +260,12 @@ def _definition(
         given.pop(said, None)
 
     async def handle(context: ToolContext, call_input: JsonObject) -> Json:
+        from pydantic_core import to_jsonable_python
+
         del context
-        return _plain(await invoke(call_input))
+        value = await invoke(call_input)
+        inner = getattr(value, "return_value", value)  # a ToolReturn of Pydantic AI
+        return cast("Json", to_jsonable_python(inner, bytes_mode="base64", fallback=str))
 
     return ToolDefinition(
         name=canonical,
@@ -276,19 +282,6 @@ def _check_named(namespace: str, readonly: Collection[str], known: Collection[st
     for name in readonly:
         if name not in known:
             raise InvalidToolError(f"{namespace}.{name}", f"readonly names it, and there are only {', '.join(known)}")
-
-
-def _plain(value: Any) -> Json:
-    from pydantic_core import to_jsonable_python
-
-    inner = getattr(value, "return_value", value)  # a ToolReturn of Pydantic AI
-    return cast("Json", to_jsonable_python(inner, bytes_mode="base64", fallback=str))
-
-
-def _listed(toolset: "AbstractToolset[Any]") -> dict[str, Any]:
-    """List a toolset in a loop of its own: modules are imported where there may be one that runs already."""
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(lambda: asyncio.run(toolset.get_tools(_run_context()))).result()
 
 
 def _run_context() -> Any:

@@ -148,26 +148,16 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
         registry.add(source, is_builtin=True)
     register_modules(registry, environment.modules, environment.import_folders)
     with OptionalPart("soong.shared.toolsets.declarative"):
-        _register_files(registry, environment)
+        from soong.shared.toolsets.declarative.running import DeclarativeTools
+
+        if environment.home is not None:
+            parts = (environment.home, environment.runner, environment.config, environment.paths)
+            DeclarativeTools(*parts, environment.redactor, environment.max_timeout).register(registry)
     if environment.mcp is not None:
         from soong.shared.toolsets.mcp.toolset import McpTools
 
         McpTools(environment.mcp, environment.max_timeout).register(registry)
     return registry
-
-
-def _register_files(registry: ToolRegistry, environment: ToolEnvironment) -> None:
-    from soong.shared.toolsets.declarative.running import DeclarativeTools
-
-    if environment.home is not None:
-        DeclarativeTools(
-            environment.home,
-            environment.runner,
-            environment.config,
-            environment.paths,
-            redactor=environment.redactor,
-            max_timeout=environment.max_timeout,
-        ).register(registry)
 
 
 def _servers(home: Path | None, config: Config, *, may_start: bool) -> "McpServers | None":

@@ -52,15 +52,11 @@ GIVE_AGAIN: Final = (
 )
 
 
-def no_definitions(_project: Path) -> Iterable[AgentDefinition]:
-    return ()
-
-
 class LookingTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over rows and agent definitions."""
 
     store: "Ledger"
-    definitions: DefinitionsOf = no_definitions
+    definitions: DefinitionsOf = lambda _project: ()
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (

@@ -228,7 +228,9 @@ def _refuse_read_only(state: State, open_at: Callable[[int], int], path: Path) -
 
 @contextmanager
 def _temporary(folder: int, content: bytes, before: os.stat_result | None) -> Iterator[str]:
-    """Write the content to a file of a fresh name in the folder; it is gone afterwards unless it was renamed."""
+    """Write the content to a file of a fresh name in the folder; it is gone afterwards unless it was renamed. It gets
+    the owner and mode of the file that it replaces. Raises: PermissionError, the owner cannot be kept.
+    """
     name = f".soong-{secrets.token_hex(8)}.tmp"
     descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
     try:
@@ -237,7 +239,10 @@ def _temporary(folder: int, content: bytes, before: os.stat_result | None) -> It
             while view:
                 view = view[os.write(descriptor, view) :]
             if before is not None:
-                _take_after(descriptor, before)
+                mine = os.fstat(descriptor)
+                if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -245,16 +250,6 @@ def _temporary(folder: int, content: bytes, before: os.stat_result | None) -> It
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
-
-
-def _take_after(descriptor: int, before: os.stat_result) -> None:
-    """Give a new file the owner and mode of the one that it replaces.
-    Raises: PermissionError, the owner cannot be kept.
-    """
-    mine = os.fstat(descriptor)
-    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
-        os.fchown(descriptor, before.st_uid, before.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
 
 
 def _link_new(folder: int, temporary: str, name: str) -> bool:

@@ -82,23 +82,19 @@ class CommandCall(Value):
         return f"{program_identity(self.program)} in {folder_identity}{files}"
 
     def target(self) -> Target:
+        lines = ["the program lies where this run can write"] if self.is_from_roots else []
+        if self.target_path != self.program:
+            lines.append(f"{self.argv[0]} leads to {quoted([str(self.target_path)])}")
+        lines.append(f"environment: {', '.join(sorted(self.environment))}")
+        if self.confinement:
+            lines.append(f"sandbox: {self.confinement}")
         return Target(
             kind="command",
             scope=self.scope,
             shown=self.shown,
             precondition=self.precondition(object_identity(self.cwd)),
-            preview=self._preview(),
+            preview="\n".join([*self.files.lines(), *lines]),
         )
-
-    def _preview(self) -> str:
-        lines = [f"environment: {', '.join(sorted(self.environment))}"]
-        if self.confinement:
-            lines.append(f"sandbox: {self.confinement}")
-        if self.target_path != self.program:
-            lines.insert(0, f"{self.argv[0]} leads to {quoted([str(self.target_path)])}")
-        if self.is_from_roots:
-            lines.insert(0, "the program lies where this run can write")
-        return "\n".join([*self.files.lines(), *lines])
 
 
 def resolve(
@@ -117,6 +113,9 @@ def resolve(
     leads_to = program.resolve()
     is_from_roots = any(is_below(path, root) for root in untrusted for path in (program, leads_to))
     is_plain = is_harmless(program) and not is_from_roots
+    # A name means the program that it finds, never a file of that name elsewhere.
+    open_to = config.sandbox_network
+    has_network = "*" in open_to or str(program) in open_to or ("/" not in argv[0] and argv[0] in open_to)
     found = CommandCall(
         argv=(str(program), *argv[1:]),
         given_name=argv[0],
@@ -126,7 +125,7 @@ def resolve(
         environment=environment,
         is_from_roots=is_from_roots,
         is_wide=is_plain and _stays_within(policy, context.run_dirs, cwd, argv[1:]),
-        access=access_of(context.run_dirs, can_write=True, has_network=_has_network(config, argv[0], program)),
+        access=access_of(context.run_dirs, can_write=True, has_network=has_network),
     )
     if not is_plain and (shell := shell_string(found.known_as, argv[1:])):
         hint = "give the program and its arguments as argv, one call a program; nothing is expanded, piped or chained"
@@ -134,15 +133,6 @@ def resolve(
     if found.is_wide:
         return found
     return replace(found, files=named_files(found.argv, cwd, untrusted, policy.is_sensitive))
-
-
-def _has_network(config: CommandsConfig, given_name: str, program: Path) -> bool:
-    """Say whether the user lets this program reach the network from a sandbox. A name means the program that it finds,
-    never a file of that name elsewhere.
-    """
-    wanted = config.sandbox_network
-    is_by_name = "/" not in given_name and given_name in wanted
-    return "*" in wanted or is_by_name or str(program) in wanted
 
 
 def _stays_within(policy: PathPolicy, place: RunDirs, cwd: Path, words: Sequence[str]) -> bool:

@@ -1,8 +1,8 @@
 """The header of a unified diff: which file it is about, and that it only edits or creates it (FS-05).
 
 Reads the two forms that ``git apply`` reads: ``diff --git`` with its extended lines, and a bare ``---``/``+++`` pair.
-Text before the header, such as a commit message, is passed over. Names are only collected here; the file that is
-written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.diff_header` holds the two together.
+Text before the header, such as a commit message, is passed over. The file that is written is always the tool's own
+``path``; :class:`FileNames` holds the names of the header to it.
 """
 
 import os

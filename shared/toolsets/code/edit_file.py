@@ -48,8 +48,6 @@ _EDIT: Final = arguments(
     new=string("Text to put in its place; empty to delete."),
 )
 
-_INPUT_FAULTS: Final = frozenset({Fault.OTHER_FILE, Fault.SEVERAL_FILES})
-
 
 def edit_file_tool(policy: PathPolicy) -> ToolDefinition:
     return ToolDefinition(
@@ -163,7 +161,11 @@ class EditRequest(Value):
 def _place(policy: PathPolicy, context: ToolContext, call_input: JsonObject, request: EditRequest) -> _Place:
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     if request.diff is not None:
-        _refuse_linked_folder(located, context)
+        # A diff's names are those of the files that it was made of, and none of these lies beyond a link (as git).
+        project, lexical = context.run_dirs.project, Path(os.path.normpath(context.run_dirs.cwd / located.given))
+        if is_below(lexical, project) and lexical.parent != Path(os.path.realpath(lexical.parent)):
+            hint = f"name {shown_path(located.resolved, context.run_dirs)!r}, in 'path' and in the diff"
+            raise ToolError(ErrorType.INVALID_INPUT, f"{located.given!r} lies beyond a symbolic link", hint=hint)
         try:
             FileNames.of(located, context.run_dirs).check(request.diff.header)
         except DiffError as error:
@@ -175,14 +177,6 @@ def _place(policy: PathPolicy, context: ToolContext, call_input: JsonObject, req
         hint = "pass create_if_missing=true to create it, or list the directory to find its name"
         raise PathRefusedError(PathRefusal.NOT_FOUND, str(located.resolved), "does not exist", hint)
     return place
-
-
-def _refuse_linked_folder(located: Located, context: ToolContext) -> None:
-    """A diff's names are those of the files that it was made of, and none of these lies beyond a link (as git)."""
-    lexical = Path(os.path.normpath(context.run_dirs.cwd / located.given))
-    if is_below(lexical, context.run_dirs.project) and lexical.parent != Path(os.path.realpath(lexical.parent)):
-        hint = f"name {shown_path(located.resolved, context.run_dirs)!r}, in 'path' and in the diff"
-        raise ToolError(ErrorType.INVALID_INPUT, f"{located.given!r} lies beyond a symbolic link", hint=hint)
 
 
 def _outcome(place: _Place, request: EditRequest) -> _EditOutcome:
@@ -288,7 +282,8 @@ def failure_of_diff(error: DiffError) -> ToolError:
     """Return the tool's error for a diff that is refused; ``details`` name the reason, the hunk and the diff's line."""
     details: dict[str, Json] = {"reason": error.fault.value}
     details |= {name: value for name, value in (("line", error.line), ("hunk", error.hunk)) if value}
-    kind = ErrorType.INVALID_INPUT if error.fault in _INPUT_FAULTS else ErrorType.PATCH_APPLY_FAILED
+    is_input = error.fault in {Fault.OTHER_FILE, Fault.SEVERAL_FILES}
+    kind = ErrorType.INVALID_INPUT if is_input else ErrorType.PATCH_APPLY_FAILED
     if error.fault is Fault.EXISTS:
         kind = ErrorType.PATH_CONFLICT
     return ToolError(kind, str(error), hint=error.hint, details=details)

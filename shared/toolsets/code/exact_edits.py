@@ -87,17 +87,6 @@ def _spelled(content: bytes, edit: Edit) -> "tuple[_MixedLines | None, bytes, by
     return None, edit.old.replace(_LF, _CRLF), edit.new.replace(_LF, _CRLF)
 
 
-def _places(content: bytes, old: bytes) -> tuple[list[int], int]:
-    """Return the lines of the first places and the number of all, overlapping ones among the first only."""
-    lines: list[int] = []
-    at, line, position = 0, 1, content.find(old)
-    while position >= 0 and len(lines) < _MAX_SHOWN_PLACES:
-        line += content.count(_LF, at, position)
-        lines.append(line)
-        at, position = position, content.find(old, position + 1)
-    return lines, len(lines) if position < 0 else max(content.count(old), len(lines) + 1)
-
-
 class _MixedLines(Value):
     r"""A file in which some lines end in ``\r\n`` and some in ``\n``.
 
@@ -170,7 +159,13 @@ def _not_found(original: bytes, current: bytes, edit: Edit, number: int, total: 
 
 
 def _ambiguous(text: bytes, old: bytes, number: int, total: int) -> ToolError:
-    lines, count = _places(text, old)
+    lines: list[int] = []  # of the first places, overlapping ones among them
+    at, line, position = 0, 1, text.find(old)
+    while position >= 0 and len(lines) < _MAX_SHOWN_PLACES:
+        line += text.count(_LF, at, position)
+        lines.append(line)
+        at, position = position, text.find(old, position + 1)
+    count = len(lines) if position < 0 else max(text.count(old), len(lines) + 1)
     listed = ", ".join(map(str, lines)) + (" and more" if count > len(lines) else "")
     problem = f"the old text{_which(number, total)} occurs at {count} places, beginning on lines {listed}"
     hint = "add lines around it until it is the only one, or pass replace_all=true"

@@ -25,6 +25,8 @@ DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
 _MAX_DEPTH: Final = 64
 _CHECK_EVERY: Final = 1024
+_KINDS: Final = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+_MARKS: Final = {"dir": "/", "link": "@"}
 
 
 def list_dir_tool(policy: PathPolicy) -> ToolDefinition:
@@ -129,45 +131,28 @@ def _list(policy: PathPolicy, context: ToolContext, call_input: JsonObject, stop
     with opened_directory(located.resolved) as descriptor:
         check_object(context, located.resolved, descriptor)
         entries = [_entry(path, entry, context) for path, entry in walk.entries(descriptor, located.resolved)]
-    is_truncated = len(entries) > limit
+    is_truncated, entries = len(entries) > limit, entries[:limit]
     data: dict[str, Json] = {
         "path": shown_path(located.resolved, context.run_dirs),
-        "entries": entries[:limit],
+        "entries": entries,
         "truncated": is_truncated,
         "left_out": walk.left_out,
     }
+    lines = [f"{readable(str(each['path']))}{_MARKS.get(str(each['type']), '')}\t{each['size']}" for each in entries]
+    lines += ["[more entries follow; list a directory below, or raise the limit]"] if is_truncated else []
+    lines += [f"[{walk.left_out} entries left out: sensitive, or withheld by a rule]"] if walk.left_out else []
     if walk.unreadable:
         data |= {"partial": True, "unreadable": walk.unreadable}
-    summary = f"{readable(str(data['path']))}: {len(entries[:limit])} entries" + (
-        ", more follow" if is_truncated else ""
-    )
-    return ToolResult(context.tool_call_id, (TextBlock(_text(entries[:limit], data)),), summary, data)
+        lines.append(f"[{walk.unreadable} directories were not entered]")
+    summary = f"{readable(str(data['path']))}: {len(entries)} entries" + (", more follow" if is_truncated else "")
+    return ToolResult(context.tool_call_id, (TextBlock("\n".join(lines) or "[empty]"),), summary, data)
 
 
 def _entry(path: Path, entry: os.DirEntry[str], context: ToolContext) -> dict[str, Json]:
-    kind, size = "other", 0
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:
-        status = None  # it went away between the listing and the look
-    if status is not None:
-        kind = _kind(status.st_mode)
-        size = status.st_size if kind == "file" else 0
+    except OSError:  # it went away between the listing and the look
+        return {"path": shown_path(path, context.run_dirs), "type": "other", "size": 0}
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+    size = status.st_size if kind == "file" else 0
     return {"path": shown_path(path, context.run_dirs), "type": kind, "size": size}
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISREG(mode):
-        return "file"
-    if stat.S_ISDIR(mode):
-        return "dir"
-    return "link" if stat.S_ISLNK(mode) else "other"
-
-
-def _text(entries: list[dict[str, Json]], data: JsonObject) -> str:
-    marks = {"dir": "/", "link": "@"}
-    lines = [f"{readable(str(entry['path']))}{marks.get(str(entry['type']), '')}\t{entry['size']}" for entry in entries]
-    lines += ["[more entries follow; list a directory below, or raise the limit]"] if data["truncated"] else []
-    lines += [f"[{data['left_out']} entries left out: sensitive, or withheld by a rule]"] if data["left_out"] else []
-    lines += [f"[{data['unreadable']} directories were not entered]"] if "unreadable" in data else []
-    return "\n".join(lines) or "[empty]"

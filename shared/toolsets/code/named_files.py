@@ -286,10 +286,13 @@ def is_harmless(program: Path) -> bool:
         return False
     try:
         status = program.lstat()
+        is_the_systems = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not is_the_systems or not stat.S_ISREG(status.st_mode):
+            return False
+        with program.open("rb") as file:
+            return file.read(2) != b"#!"
     except OSError:
-        return False
-    is_the_systems = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_the_systems and stat.S_ISREG(status.st_mode) and not _is_script(program)
+        return False  # it is gone, or can be executed but not read: nothing is known of it
 
 
 def runs_a_script(program: str) -> bool:
@@ -309,11 +312,3 @@ def is_open_ended(known_as: Sequence[str]) -> bool:
 def is_network_client(name: str) -> bool:
     """Say whether a program's purpose is to reach a host; most others may reach one, too."""
     return plain_name(name) in _NETWORK
-
-
-def _is_script(program: Path) -> bool:
-    try:
-        with program.open("rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return True  # it can be executed but not read: nothing is known of it

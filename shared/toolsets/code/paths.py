@@ -25,14 +25,19 @@ def read_target(policy: PathPolicy, context: ToolContext, call_input: JsonObject
     is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
     is_outside = not located.is_inside_read_roots
     is_asked = located.is_sensitive or is_linked or is_key or is_outside
+    given, resolved = located.given.rstrip("/"), str(located.resolved)
+    is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
+    remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
+    remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
+    remarks += ["it holds a private key or a login"] if is_key else []
     return Target(
         kind="path",
         scope=str(located.resolved if located.resolved.is_dir() else located.resolved.parent) if is_asked else "",
-        shown=str(located.resolved),
+        shown=resolved,
         is_inside_roots=not is_outside,
         is_sensitive=located.is_sensitive or is_linked or is_key,
         precondition=object_identity(located.resolved) if is_asked else "",
-        preview=_remarks(located, is_linked=is_linked, is_key=is_key),
+        preview="; ".join(remarks),
     )
 
 
@@ -109,16 +114,6 @@ def _why_asked(located: Located) -> str:
     if stands_key(located.resolved):
         return "holds a private key or a login"
     return "" if located.is_inside_read_roots else "lies outside the project and the read roots"
-
-
-def _remarks(located: Located, *, is_linked: bool, is_key: bool) -> str:
-    """Say both names when a link leads elsewhere than its name promises, that there are others, and what it holds."""
-    given, resolved = located.given.rstrip("/"), str(located.resolved)
-    is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
-    remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
-    remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
-    remarks += ["it holds a private key or a login"] if is_key else []
-    return "; ".join(remarks)
 
 
 def _identity(status: os.stat_result) -> str:

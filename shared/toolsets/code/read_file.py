@@ -145,7 +145,10 @@ def _read(
         page.is_binary = b"\0" in head or head.startswith(_UTF16_MARKS)
         total = None if page.is_binary else _fill(page, descriptor, stop)
         if page.is_binary:
-            raise _binary(shown, os.fstat(descriptor).st_size)
+            size, hint = os.fstat(descriptor).st_size, "only text is read; UTF-16 must be converted first"
+            details: dict[str, Json] = {"path": shown, "size": size}
+            problem = f"{shown!r} is a binary file of {size} bytes"
+            raise ToolError(ErrorType.BINARY_FILE, problem, hint=hint, details=details)
         is_speaking = is_named and not context.target.is_sensitive
         nodes = instructions(located, shown, descriptor) if is_speaking else ()
     return _result(context, page, shown, total, nodes)
@@ -272,12 +275,6 @@ def _notes(page: _FilePage, following: int | None, total: int | None) -> str:
     if following is not None:
         notes.append(f"more lines follow; continue with start_line={following}")
     return "".join(f"[{note}]\n" for note in notes)
-
-
-def _binary(path: str, size: int) -> ToolError:
-    hint = "only text is read; UTF-16 must be converted first"
-    details: dict[str, Json] = {"path": path, "size": size}
-    return ToolError(ErrorType.BINARY_FILE, f"{path!r} is a binary file of {size} bytes", hint=hint, details=details)
 
 
 def instructions(located: Located, shown: str, descriptor: int) -> tuple[ContextNode, ...]:

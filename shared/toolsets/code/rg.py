@@ -37,13 +37,8 @@ MAX_COLUMNS: Final = 400
 TIMEOUT: Final = timedelta(seconds=60)
 
 _BASE = (
-    "--no-config",
-    "--no-follow",
-    "--color=never",
-    "--hidden",
-    "--crlf",
-    "--no-ignore-parent",
-    "--no-ignore-global",
+    *("--no-config", "--no-follow", "--color=never", "--hidden", "--crlf"),
+    *("--no-ignore-parent", "--no-ignore-global"),
 )
 # A repository's .ignore and .rgignore exist to steer searches, an audit's too; .gitignore of a repository is honoured.
 _IGNORES = ("--no-ignore-dot", "--no-ignore-exclude")

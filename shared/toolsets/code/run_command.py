@@ -104,7 +104,11 @@ class CommandTool(Value):
             raise ToolError(ErrorType.PATH_CONFLICT, problem, hint="call again for a new question")
         transcript = OutputTranscript(self.config.max_output_bytes, self.redactor)
         with opened_directory(call.cwd) as folder:
-            _check_unchanged(context, call, folder)
+            # A change of program or folder in the microseconds until the start is not seen.
+            status = os.fstat(folder)
+            if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:
+                problem = "or its folder was replaced after it was permitted"
+                raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again for a new question")
             return await self._ended(context, call, transcript, folder)
 
     async def _ended(
@@ -131,7 +135,8 @@ class CommandTool(Value):
         try:
             finished = await accompanied(self.runner.run(command), report, every=self.progress_every)
         except asyncio.CancelledError:
-            context.keep_partial(partial_of(transcript))
+            texts = (block.text for block in _blocks(transcript) if isinstance(block, TextBlock))
+            context.keep_partial("\n".join(texts))
             raise
         return result_of(context.tool_call_id, call, finished, transcript, round((loop.time() - begun) * 1000))
 
@@ -142,16 +147,6 @@ class CommandTool(Value):
     @property
     def _limit_ms(self) -> int:
         return round(self.timeout.total_seconds() * 1000)
-
-
-def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> None:
-    """Hold program and folder to what was shown. A change in the microseconds until the start is not seen.
-    Raises: PathRefusedError, another program or folder is there now.
-    """
-    status = os.fstat(folder)
-    if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:
-        problem = "or its folder was replaced after it was permitted"
-        raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again for a new question")
 
 
 async def _report(context: ToolContext, transcript: OutputTranscript, elapsed_ms: int) -> None:
@@ -200,11 +195,6 @@ def result_of(
         return _failed(tool_call_id, _failure(call, finished, transcript), data, blocks)
     summary = f"exit code 0, {transcript.said['stdout']} bytes"
     return ToolResult(tool_call_id, tuple(blocks) or (TextBlock("[exit code 0, no output]"),), summary, data)
-
-
-def partial_of(transcript: OutputTranscript) -> str:
-    """Return the output so far as one text, for a result that comes before the end."""
-    return "\n".join(block.text for block in _blocks(transcript) if isinstance(block, TextBlock))
 
 
 def _failed(tool_call_id: str, failure: ToolFailure, data: dict[str, Json], blocks: list[ContentBlock]) -> ToolResult:

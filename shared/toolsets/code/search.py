@@ -20,22 +20,8 @@ from soong.shared.sandbox.threads import check, run_blocking
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.tools.schema import arguments, flag, flag_of, integer, number_of, string, text_of
+from soong.shared.toolsets.code import rg
 from soong.shared.toolsets.code.paths import check_object, permitted, read_target
-from soong.shared.toolsets.code.rg import (
-    MAX_COLUMNS,
-    SEARCHES,
-    LeftOut,
-    Match,
-    Matches,
-    Search,
-    SearchExclusions,
-    globs,
-    kernel_globs,
-    program,
-    search,
-    withheld_below,
-    withheld_globs,
-)
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000
@@ -80,47 +66,47 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
     located = permitted(policy, context, call_input)
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
-    withheld = withheld_below(context.run_dirs, located.resolved, SEARCHES)
+    withheld = rg.withheld_below(context.run_dirs, located.resolved, rg.SEARCHES)
     with _opened(policy, located, context, call_input, withheld) as what:
+        # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
+        is_allowed = located.is_sensitive or (what.file is not None and context.target.is_sensitive)
         if what.file is not None:
-            hidden = _of_one_file(policy, context, what, located)
+            blocks = () if is_allowed else blocks_of(what.file)
+            hidden = rg.SearchExclusions(policy, what.cwd_path, what.cwd, shows_sensitive=True, keys={"": blocks})
         else:
-            # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
-            hidden = SearchExclusions(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
+            hidden = rg.SearchExclusions(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=is_allowed)
             await hidden.look_for_keys(what)
-        matches = await search(what, limit, hidden.is_shown)
+        matches = await rg.search(what, limit, hidden.is_shown)
         held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
-        left_out = await (hidden.count(what) if what.file is None else _of_file(what.file))
+        if what.file is None:
+            left_out = await hidden.count(what)
+        else:
+            left_out = rg.LeftOut(binary=int(await run_blocking(partial(is_binary, what.file))))
     return _result(context, located, matches, held, limit, left_out)
-
-
-def _of_one_file(policy: PathPolicy, context: ToolContext, what: Search, located: Located) -> SearchExclusions:
-    """Return what a search of one file leaves out: the lines of its keys, unless it was asked for as a secret."""
-    is_allowed = located.is_sensitive or context.target.is_sensitive
-    blocks = () if is_allowed or what.file is None else blocks_of(what.file)
-    return SearchExclusions(policy, what.cwd_path, what.cwd, shows_sensitive=True, keys={"": blocks})
 
 
 @contextmanager
 def _opened(
     policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject, withheld: tuple[str, ...]
-) -> Iterator[Search]:
+) -> Iterator[rg.Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
     query, path = text_of(call_input, "query"), located.resolved
     glob = _relative(text_of(call_input, "glob"), path)
-    is_all, rg = flag_of(call_input, "ignored", default=False), program(context.run_dirs)
+    is_all, program = flag_of(call_input, "ignored", default=False), rg.program(context.run_dirs)
     if "\0" in query or "\0" in glob:
         raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
     if stat.S_ISREG(_mode(located)):
         with opened_file(path) as file, opened_directory(path.parent) as folder:
             check_object(context, path, file)
-            yield Search(rg, query, "", folder, path.parent, (), file)
+            yield rg.Search(program, query, "", folder, path.parent, (), file)
     else:
-        sensitive = () if located.is_sensitive else globs(policy, path)
+        sensitive = () if located.is_sensitive else rg.globs(policy, path)
         with opened_directory(path) as folder:
             check_object(context, path, folder)
-            kept = withheld_globs(withheld, path)
-            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)), withheld=kept, is_all=is_all)
+            kept = rg.withheld_globs(withheld, path)
+            yield rg.Search(
+                program, query, glob, folder, path, (*sensitive, *rg.kernel_globs(path)), withheld=kept, is_all=is_all
+            )
 
 
 def _relative(glob: str, base: Path) -> str:
@@ -150,7 +136,7 @@ class Confirmed(Value):
 
 
 def _result(
-    context: ToolContext, located: Located, matches: Matches, held: list[Confirmed], limit: int, left_out: LeftOut
+    context: ToolContext, located: Located, matches: rg.Matches, held: list[Confirmed], limit: int, left_out: rg.LeftOut
 ) -> ToolResult:
     rows: list[Json] = [_row(match, located, context) for match in held]
     is_truncated = matches.is_cut or len(matches.found) > limit
@@ -179,11 +165,7 @@ def _row(match: Confirmed, located: Located, context: ToolContext) -> dict[str, 
     return row | ({"column": match.column} if match.column else {})
 
 
-async def _of_file(descriptor: int) -> LeftOut:
-    return LeftOut(binary=await run_blocking(lambda stop: int(is_binary(descriptor, stop))))
-
-
-def confirmed(folder: int, matches: Iterable[Match], stop: Event, file: int | None = None) -> list[Confirmed]:
+def confirmed(folder: int, matches: Iterable[rg.Match], stop: Event, file: int | None = None) -> list[Confirmed]:
     """Return those of the matches, sorted by path, that hold; ``file`` is the one file of a search in no directory."""
     found: list[Confirmed] = []
     for path, lines in groupby(matches, key=lambda match: match.path):
@@ -199,7 +181,7 @@ def confirmed(folder: int, matches: Iterable[Match], stop: Event, file: int | No
     return found
 
 
-def _confirmed_in(descriptor: int, matches: Iterable[Match]) -> Iterator[Confirmed]:
+def _confirmed_in(descriptor: int, matches: Iterable[rg.Match]) -> Iterator[Confirmed]:
     head = os.pread(descriptor, len(_BOM), 0)
     wide = None
     if head.startswith(_WIDE_BOMS):  # as ripgrep saw it
@@ -209,7 +191,9 @@ def _confirmed_in(descriptor: int, matches: Iterable[Match]) -> Iterator[Confirm
         at = start + match.offset
         line, is_full = _line(wide, descriptor, at)
         # ripgrep gives a last line without an ending one of its own.
-        is_same = match.text in (line, line + b"\r") if is_full else match.text[:MAX_COLUMNS] == line[:MAX_COLUMNS]
+        is_same = (
+            match.text in (line, line + b"\r") if is_full else match.text[: rg.MAX_COLUMNS] == line[: rg.MAX_COLUMNS]
+        )
         if is_same and is_full:
             yield Confirmed(match.path, match.line, line.decode("utf-8", "replace").rstrip("\r"))
         elif is_same:
@@ -219,13 +203,13 @@ def _confirmed_in(descriptor: int, matches: Iterable[Match]) -> Iterator[Confirm
 
 def _line(wide: bytes | None, descriptor: int, at: int) -> tuple[bytes, bool]:
     """Return the text from an offset to the line's end, or one byte more than is shown; and whether it is all of it."""
-    there = os.pread(descriptor, MAX_COLUMNS + 1, at) if wide is None else wide[at : at + MAX_COLUMNS + 1]
+    there = os.pread(descriptor, rg.MAX_COLUMNS + 1, at) if wide is None else wide[at : at + rg.MAX_COLUMNS + 1]
     line, newline, _ = there.partition(b"\n")
-    return line, bool(newline) or len(there) <= MAX_COLUMNS
+    return line, bool(newline) or len(there) <= rg.MAX_COLUMNS
 
 
 def _cut(line: bytes, begin: int, *, is_full: bool) -> str:
-    text = line[:MAX_COLUMNS].decode("utf-8", "ignore").rstrip("\r")
+    text = line[: rg.MAX_COLUMNS].decode("utf-8", "ignore").rstrip("\r")
     return (f"[from byte {begin + 1}] " if begin else "") + text + ("" if is_full else " [the line continues]")
 
 

@@ -65,7 +65,8 @@ def shell_string(known_as: Sequence[str], arguments: Sequence[str]) -> str:
     if found:
         return found
     is_starter = any(map(_starts_others, own))
-    words = (*arguments, *_split(arguments)) if is_starter else tuple(_parts(arguments))
+    parts = (part for word in arguments for part in ([word] if " " in word else word.split(",")))  # -wrapper sh,-c,x
+    words = (*arguments, *_split(arguments)) if is_starter else tuple(parts)
     places = ((plain_name(word.rpartition("=")[2]), place) for place, word in enumerate(words))
     looked_at = ((name, place) for name, place in places if is_starter or name in _PLAIN_SHELLS)
     return next((name for name, place in looked_at if _gets_string(name, words[place + 1 : place + _FAR])), "")
@@ -141,12 +142,6 @@ def _takes_string(arguments: Sequence[str]) -> bool:
         else:
             is_value = _TAKES_VALUE.fullmatch(argument) is not None
     return False
-
-
-def _parts(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the words of arguments, of which one may hold several: ``gcc -wrapper sh,-c,x``."""
-    for argument in arguments:
-        yield from [argument] if " " in argument else argument.split(",")
 
 
 def _split(arguments: Sequence[str]) -> list[str]:

@@ -120,8 +120,9 @@ class _DiffReader:
             self._take()
         if len(self.old) != old_count or len(self.new) != new_count:
             raise self._fault(Fault.HUNK, "its lines are not as many as its '@@' line counts")
-        if self._is_marker_after():
-            self._end_side(self.lines[self.at])
+        after = self.lines[self.at] if self.at < len(self.lines) else b""
+        if after.startswith(b"\\ ") and len(after) > _MIN_MARKER_BYTES:  # the counts end before it
+            self._end_side(after)
             self.at += 1
         if self.context == len(self.old) == len(self.new):
             raise self._fault(Fault.HUNK, "it changes nothing")
@@ -168,11 +169,6 @@ class _DiffReader:
             self.new.append(text)
         self.trailing = self.trailing + 1 if is_old and is_new else 0
         self.last = b" " if is_old and is_new else b"-" if is_old else b"+"
-
-    def _is_marker_after(self) -> bool:
-        """Say whether the marker of the last line follows; the counts end before it. It needs no newline itself."""
-        line = self.lines[self.at] if self.at < len(self.lines) else b""
-        return line.startswith(b"\\ ") and len(line) > _MIN_MARKER_BYTES
 
     def _end_side(self, marker: bytes) -> None:
         if len(marker) < _MIN_MARKER_BYTES or not marker.startswith(b"\\ "):

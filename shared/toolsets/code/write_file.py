@@ -207,21 +207,16 @@ def _diff(old: list[str], new: list[str], name: str) -> str | None:
     if max(len(old), len(new)) > MAX_COMPARED_LINES:
         return None
     lines = difflib.unified_diff(old, new, name, name, n=_CONTEXT_LINES)
-    return "".join(_ended(_moved(line, first)) for line in lines)
+    # The line numbers of a hunk get what was left out above it.
+    moved = (
+        _HUNK_PLACES.sub(lambda n: str(int(n[0]) + first), each) if each.startswith("@@ ") else each for each in lines
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in moved)
 
 
 def _shared_lines(old: list[str], new: list[str]) -> int:
     """Return how many lines are equal from the beginning on."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
-
-
-def _moved(line: str, lines: int) -> str:
-    """Add to the line numbers of a hunk what was left out above it; other lines begin with no at sign."""
-    return _HUNK_PLACES.sub(lambda number: str(int(number[0]) + lines), line) if line.startswith("@@ ") else line
-
-
-def _ended(line: str) -> str:
-    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _size(content: bytes) -> str:

@@ -40,20 +40,11 @@ MAX_FACTS_BYTES: Final = 16 * 1024
 """Size of metadata and of an error's details, which no artifact ever holds."""
 
 CLAIMABLE: Final = frozenset(
-    {
-        ErrorType.EXECUTION_FAILED,
-        ErrorType.INVALID_INPUT,
-        ErrorType.FILE_NOT_FOUND,
-        ErrorType.NOT_REGULAR_FILE,
-        ErrorType.BINARY_FILE,
-        ErrorType.PATH_CONFLICT,
-        ErrorType.TEXT_NOT_FOUND,
-        ErrorType.AMBIGUOUS_EDIT,
-        ErrorType.PATCH_APPLY_FAILED,
-        ErrorType.LIMIT_EXCEEDED,
-        ErrorType.SERVER_UNAVAILABLE,
-        ErrorType.TIMEOUT,
-    }
+    (
+        *(ErrorType.EXECUTION_FAILED, ErrorType.INVALID_INPUT, ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE),
+        *(ErrorType.BINARY_FILE, ErrorType.PATH_CONFLICT, ErrorType.TEXT_NOT_FOUND, ErrorType.AMBIGUOUS_EDIT),
+        *(ErrorType.PATCH_APPLY_FAILED, ErrorType.LIMIT_EXCEEDED, ErrorType.SERVER_UNAVAILABLE, ErrorType.TIMEOUT),
+    )
 )
 """Error types that speak of the tool's own work. The others are verdicts of the core, and no tool speaks for it."""
 
@@ -93,7 +84,10 @@ def invocation(
     else:
         argv = (str(program), *render_arguments(tool.arguments, call_input))
         line = shlex.join(argv)
-        _refuse_shell_string(tool, argv)
+        if shell_name := shell_string(_known_as(tool, program), argv[1:]):
+            problem = f"this input would hand {shell_name} a command string"
+            hint = "a user can declare a tool of command_type shell"
+            raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint=hint)
     return Invocation(argv, cwd, environment, line, runs_what_is_in(argv, cwd, own))
 
 
@@ -108,12 +102,15 @@ def target_of(tool: DeclaredTool, made: Invocation, call_input: JsonObject, file
     content = f", files sha256:{files.content}" if files.content else ""
     words = f"{made.line} < {digest(call_input)}{content}" if is_exact else str(made.program)
     state = f" with {files.state}" if files.state else ""
+    kind = "shell line" if tool.is_shell else "program"
+    names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
+    about = f"{kind} declared in {tool.origin}\nruns in {made.cwd}\ngets {names}, and the arguments as JSON on stdin"
     return Target(
         kind="command",
         scope=valid_text(f"{made.cwd}: {words}"),
         shown=valid_text(made.line),
         precondition=f"{program_identity(made.program)}{state}",
-        preview=_preview(tool, made, files),
+        preview="\n".join([*files.lines(), about]),
     )
 
 
@@ -121,20 +118,9 @@ def hold_to_permission(context: ToolContext, now: Target) -> None:
     """Refuse to start anything else than what was shown.
     Raises: ToolError, ``path_conflict``, the program has been replaced or another is found.
     """
-    then = context.target
-    if then.kind == "command" and (then.shown, then.scope, context.precondition) != (
-        now.shown,
-        now.scope,
-        now.precondition,
-    ):
+    then, shown = context.target, (now.shown, now.scope, now.precondition)
+    if then.kind == "command" and (then.shown, then.scope, context.precondition) != shown:
         raise ToolError(ErrorType.PATH_CONFLICT, "the program is not the one that was permitted any more; call again")
-
-
-def _refuse_shell_string(tool: DeclaredTool, argv: Sequence[str]) -> None:
-    shell = shell_string(_known_as(tool, Path(argv[0])), argv[1:])
-    if shell:
-        problem = f"this input would hand {shell} a command string"
-        raise ToolError(ErrorType.SHELL_NOT_ALLOWED, problem, hint="a user can declare a tool of command_type shell")
 
 
 def _has_free_argument(tool: DeclaredTool, program: Path) -> bool:
@@ -158,13 +144,6 @@ def _cwd(tool: DeclaredTool, bounds: Bounds, place: RunDirs) -> Path:
         problem = f"the working_dir {str(tool.working_dir)!r} of {tool.name!r} leads outside the allowed roots now"
         raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, problem, hint="its definition must be fixed by the user")
     return Path(os.path.realpath(tool.working_dir))
-
-
-def _preview(tool: DeclaredTool, made: Invocation, files: NamedFiles) -> str:
-    kind = "shell line" if tool.is_shell else "program"
-    names = ", ".join(sorted({*made.environment, EFFECT_VARIABLE}))
-    place = f"{kind} declared in {tool.origin}\nruns in {made.cwd}"
-    return "\n".join([*files.lines(), f"{place}\ngets {names}, and the arguments as JSON on stdin"])
 
 
 def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:

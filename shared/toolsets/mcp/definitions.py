@@ -85,7 +85,11 @@ def _definition(
     is_read_only = config.trusted and tool.hint("readOnlyHint") is True and tool.hint("destructiveHint") is not True
     is_closed = config.trusted and tool.hint("openWorldHint") is False
     definition = snapshot.definition_of(tool)
-    target = server_target(f"{name}@{definition}", config, _preview(tool, config))
+    whose = "trusted" if config.trusted else "not trusted"
+    declared = f"(the server declares: {', '.join(_hints(tool)) or 'nothing'}; it is {whose})"
+    words = _described(tool)
+    preview = words.partition("\n")[0][:300] + f"\n{declared}"
+    target = server_target(f"{name}@{definition}", config, preview)
     native_output = tool.native.get("outputSchema")
 
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -93,7 +97,7 @@ def _definition(
 
     return ToolDefinition(
         name=name,
-        description=_described(tool),
+        description=words,
         input_schema=input_schema(tool.native.get("inputSchema")),
         handler=handle,
         permission=Permission.READONLY if is_read_only else Permission.WRITE,
@@ -141,14 +145,6 @@ def _metadata(snapshot: ServerSnapshot, tool: ServerTool, definition: str) -> di
         "definition": definition,
         "reads_untrusted": True,
     }
-
-
-def _preview(tool: ServerTool, config: McpServerConfig) -> str:
-    """Return what a person sees of the tool: the words of the server, and whether they are believed."""
-    said = ", ".join(_hints(tool)) or "nothing"
-    whose = "trusted" if config.trusted else "not trusted"
-    words = _described(tool).partition("\n")[0][:300]
-    return f"{words}\n(the server declares: {said}; it is {whose})"
 
 
 def _hints(tool: ServerTool) -> Iterator[str]:

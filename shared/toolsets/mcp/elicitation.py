@@ -278,11 +278,8 @@ def _page(url: str) -> tuple[str, str]:
     except (HostRefusedError, ValueError) as error:
         raise FormRefusedError(f"the page that it wants to be opened has no valid address: {error}") from error
     is_local = host in ("127.0.0.1", "localhost", "::1")
-    if (
-        shown != url
-        or len(url) > MAX_URL_CHARS
-        or not (parts.scheme == "https" or (parts.scheme == "http" and is_local))
-    ):
+    is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_local)
+    if shown != url or len(url) > MAX_URL_CHARS or not is_secure:
         raise FormRefusedError("the page that it wants to be opened is not an https address that can be shown")
     if parts.username is not None or parts.password is not None:
         raise FormRefusedError("the address of the page that it wants to be opened hides its host behind a name")

@@ -148,7 +148,8 @@ class Intake:
                     return None
                 self.asked.add(str(asked))
             named = {} if asked is None else {"id": asked}
-            return {"jsonrpc": "2.0", **named, "method": method, **({"params": params} if _is_object(params) else {})}
+            given = {"params": params} if isinstance(params, dict) else {}
+            return {"jsonrpc": "2.0", **named, "method": method, **given}
         has_reply = "result" in one or "error" in one
         key = self._key(one.get("id")) if has_reply or (is_marked and one.get("id") is not None) else None
         if key is None or not (is_marked or one.get("id") is not None):
@@ -251,7 +252,7 @@ def _started(method: str, result: Message) -> Message:
 def _with_headers(tools: object, page: Message) -> Iterator[Message]:
     """Yield the tools whose arguments the SDK mirrors in headers: it must have them."""
     for tool in tools if isinstance(tools, list) else ():
-        if _is_object(tool) and "x-mcp-header" in dump(tool.get("inputSchema")):
+        if isinstance(tool, dict) and "x-mcp-header" in dump(tool.get("inputSchema")):
             from mcp_types.methods import validate_server_result
 
             try:
@@ -281,7 +282,3 @@ def _error(error: object) -> Message:
         text = f"{code}: {text}"
     number = _INTERNAL_ERROR if number is None else number + _MOVED if number in _OF_THE_SDK else number
     return {"code": number, "message": text, **({} if data is None else {"data": data})}
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)

@@ -148,7 +148,7 @@ class _Renewal(OAuthClientProvider):
         self._kept: OAuthToken | None = None
         self._of = login
         self._clock = clock
-        quieten_sdk()
+        logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL + 1)  # it logs answers, which hold tokens
         super().__init__(config.url, OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/")]), self)
         self.context.client_info = client_of(login.client, config, server_id)
         self.context.current_tokens = OAuthToken.model_validate(login.tokens)
@@ -256,11 +256,6 @@ def bound(response: httpx2.Response) -> None:
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     problem = f"{inert_text(response.url.host)} sent an answer of more than {MAX_ANSWER_BYTES} bytes"
     response.stream = BoundedStream(response.stream, MAX_ANSWER_BYTES, lambda: LoginRefusedError(problem))
-
-
-def quieten_sdk() -> None:
-    """Keep answers of authorization servers, which hold tokens, out of the log: the SDK logs unreadable ones."""
-    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL + 1)
 
 
 def _authorize(request: httpx2.Request, login: ServerLogin | None) -> None:

@@ -141,18 +141,14 @@ class McpServers:
             await connection.open()
         except BaseException as error:
             connection.users -= 1
-            if isinstance(error, ServerUnavailableError):
-                self._failed(place, connection, str(error))
+            # Another caller of the same start may have counted it.
+            if isinstance(error, ServerUnavailableError) and self._connections.get(place) is connection:
+                del self._connections[place]
+                self._failures.setdefault(place, _StartFailures()).add(self.setup.clock.monotonic_s(), str(error))
+                log.warning("mcp_server_failed", server=server_id, error=str(error)[:500])
             raise
         self._failures.pop(place, None)
         return connection
-
-    def _failed(self, place: _Place, connection: ServerConnection, problem: str) -> None:
-        if self._connections.get(place) is not connection:
-            return  # another caller of the same start has counted it
-        del self._connections[place]
-        self._failures.setdefault(place, _StartFailures()).add(self.setup.clock.monotonic_s(), problem)
-        log.warning("mcp_server_failed", server=place[0], error=problem[:500])
 
     def _forget(self, connection: ServerConnection) -> None:
         """Let go of a connection that is over; its owner closes what it has opened."""

@@ -42,6 +42,7 @@ MAX_BLOCKS: Final = 1_000
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII)
 _ENDINGS: Final = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "audio/wav": "wav"}
 _MAX_LINK_CHARS: Final = 2_000
+_LINK_PARTS: Final = ("uri", "name", "description", "mimeType")
 
 T = TypeVar("T")
 
@@ -93,7 +94,8 @@ class ResultReader:
             case {"type": "resource", "resource": resource}:
                 return await self.resource(resource)
             case {"type": "resource_link"}:
-                return TextBlock(_link(each))
+                named = (inert_text(str(each[key])) for key in _LINK_PARTS if each.get(key))
+                return TextBlock(f"resource: {', '.join(named)[:_MAX_LINK_CHARS]}")
             case {"type": "text" | "image" | "audio" | "resource" as kind}:
                 return TextBlock(f"[a part of the type {kind!r} without content is left out]")
             case {"type": other}:
@@ -124,11 +126,6 @@ class ResultReader:
             return TextBlock(f"[{kind}, {len(data)} bytes: it could not be stored: {error}]")
         about = f" of {inert_text(origin)[:_MAX_LINK_CHARS]}" if origin else ""
         return ref if ref is not None else TextBlock(f"[{kind}, {len(data)} bytes{about}]")
-
-
-def _link(link: Mapping[str, Any]) -> str:
-    words = ", ".join(inert_text(str(link[key])) for key in ("uri", "name", "description", "mimeType") if link.get(key))
-    return f"resource: {words[:_MAX_LINK_CHARS]}"
 
 
 def _says(texts: list[str], structured: Json) -> bool:

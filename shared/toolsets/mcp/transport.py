@@ -62,7 +62,11 @@ class StdioPipes:
                     with anyio.move_on_after(timing.SHORT_LIMIT_S, shield=True):
                         await written.wait()
                     with anyio.CancelScope(shield=True):
-                        await self._stop(child)
+                        try:
+                            self.code = await child.stop()
+                            self.last_words = child.last_errors
+                        except OSError as error:  # the subreaper could not start the program
+                            self.last_words = f"{self._argv[0]} cannot be started: {error.strerror}"
                     group.cancel_scope.cancel()
         finally:
             for stream in (send_read, read, write, receive_write):
@@ -72,14 +76,6 @@ class StdioPipes:
     def words(self) -> str:
         """The last words of the program on stderr."""
         return self.last_words or ("" if self._child is None else self._child.last_errors)
-
-    async def _stop(self, child: DuplexProcess) -> None:
-        try:
-            self.code = await child.stop()
-        except OSError as error:  # the subreaper could not start the program: the connection has failed for it
-            self.last_words = f"{self._argv[0]} cannot be started: {error.strerror}"
-            return
-        self.last_words = child.last_errors
 
     async def _read(self, child: DuplexProcess, send: Any) -> None:
         is_noted = False

@@ -194,14 +194,20 @@ def read_skill(text: str, folder_name: str) -> SkillText:
     if parts is None:
         raise BrokenSkillError("it does not begin with front matter between two lines of ---")
     fields = _fields(parts.fields)
-    name = _name(fields, folder_name)
-    description = _heading(fields, "description", MAX_DESCRIPTION_CHARS)
+    if (name := fields.get("name", folder_name)) != folder_name:
+        raise BrokenSkillError(f"name is {str(name)[:MAX_NAME_CHARS]!r}, but its folder is {folder_name!r}")
+    said = fields.get("description", "")
+    if not isinstance(said, str):
+        raise BrokenSkillError("description is not text")
+    if len(said) > MAX_DESCRIPTION_CHARS:
+        raise BrokenSkillError(f"description has {len(said)} characters; at most {MAX_DESCRIPTION_CHARS} are taken")
+    description = _plain(said)
     if not description:
         raise BrokenSkillError("description is missing; say what the skill is for and when to load it")
     if not parts.body:
         raise BrokenSkillError("there is no text after the front matter")
     tools = _asked(fields, "allowed-tools") or _asked(fields, "allowed_tools")
-    return SkillText(name, description, tools, _asked(fields, "permissions"), parts.body)
+    return SkillText(folder_name, description, tools, _asked(fields, "permissions"), parts.body)
 
 
 def _fields(front: str) -> Mapping[str, Json]:
@@ -220,22 +226,6 @@ def _fields(front: str) -> Mapping[str, Json]:
     if not isinstance(value, Mapping):
         raise BrokenSkillError("its front matter is not a mapping of fields")
     return value
-
-
-def _name(fields: Mapping[str, Json], folder_name: str) -> str:
-    name = fields.get("name", folder_name)
-    if name != folder_name:
-        raise BrokenSkillError(f"name is {str(name)[:MAX_NAME_CHARS]!r}, but its folder is {folder_name!r}")
-    return folder_name
-
-
-def _heading(fields: Mapping[str, Json], field: str, max_chars: int) -> str:
-    value = fields.get(field, "")
-    if not isinstance(value, str):
-        raise BrokenSkillError(f"{field} is not text")
-    if len(value) > max_chars:
-        raise BrokenSkillError(f"{field} has {len(value)} characters; at most {max_chars} are taken")
-    return _plain(value)
 
 
 def _asked(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:

@@ -243,7 +243,9 @@ class TaskTools(Value):
             else _completed(claim, call_input.get("output"))
         )
         if self.claims is None or not await self.claims.end(_lease(context), end):
-            raise await self._gone(claim, step_id)
+            now = await self.store.tasks.step(claim.step_key)
+            late = f"step {step_id!r} is not yours any more, and your report of it does not count; it is {now.status}"
+            raise ToolError(ErrorType.LEASE_LOST, late, hint="agent.task_query_steps lists the ready ones")
         return {"step": step_id, "status": end.status.value}
 
     async def _progress(self, held: Lease, step_id: str, call_input: JsonObject) -> HandlerOutput:
@@ -265,12 +267,6 @@ class TaskTools(Value):
         if not why and standing is None:
             hint += "; what you held before your run was interrupted has been given back: claim it again if it is ready"
         return ToolError(ErrorType.LEASE_LOST if why else ErrorType.STEP_NOT_CLAIMED, problem, hint=hint)
-
-    async def _gone(self, claim: Claim, step_id: str) -> ToolError:
-        """Return the refusal of a report that came too late; with the current state of the step."""
-        now = await self.store.tasks.step(claim.step_key)
-        problem = f"step {step_id!r} is not yours any more, and your report of it does not count; it is {now.status}"
-        return ToolError(ErrorType.LEASE_LOST, problem, hint="agent.task_query_steps lists the ready ones")
 
 
 async def own_step(store: TaskStore, context: ToolContext, call_input: JsonObject) -> Step:

@@ -102,7 +102,10 @@ class WebTools(Value):
         async with open_client(egress, timeout=_WAIT, resolver=self.resolver, user_agent=_AGENT) as client:
             if self.heeds_robots:
                 await _check_robots(client, url)
-            body = await _got(client, url)
+            body = await _fetched(client, url, MAX_BODY_BYTES)
+            if body.status >= 400:
+                kind = ErrorType.SERVER_UNAVAILABLE if body.status in _BUSY else ErrorType.EXECUTION_FAILED
+                raise ToolError(kind, f"{body.url[:500]} answered {body.status}", details={"status": body.status})
         document = await readable_text(body)
         start, most = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
         page = await run_blocking(lambda _stop: TextPage.of(document.text, start, most))
@@ -112,27 +115,12 @@ class WebTools(Value):
 def target_of(_context: ToolContext, call_input: JsonObject) -> Target:
     """Return what permission is asked for: the URL with its host in the one spelling that is compared."""
     url = text_of(call_input, "url")
-    host = host_of_url(url)
-    return Target(kind="host", scope=host, shown=_normal(url, host), host=host)
-
-
-def _normal(url: str, host: str) -> str:
-    """Return the URL as it is sent: a look-alike of a host shows in its ASCII form, and no fragment goes out."""
-    parts = urlsplit(url)
+    host, parts = host_of_url(url), urlsplit(url)
+    # A look-alike of a host shows in its ASCII form, and no fragment goes out.
     place = f"[{host}]" if ":" in host else host
     port = f":{parts.port}" if parts.port is not None else ""
-    return urlunsplit((parts.scheme, f"{place}{port}", parts.path or "/", parts.query, ""))
-
-
-async def _got(client: "httpx2.AsyncClient", url: str) -> ResponseBody:
-    """Fetch a URL to its last redirect.
-    Raises: ToolError, the server refuses, is busy, or sends more or something else than is taken.
-    """
-    body = await _fetched(client, url, MAX_BODY_BYTES)
-    if body.status < 400:
-        return body
-    kind = ErrorType.SERVER_UNAVAILABLE if body.status in _BUSY else ErrorType.EXECUTION_FAILED
-    raise ToolError(kind, f"{body.url[:500]} answered {body.status}", details={"status": body.status})
+    shown = urlunsplit((parts.scheme, f"{place}{port}", parts.path or "/", parts.query, ""))
+    return Target(kind="host", scope=host, shown=shown, host=host)
 
 
 async def _fetched(client: "httpx2.AsyncClient", url: str, max_bytes: int) -> ResponseBody:
@@ -192,7 +180,9 @@ class TextPage(Value):
     @classmethod
     def of(cls, text: str, start: int, max_lines: int) -> "TextPage":
         """Cut a page out of a text: at most ``max_lines``, and as many as fit."""
-        lines = _lines(text)
+        lines = list[str]()
+        for line in inert_text(text).splitlines():
+            lines += [line[at : at + _MAX_LINE_CHARS] for at in range(0, len(line), _MAX_LINE_CHARS)] or [""]
         page: list[str] = []
         size = 0
         for line in lines[start - 1 : start - 1 + max_lines]:
@@ -233,13 +223,6 @@ class TextPage(Value):
                 "has_more": self.end < self.total,
             },
         )
-
-
-def _lines(text: str) -> list[str]:
-    found = []
-    for line in inert_text(text).splitlines():
-        found += [line[at : at + _MAX_LINE_CHARS] for at in range(0, len(line), _MAX_LINE_CHARS)] or [""]
-    return found
 
 
 def is_allowed(content: bytes, agent: str, url: str) -> bool:

@@ -189,21 +189,18 @@ class LentSlots:
             except asyncio.CancelledError as signal:
                 if signal.args != (LIFTED,):
                     raise
-            await self._place(slots)
+            self.returning += 1
+            try:
+                while await slots.settled_places() <= 0:
+                    self.freed.clear()
+                    await self.freed.wait()
+            finally:
+                self.returning -= 1
         finally:
             self.count -= 1
             if not self.count and self._looking is not None:
                 self._looking.cancel()
                 self._looking = None
-
-    async def _place(self, slots: Capacity) -> None:
-        self.returning += 1
-        try:
-            while await slots.settled_places() <= 0:
-                self.freed.clear()
-                await self.freed.wait()
-        finally:
-            self.returning -= 1
 
     async def _look(self, slots: Capacity) -> None:
         while True:

@@ -190,7 +190,11 @@ class ClaimLoop:
             self._answer(turns, ())
             return
         try:
-            advance = await self._advance(capacity, turns)
+            ends = [end for turn in turns for end in turn.ends]
+            waiting = sum(turn.wants_step for turn in turns)
+            free = 0 if self.is_draining else self.free_slots()
+            self.reserved = max(0, min(free, BATCH - waiting))
+            advance = await self._write(capacity, ends, claim=min(waiting + self.reserved, BATCH))
         except asyncio.CancelledError:
             for turn in turns:
                 turn.future.cancel()
@@ -212,7 +216,10 @@ class ClaimLoop:
             delay_s = 0.0 if len(advance.claims) == BATCH else timing.HINTS_S
             self._filling = asyncio.get_running_loop().call_later(delay_s, self._fill_now)
         await self._notify_owners(advance)
-        await self._tell_followers(turns, advance)
+        ended = [end.run_id for turn in turns for end in turn.ends if end.nodes]
+        begun = [claim.identity.run_id for claim in advance.claims if claim.kind.traits.is_agent]
+        if ended or begun:
+            await self.notifier.notify_runs([*ended, *begun])
 
     def _answer(self, turns: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
@@ -251,13 +258,6 @@ class ClaimLoop:
                 return advance.stale
         return frozenset({end.run_id})
 
-    async def _advance(self, capacity: WorkerCapacity, turns: list[SlotTurn]) -> Advance:
-        ends = [end for turn in turns for end in turn.ends]
-        waiting = sum(turn.wants_step for turn in turns)
-        free = 0 if self.is_draining else self.free_slots()
-        self.reserved = max(0, min(free, BATCH - waiting))
-        return await self._write(capacity, ends, claim=min(waiting + self.reserved, BATCH))
-
     async def write_ends(self, ends: list[StepEnd]) -> None:
         """Write ends after the loop has stopped. Raises: UnavailableError when this worker is gone meanwhile."""
         await self._write(self.capacity(), ends, claim=0)
@@ -290,13 +290,6 @@ class ClaimLoop:
         if advance.ready_left:
             self._notify_later(timing.LEAST_PAUSE_S if self._was_left else timing.HINT_S)
         self._was_left = advance.ready_left
-
-    async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
-        """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
-        ended = [end.run_id for turn in turns for end in turn.ends if end.nodes]
-        begun = [claim.identity.run_id for claim in advance.claims if claim.kind.traits.is_agent]
-        if ended or begun:
-            await self.notifier.notify_runs([*ended, *begun])
 
     def pass_on(self) -> None:
         """Let owners call again: a dispatch came here that was meant for a worker with a free slot."""

@@ -145,12 +145,9 @@ class RunParking:
             log.exception("parking_failed", run=self.held.run_id)
         self._attempt = None
         if is_parked:
-            self._stop()
+            log.info("run_parked", run=self.held.run_id, step=self.held.step_key)
+            if self.interruption.stop is None:
+                self.interruption.stop, self.interruption.reason = "park", "it waits for consent"
+                self.task.cancel()
         else:
             self.poll(self.lot.again_s)
-
-    def _stop(self) -> None:
-        log.info("run_parked", run=self.held.run_id, step=self.held.step_key)
-        if self.interruption.stop is None:
-            self.interruption.stop, self.interruption.reason = "park", "it waits for consent"
-            self.task.cancel()

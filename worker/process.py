@@ -21,7 +21,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
+from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import aborted_by_person
@@ -330,21 +330,18 @@ class WorkerProcess:
             if not heard or worker_id in heard:
                 return
 
-    async def _carry_out(self, interrupt: Interrupt) -> None:
-        if interrupt.tool_call_id:
-            self.slots.abort_call(interrupt.run_id, interrupt.tool_call_id, interrupt.reason)
-        elif interrupt.kind == "abort":
-            self.slots.stop_run(interrupt.run_id, "abort", aborted_by_person(interrupt.reason))
-        elif not await self.slots.additional.interrupt(interrupt):
-            how: StopReason = "cancel" if interrupt.kind == "cancel" else "release"
-            self.slots.stop_run(interrupt.run_id, how, interrupt.reason)
-
     async def _poll(self, worker_id: str) -> None:
         try:
             if self.slots.busy:
                 interrupts = await self._store.claims.interrupts(worker_id)
                 for interrupt in interrupts:
-                    await self._carry_out(interrupt)
+                    if interrupt.tool_call_id:
+                        self.slots.abort_call(interrupt.run_id, interrupt.tool_call_id, interrupt.reason)
+                    elif interrupt.kind == "abort":
+                        self.slots.stop_run(interrupt.run_id, "abort", aborted_by_person(interrupt.reason))
+                    elif not await self.slots.additional.interrupt(interrupt):
+                        how: StopReason = "cancel" if interrupt.kind == "cancel" else "release"
+                        self.slots.stop_run(interrupt.run_id, how, interrupt.reason)
                 self.slots.resume_all_but({one.run_id for one in interrupts})
             await self.claim_loop.return_unheard()
             await self._incarnation.count_workers()

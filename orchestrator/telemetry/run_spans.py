@@ -22,7 +22,7 @@ from soong.orchestrator.telemetry.spans import (
     keep,
     span_id,
 )
-from soong.shared.core.jsontext import JsonObject, dump, inert
+from soong.shared.core.jsontext import dump, inert
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
 from soong.shared.engine.tasks.spec import TaskKind
@@ -106,6 +106,7 @@ class RunSpans:
         identity = self.run.identity
         title = self.run.task_title if self._is_workflow else identity.definition or identity.step_title
         label = inert(title[:MAX_WORD])
+        parent = self.run.identity.parent_run_id
         yield self._span(
             names.INVOKE_WORKFLOW if self._is_workflow else names.INVOKE_AGENT,
             label,
@@ -119,7 +120,7 @@ class RunSpans:
             },
             self._agent_attributes(agent),
             id=span_id(identity.run_id, "segment", self.work.segment),
-            parent_id=self._above(),
+            parent_id=span_id(parent, "segment", 1) if parent else self.origin.parent_id,
             links=self._before(),
             events=tuple(SpanEvent(name, at, {"about": about} if about else {}) for name, at, about in self.work.notes),
             error=error,
@@ -141,10 +142,6 @@ class RunSpans:
             names.OUTPUT_TOKENS: agent.counts.get("output_tokens", 0),
             names.CACHED_TOKENS: agent.counts.get("cached_tokens", 0),
         }
-
-    def _above(self) -> int:
-        parent = self.run.identity.parent_run_id
-        return span_id(parent, "segment", 1) if parent else self.origin.parent_id
 
     def _before(self) -> tuple[int, ...]:
         """Return what a segment continues: the one before, or the attempt before."""
@@ -207,7 +204,8 @@ class RunSpans:
     def _tool_started(self, event: Event) -> None:
         words = {"author": word(event.data, "author"), "rule": word(event.data, "rule")}
         if self.captures_content:
-            words["input"] = _content(event.data, "input")
+            value = event.data.get("input")
+            words["input"] = dump(value)[:MAX_CONTENT] if isinstance(value, dict) else ""
         keep(self.work.calls, word(event.data, "tool_call_id"), OpenSpan(event.time_us, words))
 
     def _tool_ended(self, event: Event) -> Iterator[Span]:
@@ -337,8 +335,3 @@ class RunSpans:
         EventType.CONTEXT_COMPACTED: _noted,
         EventType.SECURITY: _noted,
     }
-
-
-def _content(data: JsonObject, name: str) -> str:
-    value = data.get(name)
-    return dump(value)[:MAX_CONTENT] if isinstance(value, dict) else ""

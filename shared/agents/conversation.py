@@ -129,17 +129,15 @@ class Conversation(UnwrittenLog):
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)
         self.messages = messages_of(nodes[: last + 1] or nodes)
         if last >= 0:
-            self._restore_tail(nodes[last + 1 :])
-
-    def _restore_tail(self, tail: Sequence[Node | NewNode]) -> None:
-        self.answered = results_of(tail)
-        is_settled = {part.tool_call_id for part in self.open_calls} <= {one.tool_call_id for one in self.answered}
-        if is_settled and tail:
-            parts = answer_parts(self.messages[-1], self.answered)
-            later = messages_of([node for node in tail if not is_of_a_call(node)])
-            prompts = [part for message in later for part in message.parts]
-            self.messages.append(ModelRequest(parts=[*parts, *prompts]))  # type: ignore[list-item]  # only prompts follow
-            self.answered = []
+            tail = nodes[last + 1 :]
+            self.answered = results_of(tail)
+            is_settled = {part.tool_call_id for part in self.open_calls} <= {one.tool_call_id for one in self.answered}
+            if is_settled and tail:
+                parts = answer_parts(self.messages[-1], self.answered)
+                later = messages_of([node for node in tail if not is_of_a_call(node)])
+                prompts = [part for message in later for part in message.parts]
+                self.messages.append(ModelRequest(parts=[*parts, *prompts]))  # type: ignore[list-item]  # only prompts follow
+                self.answered = []
 
     @property
     def answer(self) -> ModelResponse | None:

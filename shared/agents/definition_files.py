@@ -263,20 +263,16 @@ def claude_definition(text: str, path: Path, notes: list[str]) -> AgentDefinitio
     if not re.fullmatch(ID, name) or not head["description"]:
         problem = Problem(str(path), "it has no usable `name` and `description`", "write both in its front matter")
         raise InvalidPlanError((problem,))
+    if not parts.body:
+        raise InvalidPlanError((Problem(str(path), "there is no text after the front matter", "write it there"),))
     return AgentDefinition(
         id=name,
         name=name,
         description=head["description"],
-        instructions=_body(parts.body, path),
+        instructions=parts.body,
         suggested_tools=wanted,
         source=str(path),
     )
-
-
-def _body(body: str, path: Path) -> str:
-    if not body:
-        raise InvalidPlanError((Problem(str(path), "there is no text after the front matter", "write it there"),))
-    return body
 
 
 def _claude_fields(text: str, path: Path) -> tuple[Mapping[str, Any], bool]:

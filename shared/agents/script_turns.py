@@ -104,11 +104,18 @@ class ScriptTurns(_Handle):
         Raises: ScriptFailedError, the function raised, or waits for something that is not a tool call.
         """
         with self._lock:
-            loop, main = self._started()
+            if self._loop is None or self._main is None:
+                self._loop = _TurnLoop()
+                self._main = self._loop.create_task(await_foreign(lambda: self._script.body(self._inputs, self)))
+            loop, main = self._loop, self._main
             for call, outcome in zip(self._asked, outcomes, strict=True):
                 if call.future is not None:
                     _settle(call.future, outcome)
-            self._turn(loop)
+            try:
+                call_foreign(loop.run_forever)
+            except Exception as error:  # an exit or an interrupt, raised in a task that the function made
+                self._end()
+                raise self._failed(error) from error
             if main.done():
                 self.output = self._result(main)
                 self._end()
@@ -123,19 +130,6 @@ class ScriptTurns(_Handle):
         """End the function where it waits: it is cancelled. Waits for a turn under way."""
         with self._lock:
             self._end()
-
-    def _started(self) -> tuple[_TurnLoop, "asyncio.Task[Any]"]:
-        if self._loop is None or self._main is None:
-            self._loop = _TurnLoop()
-            self._main = self._loop.create_task(await_foreign(lambda: self._script.body(self._inputs, self)))
-        return self._loop, self._main
-
-    def _turn(self, loop: _TurnLoop) -> None:
-        try:
-            call_foreign(loop.run_forever)
-        except Exception as error:  # an exit or an interrupt, raised in a task that the function made
-            self._end()
-            raise self._failed(error) from error
 
     def _result(self, main: "asyncio.Task[Any]") -> Json:
         try:

@@ -190,7 +190,12 @@ class ToolPipeline:
         definition = for_call(definition, pre.call_input)
         context, gate_call = await self._judged(call_state, definition, pre)
         verdict = self._decided(call_state, await self.gate.decide(gate_call))
-        await self._start(call_state, gate_call, verdict)
+        call_state.call_input = gate_call.permission_input
+        record = self._record(call_state, call_state.next_event())
+        try:
+            await self.log.started(StartedCall(call_state.call, gate_call, verdict, record))
+        except AlreadyConsumedError as error:
+            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again for a new question") from error
         return await self._invoked(call_state, definition, replace(context, egress=verdict.egress), pre)
 
     # -- hooks before
@@ -266,15 +271,6 @@ class ToolPipeline:
             reason = verdict.reason or verdict.rule or silent
             raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, reason)
         return verdict
-
-    # -- execution
-    async def _start(self, call_state: CallState, gate_call: GateCall, verdict: Verdict) -> None:
-        call_state.call_input = gate_call.permission_input
-        record = self._record(call_state, call_state.next_event())
-        try:
-            await self.log.started(StartedCall(call_state.call, gate_call, verdict, record))
-        except AlreadyConsumedError as error:
-            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again for a new question") from error
 
     async def _invoked(
         self, call_state: CallState, definition: ToolDefinition, context: ToolContext, pre: PreResult

@@ -86,7 +86,14 @@ async def run_turn(
     """
     groups = plan_groups(calls, executor.resolve)
     if note is not None:
-        await note(QUEUED_EVENT, _queued(groups))
+        await note(
+            QUEUED_EVENT,
+            {
+                "groups": [[call.id for call in group.calls] for group in groups],
+                "kinds": [group.kind.value for group in groups],
+                "tools": {call.id: call.tool for group in groups for call in group.calls},
+            },
+        )
     ended: list[ToolResult] = []
     begun: set[int] = set()
     for position, group in enumerate(groups):
@@ -109,15 +116,6 @@ async def run_turn(
     if note is not None:
         await note(YIELDED_EVENT, {"calls": [result.tool_call_id for result in ended]})
     return ended
-
-
-def _queued(groups: Sequence[Group]) -> dict[str, Json]:
-    """Return what an observer gets of a turn: its groups in order, and every call with its tool (EXE-11)."""
-    return {
-        "groups": [[call.id for call in group.calls] for group in groups],
-        "kinds": [group.kind.value for group in groups],
-        "tools": {call.id: call.tool for group in groups for call in group.calls},
-    }
 
 
 async def _run_group(group: Group, executor: Executor, limit: int | None, begun: set[int]) -> list[ToolResult]:

@@ -11,7 +11,7 @@ while it runs, by agents that do so: a limit in what an agent does not report en
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
@@ -93,7 +93,10 @@ class AgentCalls:
         call = ToolCall(f"{key}-{self._ended[key] + self._open[key]}", tool, arguments, {"id": raw_id[:MAX_ID_CHARS]})
         on_id(call.id)
         work = self._make(call, key) if len(self._tasks) < MAX_OPEN else self._refused(call)
-        return self._begin(work)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
 
     async def make(self, tool: str, arguments: JsonObject) -> ToolResult:
         return await self.begin(tool, arguments)
@@ -103,12 +106,6 @@ class AgentCalls:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _begin(self, work: "Coroutine[object, object, ToolResult]") -> "asyncio.Task[ToolResult]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-        return task
 
     def _over(self, task: "asyncio.Task[ToolResult]") -> None:
         self._tasks.discard(task)

@@ -41,11 +41,19 @@ if TYPE_CHECKING:
         ToolDefinition,
         Traits,
     )
-    from soong.shared.tools.hooks.hook import ElicitationOutcome, HookCall, PostOutcome, PreOutcome
-    from soong.shared.tools.hooks.sdk import elicitation_hook, elicitation_result_hook, post_hook, pre_hook
+    from soong.shared.tools.hooks.hook import (
+        ElicitationOutcome,
+        HookCall,
+        PostOutcome,
+        PreOutcome,
+        elicitation_hook,
+        elicitation_result_hook,
+        post_hook,
+        pre_hook,
+    )
+    from soong.shared.tools.permission_check import risk_classifier
     from soong.shared.tools.registry import ToolRegistry, Toolset
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
-    from soong.shared.tools.risk import risk_classifier
     from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
     from soong.shared.toolsets.modules import from_langchain, from_pydantic_ai
 
@@ -77,11 +85,13 @@ _HOMES = {
     "soong.shared.tools.definition": (
         *("ElicitationAnswer", "Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
     ),
-    "soong.shared.tools.hooks.hook": ("ElicitationOutcome", "HookCall", "PostOutcome", "PreOutcome"),
+    "soong.shared.tools.hooks.hook": (
+        *("ElicitationOutcome", "HookCall", "PostOutcome", "PreOutcome"),
+        *("elicitation_hook", "elicitation_result_hook", "post_hook", "pre_hook"),
+    ),
     "soong.shared.tools.registry": ("ToolRegistry", "Toolset"),
     "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
-    "soong.shared.tools.risk": ("risk_classifier",),
-    "soong.shared.tools.hooks.sdk": ("elicitation_hook", "elicitation_result_hook", "post_hook", "pre_hook"),
+    "soong.shared.tools.permission_check": ("risk_classifier",),
     "soong.shared.toolsets.modules": ("from_langchain", "from_pydantic_ai"),
     "soong.shared.toolsets.memory.provider": ("Memory", "MemoryProvider", "MemoryScope"),
 }

@@ -28,11 +28,10 @@ from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
-from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
-from soong.worker.run import StepRunner, TaskLimits
+from soong.worker.held_runs import UnendedRuns
+from soong.worker.run import FunctionStepRunner, StepRunner, TaskLimits
 from soong.worker.slots import Slots
-from soong.worker.unended import UnendedRuns
 from tests.model.builders import make_session
 from tests.model.memory.notifier import MemoryBus
 from tests.waiting import looks

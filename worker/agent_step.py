@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.agents.acp_agents import acp_agent
-from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.run_models import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import RunCallLog
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.agents.runtime.prepared import AgentObserver
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import Config
@@ -40,9 +40,9 @@ from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.controls import command_runner
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks, make_registry
 from soong.shared.toolsets.tasks.own import TaskTools
-from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.heartbeat import Incarnation
-from soong.worker.parking import ParkingCoordinator, RunParking
+from soong.worker.held_runs import AdditionalSteps
+from soong.worker.parking import LentSlots, ParkingCoordinator, RunParking
 
 _MODULE: Final = "soong.worker.acp.run"
 
@@ -69,7 +69,7 @@ class AcpStepRunner:
             asyncio.CancelledError: it was interrupted.
         """
         await asyncio.to_thread(_warm_up)
-        from soong.shared.agents.charging import StoredBudget
+        from soong.shared.agents.requests import StoredBudget
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast
         from soong.worker.acp.own_tools import own_tools
         from soong.worker.acp.run import AcpRun

@@ -1,4 +1,4 @@
-"""Parking: a run that only waits for consent gives its slot to others (PER-13).
+"""Runs that wait give their slots to others: parked, for consent (PER-13), or lent, for their provider.
 
 A run parks when every call of it that is under way has waited for consent for the set time. The rows are written first,
 while the run still waits: only when the write succeeds is it stopped here, to continue elsewhere. After an answer that
@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from soong.shared.agents.run_models import LIFTED
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError
@@ -151,3 +153,73 @@ class RunParking:
                 self.task.cancel()
         else:
             self.poll(self.lot.again_s)
+
+
+class Capacity(Protocol):
+    """The slots of the process."""
+
+    capacity: int
+
+    def places(self) -> int:
+        """Return how many runs more may be at work; those that wait without a slot are not."""
+        ...
+
+    async def settled_places(self) -> int:
+        """Return the places that are promised to no batch under way."""
+        ...
+
+    def fill(self) -> None:
+        """Claim steps for the free slots."""
+        ...
+
+
+@dataclass(slots=True)
+class LentSlots:
+    """Counts the runs of a process that wait without a slot: at most as many as it has slots.
+
+    ``after_s`` is how long a wait must be, in seconds, for the slot to be worth more to others.
+    """
+
+    after_s: float = float("inf")
+    count: int = 0
+    """Runs that hold no slot now, with those that are to have one again."""
+    returning: int = 0
+    """Those whose wait is over: the next places are theirs."""
+    slots: Capacity | None = None
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    """A slot was given back."""
+    _looking: asyncio.Task[None] | None = None
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep; for a long time without a slot, which the run has again when this returns."""
+        slots = self.slots
+        if slots is None or seconds <= self.after_s or self.count >= slots.capacity:
+            await asyncio.sleep(seconds)
+            return
+        log.info("slot_lent", seconds=round(seconds, 1))
+        self.count += 1
+        try:
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().create_task(self._look(slots))
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError as signal:
+                if signal.args != (LIFTED,):
+                    raise
+            self.returning += 1
+            try:
+                while await slots.settled_places() <= 0:
+                    self.freed.clear()
+                    await self.freed.wait()
+            finally:
+                self.returning -= 1
+        finally:
+            self.count -= 1
+            if not self.count and self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
+
+    async def _look(self, slots: Capacity) -> None:
+        while True:
+            slots.fill()
+            await asyncio.sleep(timing.POLL_ROWS_S)

@@ -25,12 +25,12 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import aborted_by_person
-from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Heartbeat, Incarnation, Ticker
+from soong.worker.held_runs import AdditionalSteps, UnendedRuns
 from soong.worker.lifetime import Lifetime, RecycleLimits, Retirement
+from soong.worker.parking import LentSlots
 from soong.worker.slots import ClaimRunner, RunObserver, Slots
-from soong.worker.unended import UnendedRuns
 
 log = get_logger(__name__)
 

@@ -22,10 +22,10 @@ from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
-from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.claim_loop import ClaimLoop
-from soong.worker.function_step import crashed
-from soong.worker.unended import HeldRun, UnendedRuns
+from soong.worker.held_runs import AdditionalSteps, HeldRun, UnendedRuns
+from soong.worker.parking import LentSlots
+from soong.worker.run import crashed
 
 log = get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """The form of a backup: a compressed tar of regular files, and last a manifest with the digest of each.
 
-Owns names, bounds and checks of an archive; what belongs into one is for :mod:`soong.orchestrator.backup.create`, where
-it goes for :mod:`soong.orchestrator.backup.restore`.
+Owns names, bounds and checks of an archive; what belongs into one is for :mod:`soong.orchestrator.backup.home`, where
+it goes for :mod:`soong.orchestrator.backup.home`.
 """
 
 import gzip

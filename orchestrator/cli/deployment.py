@@ -176,7 +176,7 @@ def backup(
     The service may run: the database is copied as it is at one moment, then the files that it names.
     """
     from soong.orchestrator.approvals.approval import check_person_now
-    from soong.orchestrator.backup.create import create_backup
+    from soong.orchestrator.backup.home import create_backup
 
     check_person_now("back up a home")
     clock, settings = SystemClock(), load_settings()
@@ -201,7 +201,7 @@ def restore(
     Restore only your own backups: a home has configuration and programs, which decide what agents may do.
     """
     from soong.orchestrator.approvals.approval import check_person_now
-    from soong.orchestrator.backup.restore import restore_backup
+    from soong.orchestrator.backup.home import restore_backup
 
     check_person_now("restore a home")
     done = restore_backup(load_settings(), file)

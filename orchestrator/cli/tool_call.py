@@ -26,11 +26,10 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.permissions.request import PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
+from soong.shared.tools.result import EVERY_CALL, ArtifactRef, ErrorType, ToolResult
 from soong.shared.tools.results import rendering
-from soong.shared.tools.schema import validate
+from soong.shared.tools.schema import ArgumentDoc, arguments_of, validate
 
 if TYPE_CHECKING:
     from soong.orchestrator.direct.bootstrap import DirectRequest

@@ -13,7 +13,7 @@ from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
-from soong.shared.tools.docs import first_sentence
+from soong.shared.core.jsontext import first_sentence
 from soong.shared.tools.surface import RunMode, toolset_of
 
 if TYPE_CHECKING:

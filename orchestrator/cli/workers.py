@@ -22,7 +22,7 @@ from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
 
 if TYPE_CHECKING:
-    from soong.shared.agents.pacing import Pauses
+    from soong.shared.agents.run_models import Pauses
 
 app = CommandTable()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
-from soong.shared.agents.pacing import Pauses
+from soong.shared.agents.run_models import Pauses
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings

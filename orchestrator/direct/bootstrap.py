@@ -35,9 +35,8 @@ from soong.shared.sandbox.rooted import RootedFolder, project_id
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.deferred import DeferredTools, with_search
 from soong.shared.tools.definition import ToolAdapter, ToolDefinition, shaped
-from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks, registered_hooks
 from soong.shared.tools.hooks.command import hooks_of
-from soong.shared.tools.hooks.sdk import registered_hooks
 from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ToolResult

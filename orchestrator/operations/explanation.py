@@ -34,9 +34,9 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.preview import Previewer
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
+from soong.shared.tools.permission_check import effective_traits, for_call, risk_of
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.results.normalize import failure_of
-from soong.shared.tools.risk import effective_traits, for_call, risk_of
 from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import Surface, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment, project_skills

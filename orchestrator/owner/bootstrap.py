@@ -24,9 +24,9 @@ from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
-from soong.shared.agents.pacing import LocalPacer, Pacer
+from soong.shared.agents.run_models import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core import timing
 from soong.shared.core.config import CONFIG_FILE, Config, with_config
 from soong.shared.core.errors import InvalidConfigError
@@ -140,7 +140,7 @@ def _followers(
     """Return what this process does besides owning: traces, counters, notifications, garbage collection."""
     parts: list[Followers] = []
     with OptionalPart("soong.orchestrator.telemetry"):
-        from soong.orchestrator.telemetry.opening import count_events, open_telemetry
+        from soong.orchestrator.telemetry.consumers import count_events, open_telemetry
 
         parts.append(open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION)))
         if settings.metrics_port:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from soong.orchestrator.telemetry import metrics_consumer as totals_of
+from soong.orchestrator.telemetry import consumers as totals_of
 from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock

@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
     ToolCallPartDelta,
 )
 
-from soong.shared.agents.model_answers import AnswerFollower
+from soong.shared.agents.ports import AnswerFollower
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.execution import parsed, validated

@@ -13,7 +13,6 @@ from typing import Any, Final
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
-from soong.shared.agents.charging import Spending, limit_reached
 from soong.shared.agents.compaction import (
     Cut,
     cut_of,
@@ -29,15 +28,13 @@ from soong.shared.agents.compaction import (
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.early_reads import EarlyReads, stop_of
-from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel
 from soong.shared.agents.messages import calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
-from soong.shared.agents.pacing import Pacing, Sleep
-from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, RunTranscript
+from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, AnswerView, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_for
-from soong.shared.agents.requests import ModelRequests
+from soong.shared.agents.requests import ModelRequests, Spending, limit_reached
+from soong.shared.agents.run_models import NO_FALLBACKS, Fallbacks, Pacing, RunModel, Sleep
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, RepeatedFailures, ToolOffer, judge
 from soong.shared.core.errors import ScriptFailedError

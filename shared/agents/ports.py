@@ -1,7 +1,7 @@
 """The input of the agent loop, its ports to the layer above, and the end of a run."""
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from soong.shared.engine.tasks.step import Outcome, StepError
 from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponseStreamEvent
 
 GIVEN_UP: Final = "run_ends_because"
 """In the data of a run's report on its own step: why the step cannot be done. The run ends, and its step fails so."""
@@ -68,6 +71,29 @@ class RunTranscript(Protocol):
         end (EVT-05), and come back as ``open_input`` of :meth:`calls`. Raises: LeaseLostError.
         """
         ...
+
+
+class AnswerFollower:
+    """Sees an answer while it arrives; this one does nothing with it."""
+
+    def take(self, event: "ModelResponseStreamEvent") -> None:
+        """Take the next piece, at once: the stream waits."""
+
+    async def discard(self) -> None:
+        """Forget what has arrived of an answer: it broke off, or nobody waits for it any more."""
+
+
+class AnswerView(AnswerFollower):
+    """Shows people an answer while it arrives; this one shows nobody anything."""
+
+    def begin(self, turn: int) -> None:
+        """Take the pieces that follow as those of this turn's answer."""
+
+    def complete(self) -> None:
+        """Show the rest: the answer has arrived."""
+
+
+NO_FOLLOWER: Final = AnswerFollower()
 
 
 class AgentEnd(Value):

@@ -14,15 +14,12 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
-from soong.shared.agents.charging import price_of
-from soong.shared.agents.definition import Price
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import check_offer
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
 from soong.shared.tools.ports import ToolCall
@@ -135,25 +132,6 @@ def output_of(text: str) -> Json:
         except InvalidJsonError:
             return text
     return text
-
-
-def usage_of(response: ModelResponse, price: Price | None = None) -> Usage:
-    """Return what one request used; ``price`` is the configuration's own. The cost is None where none is known."""
-    read, written = response.usage.input_tokens, response.usage.output_tokens
-    return Usage(1, read, written, len(calls_of(response)), price_of(response, price), response.usage.cache_read_tokens)
-
-
-def add(first: Usage, second: Usage) -> Usage:
-    """Return the sum; an unknown price makes the sum's unknown."""
-    costs = (first.cost_usd, second.cost_usd)
-    return Usage(
-        first.requests + second.requests,
-        first.input_tokens + second.input_tokens,
-        first.output_tokens + second.output_tokens,
-        first.tool_calls + second.tool_calls,
-        None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
-        first.cached_tokens + second.cached_tokens,
-    )
 
 
 @dataclass(slots=True)

@@ -283,6 +283,12 @@ def blanked(text: str) -> str:
     return _respelled(text.replace("\n", " ").replace("\t", " "), lambda _char: " ")
 
 
+def first_sentence(text: str) -> str:
+    """Return a description's first sentence, on one line."""
+    sentence, dot, _ = " ".join(text.split()).partition(". ")
+    return f"{sentence}." if dot else sentence
+
+
 def _respelled(text: str, spell: Callable[[str], str], *, keeps_blanks: bool = False) -> str:
     return _UNSURE.sub(lambda run: "".join(_shown(run, spell, keeps_blanks)), text)
 

@@ -39,10 +39,10 @@ from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import normal_host
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import NO_PROGRESS, Permission, RunDirs, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.permission_check import risk_of
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
-from soong.shared.tools.risk import risk_of
 
 COMMAND_TOOL: Final = "code.run_command"
 MAX_ITEMS: Final = 1000

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from soong.shared.core.config import ToolsConfig
 from soong.shared.core.full_text import FullTextIndex
-from soong.shared.core.jsontext import JsonObject, dump
+from soong.shared.core.jsontext import JsonObject, dump, first_sentence
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
-from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.tools.schema import arguments, integer, number_of, string

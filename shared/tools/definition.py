@@ -4,6 +4,7 @@ Owns the values that describe a tool and the context its handler is given. Leave
 of a call to the pipeline and the OS boundary to :mod:`soong.shared.sandbox`.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from enum import IntEnum, StrEnum
@@ -17,7 +18,9 @@ from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
+from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.hosts import EgressPolicy
+from soong.shared.sandbox.paths import is_below, write_roots
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 NAMESPACE_TAGS: Final = frozenset({"code", "agent", "internal", "mcp"})
@@ -105,6 +108,35 @@ class RunDirs(Value):
     writable_by_rule: tuple[Path, ...] = ()
     read_roots: tuple[Path, ...] = ()
     withheld: tuple[Withheld, ...] = ()
+
+
+def access_of(
+    place: RunDirs, *, can_write: bool, has_network: bool = False, more: Iterable[Path] = ()
+) -> CommandAccess:
+    """Return the access of a program of a run.
+
+    It reads the project, the run's own folder, the read roots and ``more``, but for what a deny rule keeps from
+    ``code.read_file``. With ``can_write`` it writes the write roots and what an allow rule opens.
+    """
+    roots = (*write_roots(place), *place.writable_by_rule)
+    readable = (place.project, place.run_dir, *place.read_roots, *more, *(() if can_write else roots))
+    return CommandAccess(
+        readable=_resolved(readable),
+        writable=_resolved(roots) if can_write else (),
+        hidden=tuple(_withheld(place)),
+        has_network=has_network,
+    )
+
+
+def _resolved(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(Path(os.path.realpath(path)) for path in paths))
+
+
+def _withheld(place: RunDirs) -> Iterable[Path]:
+    for one in place.withheld:
+        # A rule about everything, or about more than the project, means calls: a program needs its own folder.
+        if not one.is_asked and "code.read_file" in one.tools and not is_below(place.project, one.path):
+            yield one.path
 
 
 class Progress:
@@ -242,7 +274,7 @@ class ToolDefinition(Value):
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
     metadata: Mapping[str, Json] = msgspec.field(default_factory=dict)
     errors: tuple[ErrorType, ...] = ()
-    """How its calls may end, besides what any call may (:mod:`soong.shared.tools.docs`), for callers."""
+    """How its calls may end, besides what any call may, for callers."""
 
     def traits_of(self, call_input: JsonObject) -> Traits:
         """Return the traits of one call: permission=readonly declares read-only and concurrency-safe."""

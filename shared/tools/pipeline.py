@@ -46,6 +46,7 @@ from soong.shared.tools.permission_check import (
     REFUSED_BY_TOOL,
     CallQuestioner,
     check_rewrite,
+    for_call,
     gate_call_of,
     own_check,
     refused_by_tool,
@@ -74,7 +75,6 @@ from soong.shared.tools.results.normalize import (
     wrap,
 )
 from soong.shared.tools.results.rendering import Fitter
-from soong.shared.tools.risk import for_call
 from soong.shared.tools.surface import DELEGATION_TOOLS
 from soong.shared.tools.time_limit import TimeLimit, answer_kept, taken_back
 

@@ -106,6 +106,29 @@ RESERVED: Mapping[ErrorType, str] = {
 A test holds this against the code."""
 
 
+EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
+    "before it runs": (ErrorType.TOOL_NOT_AVAILABLE, ErrorType.INVALID_INPUT, ErrorType.HOOK_DENIED, ErrorType.NOT_RUN),
+    "permission": (
+        ErrorType.PERMISSION_DENIED,
+        ErrorType.PERMISSION_TIMEOUT,
+        ErrorType.PERMISSION_NO_CALLBACK,
+        ErrorType.PERMISSION_FAILED,
+        ErrorType.PERMISSION_WITHDRAWN,
+        ErrorType.PERMISSION_STALE,
+        ErrorType.NETWORK_DENIED,
+    ),
+    "while it runs": (
+        ErrorType.TIMEOUT,
+        ErrorType.ABORTED,
+        ErrorType.EXECUTION_FAILED,
+        ErrorType.SANDBOX_DENIED,
+        ErrorType.INVALID_OUTPUT,
+        ErrorType.UNKNOWN_AFTER_CRASH,
+    ),
+}
+"""How any call may end, whatever its tool: these are not repeated in a definition's ``errors``."""
+
+
 class ToolFailure(Value):
     """The error of a result. ``hint`` is the next step for the model; ``details`` are facts for programs."""
 

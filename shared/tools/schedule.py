@@ -14,9 +14,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.execution import parsed
+from soong.shared.tools.permission_check import effective_traits
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
-from soong.shared.tools.risk import effective_traits
 from soong.shared.tools.schema import repaired
 from soong.shared.tools.surface import DELEGATION_TOOLS
 

@@ -1,23 +1,26 @@
-"""The one schema language inside: JSON Schema 2020-12 in a small subset (SCH-01, SCH-03).
+"""The one schema language inside: JSON Schema 2020-12 in a small subset (SCH-01, SCH-03), for programs and for people.
 
-Owns what a schema may say and whether a value holds to it. Getting a Pydantic model into the subset is
+Owns what a schema may say, whether a value holds to it, and its arguments in words: ``soong tools show`` and
+``docs/reference/tools.md`` are both made of these. Getting a Pydantic model into the subset is
 :mod:`soong.shared.tools.foreign_schema`. Messages name places as ``$.a[0].b`` and never repeat a value: it may be
 a secret.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject, deeper_than, dotted, parse_strict
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, JsonObject, deeper_than, dotted, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.tools.value_limits import integral
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
+
 
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_VALUE_DEPTH: Final = 100
@@ -296,3 +299,65 @@ def _type_of(value: object) -> str:
         list: "array",
     }
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+_BOUNDS = (("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items"))
+
+
+class ArgumentDoc(Value):
+    """One argument, or a field inside one (``edits[].old_text``). ``says`` is its type with its bounds, for people."""
+
+    name: str
+    says: str
+    is_required: bool
+    default: Json
+    description: str
+
+
+def arguments_of(schema: JsonObject) -> tuple[ArgumentDoc, ...]:
+    """Return the arguments of an input schema in its order, each before the fields inside it."""
+    return tuple(_fields(schema, ""))
+
+
+def _fields(schema: JsonObject, prefix: str) -> Iterator[ArgumentDoc]:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping):
+        return
+    names = required if isinstance(required, Sequence) else ()
+    for name, part in properties.items():
+        if isinstance(part, Mapping):
+            place = f"{prefix}{name}"
+            description = " ".join(str(part.get("description") or "").split())
+            yield ArgumentDoc(place, _says(part), name in names, part.get("default"), description)
+            yield from _inner(part, place)
+
+
+def _inner(part: JsonObject, place: str) -> Iterator[ArgumentDoc]:
+    items = part.get("items")
+    if isinstance(items, Mapping):
+        yield from _fields(items, f"{place}[].")
+    yield from _fields(part, f"{place}.")
+
+
+def _says(part: JsonObject) -> str:
+    kind = str(part.get("type") or "any value")
+    items = part.get("items")
+    if kind == "array" and isinstance(items, Mapping):
+        kind = f"array of {items.get('type') or 'any value'}"
+    choice = part.get("enum")
+    if isinstance(choice, Sequence) and not isinstance(choice, str):
+        return f"{kind}: {', '.join(_text(value) for value in choice)}"
+    bounds = (_range(part.get(low), part.get(high), unit) for low, high, unit in _BOUNDS)
+    return ", ".join((kind, *filter(None, bounds)))
+
+
+def _range(low: Json, high: Json, unit: str) -> str:
+    """Return what lies between two bounds; one that every number keeps is none."""
+    has_high = isinstance(high, int | float) and high < MAX_SAFE_INTEGER - 1
+    if low is None or (low == 1 and unit and has_high):
+        return f"at most {_text(high)}{unit}" if has_high else ""
+    return f"{_text(low)} to {_text(high)}{unit}" if has_high else f"{_text(low)} or more{unit}"
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -27,9 +27,9 @@ from soong.shared.core.foreign import call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.foreign_schema import from_json_schema
+from soong.shared.tools.permission_check import has_classifier
 from soong.shared.tools.registry import ToolRegistry, Toolset
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.risk import has_classifier
 
 if TYPE_CHECKING:
     from pydantic_ai.toolsets import AbstractToolset

@@ -25,9 +25,8 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.tools.deferred import ToolSearch
 from soong.shared.tools.definition import ToolAdapter
-from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.chain import Hooks, registered_hooks
 from soong.shared.tools.hooks.command import hooks_of
-from soong.shared.tools.hooks.sdk import registered_hooks
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS
 from soong.shared.toolsets.code.toolset import CodeTools

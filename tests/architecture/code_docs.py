@@ -23,8 +23,8 @@ from soong.shared.engine.runs.record import RUN_TRANSITIONS, RunStatus
 from soong.shared.engine.tasks.plan.reader import plan_schema
 from soong.shared.engine.tasks.spec import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
 from soong.shared.tools.definition import ToolDefinition
-from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
-from soong.shared.tools.result import RESERVED, ErrorType
+from soong.shared.tools.result import EVERY_CALL, RESERVED, ErrorType
+from soong.shared.tools.schema import ArgumentDoc, arguments_of
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text

@@ -28,9 +28,8 @@ _ENVIRONMENT_READERS = {
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",
     "shared/core/secret_values.py": "finds the values that are shown nowhere, and resolves references to variables",
-    "worker/bootstrap.py": "the pipe by which a program of a worker passes on to the next one what it still holds",
+    "worker/bootstrap.py": "the pipe by which a worker passes on what it holds, and that of its starter",
     "worker/lifetime.py": "the pipes with which this process was started: of its report, and to its subreaper",
-    "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/folders.py": "makes the environment of the processes that a service starts",
     "orchestrator/embedded/preforked_workers.py": "gives a forked worker the environment of a child",
     "orchestrator/cli/main.py": "asks whether any setting is given, without importing the settings",
@@ -44,7 +43,7 @@ _ENVIRONMENT_READERS = {
 _TIMES_ELSEWHERE = {
     "shared/sandbox/subreaper.py": "it runs isolated and imports nothing",
     "orchestrator/embedded/die_with_parent.py": "it runs isolated and imports nothing",
-    "orchestrator/telemetry/metrics_consumer.py": "the buckets of a histogram",
+    "orchestrator/telemetry/consumers.py": "the buckets of a histogram",
 }
 
 # Written in parts, so that this file does not match itself.

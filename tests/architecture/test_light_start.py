@@ -33,7 +33,7 @@ CASES = {
     ),
     "an orchestrator without telemetry": (
         "import soong.orchestrator.owner.bootstrap",
-        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.telemetry.opening"},
+        TRACED | {"soong.orchestrator.telemetry.otlp", "soong.orchestrator.telemetry.consumers"},
     ),
 }
 

@@ -17,8 +17,7 @@ from soong.orchestrator.approvals.broker import ApprovalBroker, ApprovalContext
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.schemas.approval import ApprovalSchema
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.permission_gate import RunGate
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType

@@ -16,7 +16,7 @@ from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.config import load_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
@@ -32,11 +32,10 @@ from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.store import Store
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.flower import NoFlower
-from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.lifetime import Lifetime, RecycleLimits, Retirement
 from soong.worker.process import Connections, RunParts, WorkerProcess
-from soong.worker.run import StepRunner
+from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.integration.consent import BothPorts
 from tests.integration.waiting_tools import opened
 from tests.model.builders import make_answer, make_owner

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import parse_config
 from soong.shared.core.jsontext import Json, JsonObject
@@ -21,9 +21,8 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.worker.agent_step import AgentStepRunner
-from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
-from soong.worker.run import StepRunner
+from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.model.builders import make_owner, take_turn
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus

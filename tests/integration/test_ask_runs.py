@@ -17,7 +17,7 @@ from soong.orchestrator.owner.bootstrap import owner_agents
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.agents.compaction import inherited
 from soong.shared.agents.definition import builtin_definitions
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.config import Config
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.backup.create import create_backup
-from soong.orchestrator.backup.restore import restore_backup
+from soong.orchestrator.backup.home import create_backup, restore_backup
 from soong.shared.core.errors import ForgedError, SchemaVersionError, SoongError, UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.family import HAS_MARK

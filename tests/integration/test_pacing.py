@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
+from soong.shared.agents.run_models import LocalPacer, Pacer, Pacing, RateLimits, provider_key
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.pacing import PREFIX, RedisPacer
-from soong.worker.additional_steps import LentSlots
+from soong.worker.parking import LentSlots
 from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("DIS-09", "DIS-12.d")

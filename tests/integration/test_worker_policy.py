@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import StepEnd
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 from soong.shared.toolsets.mcp.toolset import look_now, servers_of
 from tests.integration.mcp.scene import stdio_config
 from tests.integration.runner_site import RunnerSite

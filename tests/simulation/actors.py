@@ -20,12 +20,11 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.store import Store
-from soong.worker.additional_steps import AdditionalSteps
-from soong.worker.function_step import FunctionStepRunner
 from soong.worker.heartbeat import Incarnation
+from soong.worker.held_runs import AdditionalSteps
 from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import Connections, RunParts, WorkerProcess
-from soong.worker.run import StepRunner
+from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.one_loop import NoAsks
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
 from tests.simulation.borders import border_notifier, border_store

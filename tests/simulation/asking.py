@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.permission_gate import RunGate
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.timing import Clock

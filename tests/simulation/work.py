@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.spec import BoundStep, ClaimMode, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store
 from soong.shared.tools.time_limit import TimeLimit
-from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.held_runs import AdditionalSteps
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
 from tests.waiting import others_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from soong.shared.agents.charging import USUAL_ANSWER_TOKENS
+from soong.shared.agents.requests import USUAL_ANSWER_TOKENS
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget

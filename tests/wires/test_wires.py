@@ -10,9 +10,8 @@ from pydantic_ai.messages import ModelResponse, ModelResponseStreamEvent, TextPa
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import AgentLimits, ModelOptions
-from soong.shared.agents.model_answers import AnswerView
-from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.turn import add, usage_of
+from soong.shared.agents.ports import AgentEnd, AnswerView
+from soong.shared.agents.requests import add, usage_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import Outcome

@@ -13,11 +13,10 @@ from llmock.testing import LLMockServer
 from llmock.verdict import Verdict, judge
 from msgspec.structs import replace
 
-from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
-from soong.shared.agents.model_answers import AnswerView
-from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.ports import AgentEnd, AgentTask, AnswerView
+from soong.shared.agents.run_models import Fallbacks, RunModel
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition

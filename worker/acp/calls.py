@@ -20,8 +20,8 @@ from acp import RequestError, schema
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.acp_agents import RUN_COMMAND
-from soong.shared.agents.charging import Reserved, Spending
 from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.requests import Reserved, Spending
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.identity import new_id
 from soong.shared.core.jsontext import Json, JsonObject, canonical

@@ -21,9 +21,8 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess, CommandRunner, SandboxUnavailableError
 from soong.shared.sandbox.duplex import DuplexProcess
 from soong.shared.sandbox.programs import untrusted_folders
-from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.definition import RunDirs, access_of
 from soong.shared.tools.result import ErrorType
-from soong.shared.tools.risk import access_of
 from soong.worker.acp.client import AcpClient
 
 _ERROR_CHARS: Final = 1_000

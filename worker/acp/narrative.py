@@ -27,8 +27,7 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.acp_agents import AcpAgent, OwnKind
 from soong.shared.agents.conversation import UnwrittenLog
 from soong.shared.agents.messages import assistant_node, result_node
-from soong.shared.agents.model_answers import AnswerView
-from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.ports import AgentTask, AnswerView
 from soong.shared.agents.turn import output_of
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict

@@ -13,10 +13,9 @@ from typing import Any, Final, TypeVar
 from acp import schema
 
 from soong.shared.agents.acp_agents import READ_FILE, RUN_COMMAND, WRITE_FILE, AcpAgent, OwnKind
-from soong.shared.agents.charging import Spending
 from soong.shared.agents.messages import opening_nodes, user_node
-from soong.shared.agents.model_answers import AnswerView
-from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.ports import AgentEnd, AnswerView
+from soong.shared.agents.requests import Spending
 from soong.shared.agents.runtime.prepared import PreparedCalls
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json, JsonObject

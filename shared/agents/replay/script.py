@@ -14,12 +14,12 @@ from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, Mode
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 
-from soong.shared.agents.charging import Reserved
 from soong.shared.agents.compaction import inherited, summary_of
-from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.messages import answer_of, is_of_a_call
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import BrokenAnswerError
+from soong.shared.agents.model_request import BrokenAnswerError
+from soong.shared.agents.requests import Reserved
+from soong.shared.agents.run_models import Fallbacks, RunModel
 from soong.shared.agents.runtime.prepared import ModelRules
 from soong.shared.agents.scripted_model import LocalModel
 from soong.shared.agents.turn import FINAL_TOOL

@@ -17,13 +17,20 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
-from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
-from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sleep, provider_key
 from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.run_models import (
+    Fallbacks,
+    LocalPacer,
+    Pacer,
+    Pacing,
+    RateLimits,
+    RunModel,
+    Sleep,
+    provider_key,
+)
 from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
-from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
 from soong.shared.agents.runtime.prepared import AgentObserver, ModelRules, PreparedAgent, PreparedCalls, agent_task
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import Config
@@ -206,8 +213,8 @@ class AgentRuntime:
             LeaseLostError: the run is no longer ours.
             asyncio.CancelledError: it was interrupted.
         """
-        from soong.shared.agents.charging import StoredBudget
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
+        from soong.shared.agents.requests import StoredBudget
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
 
         interruption, log = agent.log.interruption, agent.log

@@ -17,7 +17,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
 )
 
-from soong.shared.agents.model_answers import AnswerView
+from soong.shared.agents.ports import AnswerView
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta, Notifier

@@ -5,8 +5,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from soong.shared.agents.definition import AgentDefinition, AgentLimits, Compaction, CompactionStrategy, Price
-from soong.shared.agents.fallbacks import Fallbacks
 from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.run_models import Fallbacks
 from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
 from soong.shared.core.config import Config, ModelConfig
 from soong.shared.core.identity import RunIdentity

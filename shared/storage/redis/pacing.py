@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from soong.shared.agents.pacing import PAUSE, LocalPacer
+from soong.shared.agents.run_models import PAUSE, LocalPacer
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class RedisPacer:
-    """Implements ``Pacer`` and ``Pauses`` of :mod:`soong.shared.agents.pacing`.
+    """Implements ``Pacer`` and ``Pauses`` of :mod:`soong.shared.agents.run_models`.
 
     While Redis is away the process uses its own counts.
     """

@@ -24,6 +24,7 @@ from soong.shared.core.value import Value
 from soong.shared.tools.definition import ElicitationAnswer, Progress
 from soong.shared.tools.hooks.hook import (
     ELICITATION_ACTIONS,
+    REGISTERED,
     STRENGTH,
     ElicitationHook,
     ElicitationOutcome,
@@ -145,6 +146,11 @@ class Hooks(Value):
 
 
 NO_HOOKS = Hooks()
+
+
+def registered_hooks() -> Hooks:
+    """Return what is registered in this process now."""
+    return Hooks(**{stage: tuple(hooks.values()) for stage, hooks in REGISTERED.items()})
 
 
 def applied(outcome: PostOutcome, result: ToolResult) -> ToolResult:

@@ -37,7 +37,7 @@ from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from soong.shared.sandbox.redact import Redactor, inert_text
-from soong.shared.tools.definition import ElicitationAnswer, Progress, RunDirs
+from soong.shared.tools.definition import ElicitationAnswer, Progress, RunDirs, access_of
 from soong.shared.tools.hooks.chain import HookFailedError, Hooks
 from soong.shared.tools.hooks.hook import (
     ElicitationHookAction,
@@ -51,7 +51,6 @@ from soong.shared.tools.hooks.hook import (
 )
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 from soong.shared.tools.results.rendering import block_value
-from soong.shared.tools.risk import access_of
 
 VERSION: Final = 1
 MAX_ANSWER_BYTES: Final = 1024 * 1024

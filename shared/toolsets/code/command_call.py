@@ -19,9 +19,8 @@ from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, stands_linked, write_roots
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from soong.shared.tools.definition import RunDirs, Target, ToolContext
+from soong.shared.tools.definition import RunDirs, Target, ToolContext, access_of
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.risk import access_of
 from soong.shared.tools.schema import number_of, text_of
 from soong.shared.toolsets.code.named_files import NamedFiles, is_harmless, named_files, quoted
 from soong.shared.toolsets.code.paths import object_identity

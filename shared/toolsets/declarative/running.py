@@ -24,12 +24,10 @@ from soong.shared.sandbox.process import STREAMS, OutputTranscript
 from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.sandbox.redact import Redactor, inert_text
 from soong.shared.sandbox.threads import accompanied, run_blocking
-from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition
-from soong.shared.tools.docs import EVERY_CALL
+from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition, access_of
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
-from soong.shared.tools.result import ArtifactRef, ErrorType, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.result import EVERY_CALL, ArtifactRef, ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.risk import access_of
 from soong.shared.toolsets.code.named_files import named_files
 from soong.shared.toolsets.code.run_command import SANDBOX_HINT, block_of
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, read_tool_files

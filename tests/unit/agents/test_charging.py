@@ -9,10 +9,10 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.charging import Reserved, charge_of, price_of
 from soong.shared.agents.definition import Price
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.requests import Reserved, charge_of, price_of
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.engine.runs.budgets import MOST, Budget, BudgetSpentError, Charge, configured_budget, parse_budget
 from soong.shared.engine.runs.events import EventType

@@ -13,12 +13,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.charging import Reserved
 from soong.shared.agents.definition import AgentLimits, Price
-from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
-from soong.shared.agents.pacing import LocalPacer, Pacing
 from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.requests import Reserved
+from soong.shared.agents.run_models import Fallbacks, LocalPacer, Pacing, RunModel
 from soong.shared.agents.scripted_model import UnusableModel
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject

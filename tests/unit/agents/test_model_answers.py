@@ -11,14 +11,8 @@ from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestPar
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 
-from soong.shared.agents.model_answers import (
-    NO_FOLLOWER,
-    AnswerFollower,
-    AnswerSource,
-    BrokenAnswerError,
-    UnmarkedAnswerError,
-    can_stream,
-)
+from soong.shared.agents.model_request import AnswerSource, BrokenAnswerError, UnmarkedAnswerError, can_stream
+from soong.shared.agents.ports import NO_FOLLOWER, AnswerFollower
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.engine.tasks.functions import resolve_script
 from tests.unit.agents.test_model_request import Provider, answer

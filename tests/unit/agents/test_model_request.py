@@ -9,8 +9,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import ModelOptions
-from soong.shared.agents.model_answers import AnswerSource
-from soong.shared.agents.model_request import ProviderFailedError, request
+from soong.shared.agents.model_request import AnswerSource, ProviderFailedError, request
 
 
 class Provider(Model[Any]):

@@ -10,13 +10,13 @@ from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelHTTPErr
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.charging import Reserved
 from soong.shared.agents.definition import AgentLimits, Compaction, CompactionStrategy
-from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.replay.replay import ReplayedRun, replay_run
 from soong.shared.agents.replay.script import RunRecord, lives_of
+from soong.shared.agents.requests import Reserved
+from soong.shared.agents.run_models import Fallbacks, RunModel
 from soong.shared.agents.runtime.prepared import ModelRules
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject

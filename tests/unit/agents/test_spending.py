@@ -4,8 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from soong.shared.agents.charging import limit_reached, warning
 from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.requests import limit_reached, warning
 from soong.shared.engine.runs.record import EndReason, Usage
 
 

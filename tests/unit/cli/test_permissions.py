@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from soong.orchestrator.cli.permissions import app
 from soong.shared.core.errors import InvalidConfigError, UsageError
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 
 CONFIG = """
 [[permission.rules]]

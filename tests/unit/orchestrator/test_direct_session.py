@@ -13,7 +13,7 @@ from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.errors import InvalidConfigError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 from soong.shared.tools.definition import Permission, ToolContext
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome

@@ -18,7 +18,7 @@ from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 from soong.shared.tools.definition import Permission, Risk, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.toolsets.code.edit_file import edit_file_tool
 from soong.shared.toolsets.code.run_command import CommandTool

@@ -2,8 +2,9 @@
 
 import pytest
 
-from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of, first_sentence
+from soong.shared.core.jsontext import JsonObject, first_sentence
+from soong.shared.tools.result import EVERY_CALL
+from soong.shared.tools.schema import ArgumentDoc, arguments_of
 
 
 def said(part: JsonObject) -> str:

@@ -11,17 +11,19 @@ import pytest
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import CallQuestion, ElicitationAnswer, HandlerOutput, Target, ToolContext
-from soong.shared.tools.hooks import sdk
-from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.chain import Hooks, registered_hooks
 from soong.shared.tools.hooks.hook import (
+    REGISTERED,
     ElicitationHook,
     ElicitationOutcome,
     ElicitationResultHook,
     HookCall,
     Matcher,
     NamedHook,
+    elicitation_hook,
+    elicitation_result_hook,
+    pre_hook,
 )
-from soong.shared.tools.hooks.sdk import elicitation_hook, elicitation_result_hook, pre_hook, registered_hooks
 from soong.shared.tools.result import ToolResult
 from tests.unit.tools.hook_programs import Programs, hook_runs
 from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
@@ -135,7 +137,8 @@ async def test_a_hook_changes_neither_the_question_nor_the_answer_that_others_se
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdk, "_REGISTERED", {stage: {} for stage in sdk._REGISTERED})
+    for stage in REGISTERED:
+        monkeypatch.setitem(REGISTERED, stage, {})
 
 
 @pytest.mark.spec("EXE-13.a")

@@ -10,7 +10,7 @@ from soong.shared.tools.result import RESERVED, ErrorType
 from tests.spec_document import ROOT, read_clauses
 
 PACKAGES = ("shared", "worker", "orchestrator")
-NOT_MAKERS = frozenset({"shared/tools/result.py", "shared/tools/docs.py"})
+NOT_MAKERS = frozenset({"shared/tools/result.py"})
 """Where types are listed; that makes none of them."""
 
 RETRYABLE = {

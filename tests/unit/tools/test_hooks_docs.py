@@ -12,9 +12,9 @@ from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, parse_strict
 from soong.shared.core.program_config import McpServerConfig
 from soong.shared.tools.definition import CallQuestion, ElicitationAnswer, HandlerOutput, Target, ToolContext
-from soong.shared.tools.hooks import sdk
+from soong.shared.tools.hooks.chain import registered_hooks
 from soong.shared.tools.hooks.command import _ElicitationHookAnswer, _PostAnswer, _PreAnswer
-from soong.shared.tools.hooks.hook import ELICITATION_ACTIONS, STRENGTH
+from soong.shared.tools.hooks.hook import ELICITATION_ACTIONS, REGISTERED, STRENGTH
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.mcp.elicitation import ServerQuestion
 from tests.unit.tools.hook_programs import Programs
@@ -103,14 +103,15 @@ async def test_the_examples_around_a_question_answer_and_decline(
             answer = await context.around_question.after(named, answer)
         return {"action": answer.action, "content": dict(answer.content or {}), "reason": answer.reason}
 
-    monkeypatch.setattr(sdk, "_REGISTERED", {stage: {} for stage in sdk._REGISTERED})
+    for stage in REGISTERED:
+        monkeypatch.setitem(REGISTERED, stage, {})
     exec(compile(example("python", 3), "docs/reference/hooks.md", "exec"), {"__name__": "example"})
     configured = Config.model_validate(tomllib.loads(example("toml", 1))).hooks.elicitation[0]
     programs = Programs(tmp_path)
     programs.python("", name=configured.name, stage="elicitation", tools=configured.tools)
     (programs.home / f"{configured.name}.script").write_text(example("python", 2), encoding="utf-8")
     tool = make_tool("mcp.design.asks", handler=asks, input_schema=TEXT_INPUT)
-    bench = make_bench([tool], project=programs.project, hooks=sdk.registered_hooks() + programs.hooks())
+    bench = make_bench([tool], project=programs.project, hooks=registered_hooks() + programs.hooks())
 
     colour = await bench.call("mcp.design.asks", text="colour")
     office = await bench.call("mcp.design.asks", text="office")

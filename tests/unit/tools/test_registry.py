@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.permission_check import effective_traits
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.risk import effective_traits
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 

@@ -9,9 +9,16 @@ from structlog.testing import capture_logs
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
-from soong.shared.tools.risk import by_keywords, classified, effective_traits, for_call, risk_classifier, risk_of
+from soong.shared.tools.permission_check import (
+    by_keywords,
+    classified,
+    effective_traits,
+    for_call,
+    risk_classifier,
+    risk_of,
+)
 from tests.unit.tools.parts import make_tool
 
 

@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.tools.hooks.hook import HookCall, PostOutcome, PreOutcome
-from soong.shared.tools.hooks.sdk import post_hook, pre_hook
+from soong.shared.tools.hooks.hook import HookCall, PostOutcome, PreOutcome, post_hook, pre_hook
 from soong.shared.tools.result import ToolResult
 
 

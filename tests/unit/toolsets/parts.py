@@ -6,8 +6,7 @@ from typing import Any
 
 from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.docs import EVERY_CALL
-from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.tools.result import EVERY_CALL, ErrorType, TextBlock, ToolResult
 from soong.shared.toolsets.code.toolset import CodeTools
 from tests.unit.tools.parts import PipelineHarness, make_bench
 

@@ -18,9 +18,9 @@ from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PreOutcome
 from soong.shared.tools.naming import NameTable
+from soong.shared.tools.permission_check import effective_traits, risk_of
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
-from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.surface import compute_surface
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest, sound_tools
 from soong.shared.toolsets.mcp.definitions import ServerTools, tools_of

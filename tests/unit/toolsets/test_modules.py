@@ -8,10 +8,10 @@ from textwrap import dedent
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.tools import risk
+from soong.shared.tools import permission_check as risk
 from soong.shared.tools.definition import Risk
+from soong.shared.tools.permission_check import classified
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.risk import classified
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_tool

@@ -24,9 +24,9 @@ from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition
+from soong.shared.tools.permission_check import effective_traits, risk_of
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry, Toolset
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.schema import schema_problems
 from soong.shared.toolsets.declarative.running import DeclarativeTools
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of

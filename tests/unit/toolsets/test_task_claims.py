@@ -21,9 +21,9 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
 from soong.shared.toolsets.tasks.own import TaskTools
-from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Incarnation
+from soong.worker.held_runs import AdditionalSteps
 from tests.model.builders import make_session, make_step, make_task, open_session
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

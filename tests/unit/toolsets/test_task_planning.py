@@ -20,10 +20,10 @@ from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepStatus, TaskEvent, TaskStatus
 from soong.shared.tools.definition import Permission, RunDirs
+from soong.shared.tools.permission_check import effective_traits
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.risk import effective_traits
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 from soong.shared.toolsets.tasks.showing import TAGS

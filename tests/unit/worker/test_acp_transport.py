@@ -10,8 +10,8 @@ import pytest
 from acp import schema
 
 from soong.shared.agents.acp_agents import AcpAgent, OwnKind
-from soong.shared.agents.charging import Spending
 from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.requests import Spending
 from soong.shared.engine.runs.budgets import Charge
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.paths import PathPolicy

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from soong.worker.app import is_dispatch
+from soong.worker.bootstrap import is_dispatch
 
 NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 

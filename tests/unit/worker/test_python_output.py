@@ -10,7 +10,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
-from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
+from soong.worker.run import MAX_OUTPUT_BYTES, FunctionStepRunner
 from tests.unit.tools.test_bounds import nested
 from tests.unit.worker.test_run import make_claim
 

@@ -15,8 +15,7 @@ from soong.shared.engine.tasks.failure_report import FailureReport, StepIncident
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.shared.tools.time_limit import TimeLimit
-from soong.worker.function_step import FunctionStepRunner
-from soong.worker.run import StepRunner
+from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.model.builders import make_identity
 
 pytestmark = pytest.mark.spec("DAG-10")

@@ -3,7 +3,7 @@
 A step's kind decides what does the work: a registered function or a child agent. Both get their inputs bound here, both
 run under the step's time limit, and every outcome becomes one :class:`StepEnd`.
 
-A cancelled or expired step leaves its function behind as work of the run (:mod:`soong.shared.core.step_work`); the slot
+A cancelled or expired step leaves its function behind as work of the run (:mod:`soong.shared.core.foreign`); the slot
 waits for that. A paused one is awaited here: the result of a function that ends counts.
 """
 

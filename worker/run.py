@@ -360,7 +360,7 @@ def _print(stream: Stream, data: bytes) -> None:
 def answer_call() -> None:
     """Make one call of a function in a process of its own: from the request on stdin to the answer on stdout.
 
-    What the function prints goes to stderr.
+    The output of the function goes to stderr.
     """
     answer = os.dup(1)
     os.dup2(2, 1)

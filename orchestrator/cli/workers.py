@@ -17,14 +17,16 @@ from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import Columns, one_line, output, say, show, table, table_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
-from soong.orchestrator.operations.administration import SCOPE_HELP, limit_concurrency
+from soong.orchestrator.operations.administration import limit_concurrency
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
+from soong.shared.engine.tasks.claims import SCOPE_HELP
 
 if TYPE_CHECKING:
     from soong.shared.agents.run_models import Pauses
 
 app = CommandTable()
+
 
 COLUMNS: Final[Columns] = {
     "worker": "name",
@@ -86,8 +88,10 @@ def _parked(number: int) -> str:
 
 def _limits_text(limits: Sequence[Document]) -> str:
     """Return the limits and how far each is used; empty where nothing is limited."""
-    rows = [(bound["scope"], f"{bound['used']}/{bound['limit']}") for bound in limits]
-    return table(("limit", "used"), rows) if rows else ""
+    rows = [
+        (one["scope"], f"{one['used']}/{one['limit'] or '-'}", "paused" if one["is_paused"] else "") for one in limits
+    ]
+    return table(("limit", "used", ""), rows) if rows else ""
 
 
 async def _view() -> Document:
@@ -124,6 +128,22 @@ async def remove(scope: str = typer.Argument(..., help=SCOPE_HELP)) -> None:
     """Remove a limit."""
     await limit_concurrency(scope, 0)
     say(f"{scope} is not limited")
+
+
+@limits.command("pause")
+async def pause_scope(scope: str = typer.Argument(..., help=SCOPE_HELP)) -> None:
+    """Let nothing of a pool or another scope start; what runs continues."""
+    async with Api() as api:
+        await api.post("/v1/limits/pause", {"scope": scope})
+    say(f"nothing of {scope} starts; `soong limits resume {scope}` ends that")
+
+
+@limits.command("resume")
+async def resume_scope(scope: str = typer.Argument(..., help=SCOPE_HELP)) -> None:
+    """Let what was paused start again, within its limit."""
+    async with Api() as api:
+        await api.post("/v1/limits/resume", {"scope": scope})
+    say(f"{scope} continues")
 
 
 models = CommandTable()

@@ -18,14 +18,13 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.timing import SystemClock, utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, session_scope
+from soong.shared.engine.tasks.claims import limit_scope
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
-from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
+from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.access.token import ApiToken, Right, make_token
 from soong.shared.storage.store import Store
 
 NOTICES_SHOWN: Final = 200
-SCOPE_HELP: Final = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a python step) or session:ID."
 
 
 @asynccontextmanager
@@ -115,16 +114,14 @@ async def opened_keys(change: str = "") -> AsyncIterator[KeyRing]:
         yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
 
 
-async def limit_concurrency(scope: str, limit: int) -> None:
+async def limit_concurrency(text: str, limit: int) -> None:
     """Set how many steps of a scope run at once; 0 removes the limit. Raises: UsageError, NotFoundError."""
-    kind, separator, name = scope.partition(":")
-    if kind not in LIMIT_KINDS or not separator or not name.strip():
-        hint = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
-        raise UsageError(f"{scope!r} is not a scope of a concurrency limit; {hint}; a scope is {SCOPE_HELP}")
+    scope = limit_scope(text)
     async with opened_store() as store:
-        if kind == "session" and limit:
-            await store.sessions.session(name)  # a limit of a session that is none would wait for nobody
-        await store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name.strip()}", limit)])
+        if scope.startswith("session:") and limit:
+            # A limit of a session that is none would wait for nobody.
+            await store.sessions.session(scope.removeprefix("session:"))
+        await store.claims.set_concurrency_limits([ConcurrencyLimit(scope, limit)])
 
 
 async def budget_of(session: str, limit: Budget) -> BudgetState | None:

@@ -219,6 +219,7 @@ Left: TypeAlias = Annotated[HasLeft, Depends(_leaving)]
 Reader: TypeAlias = Annotated[Caller, Depends(Needs(Right.READ))]
 Runner: TypeAlias = Annotated[Caller, Depends(Needs(Right.RUN))]
 Approver: TypeAlias = Annotated[Caller, Depends(Needs(Right.APPROVE))]
+Administrator: TypeAlias = Annotated[Caller, Depends(Needs(Right.ADMIN))]
 
 
 def check_steering(caller: Caller, session: Session) -> None:

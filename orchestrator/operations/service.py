@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import Reader, Service, made_since_us
+from soong.orchestrator.operations.context import Administrator, Reader, Service, made_since_us
 from soong.orchestrator.operations.documents import AuditEntrySchema, CallerSchema, HealthSchema, Page, page_of
+from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.strict import Body, InSession, Limit, StrictRoute
 from soong.orchestrator.schemas.tool import ToolsSchema
 from soong.orchestrator.schemas.worker import StatusSchema, UsageSums, WorkersSchema
@@ -19,6 +20,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.timing import rfc3339
 from soong.shared.engine.runs.record import UsageBy, UsageTotal
 from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.tasks.claims import limit_scope
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log import AuditKind
 
@@ -112,6 +114,10 @@ async def metrics(service: Service, _caller: Reader) -> Response:
     return Response(text(await collect(service.store, service.metrics, service.client.clock)), media_type=CONTENT_TYPE)
 
 
+class ScopeBody(Body):
+    scope: str = Field(max_length=300, description="`pool:NAME`, `model:NAME`, `definition:NAME` or `session:ID`.")
+
+
 class SignInBody(Body):
     code: str = Field(max_length=200, description="What `soong console` put behind the `#` of the address.")
     digest: str = Field(
@@ -149,6 +155,25 @@ async def list_audit(
     )
     last = str(found[-1].ordinal) if found else ""
     return page_of([AuditEntrySchema.of(entry) for entry in found], limit, last)
+
+
+@router.post("/v1/limits/pause", tags=["service"])
+async def pause_limit(service: Service, _caller: Administrator, body: ScopeBody) -> WorkersSchema:
+    """Let nothing of a pool, a model, a definition or a session start; what runs continues."""
+    await service.store.claims.pause_scope(_scope(body), is_paused=True)
+    return await workers(service, _caller)
+
+
+@router.post("/v1/limits/resume", tags=["service"])
+async def resume_limit(service: Service, _caller: Administrator, body: ScopeBody) -> WorkersSchema:
+    """Let what was paused start again, within its limit."""
+    await service.store.claims.pause_scope(_scope(body), is_paused=False)
+    return await workers(service, _caller)
+
+
+def _scope(body: ScopeBody) -> str:
+    with raised_as_ours():
+        return limit_scope(body.scope)
 
 
 async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:

@@ -76,8 +76,9 @@ class LimitSchema(Schema):
     """A concurrency limit."""
 
     scope: str
-    limit: int
+    limit: int = Field(description="Most of its steps at once; 0: as many as there are slots.")
     used: int
+    is_paused: bool = Field(description="Nothing of it starts until it is resumed.")
 
 
 class WorkersSchema(Schema):

@@ -157,3 +157,33 @@ async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarn
     assert len(crowd.done) == len(set(crowd.done)) == total
     assert crowd.most_speaking >= 10
     assert crowd.most_holding <= 5
+
+
+async def test_of_a_paused_scope_nothing_starts_and_its_limit_stays(scene: ContractHarness) -> None:
+    claims = scene.store.claims
+    await claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
+    await scene.task(*(f"s{number}" for number in range(6)))
+    (first,) = await scene.claim(1)
+
+    await claims.pause_scope("pool:default", is_paused=True)
+    await claims.pause_scope("pool:default", is_paused=True)
+    await claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 3)])
+
+    assert await scene.claim() == ()
+    assert not any((await claims.backlog()).ready.values())
+    await scene.advance([completed(first)])
+    await claims.pause_scope("pool:default", is_paused=False)
+    assert len(await scene.claim()) == 3
+
+
+async def test_a_scope_without_a_limit_is_paused_too(scene: ContractHarness) -> None:
+    claims = scene.store.claims
+    await claims.pause_scope("model:slow", is_paused=True)
+    await claims.set_concurrency_limits([ConcurrencyLimit("model:slow", 0)])
+    await scene.task(make_step("a", model="slow"), make_step("b", model="slow"), "quick")
+
+    assert len(await scene.claim()) == 1
+
+    await claims.pause_scope("model:slow", is_paused=False)
+    await claims.pause_scope("model:other", is_paused=False)
+    assert len(await scene.claim()) == 2

@@ -1,5 +1,7 @@
 """Lists with filters, and acts on several tasks and questions after one look at all of them."""
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,9 +99,23 @@ def test_a_priority_is_that_of_every_step_that_has_not_ended(cli: CliHarness) ->
     assert priorities(cli, task) == {"first": 7, "last": 9}
 
 
-def priorities(cli: CliHarness, task: str) -> dict[str, int]:
-    import sqlite3
+def test_a_paused_pool_starts_nothing_until_it_continues(cli: CliHarness) -> None:
+    plan = cli.plan("title: T\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {x: 1}}]\n")
+    assert cli.run("limits", "pause", "pool").returncode == 2
+    assert cli.run("limits", "pause", "pool:default").returncode == 0
+    assert cli.json("limits", "list") == {
+        "limits": [{"scope": "pool:default", "limit": 0, "used": 0, "is_paused": True}]
+    }
+    assert cli.run("run", plan, "--detach").returncode == 0
+    time.sleep(1)  # what is not to happen takes its time
+    assert shown(cli, "--status", "completed") == []
 
+    assert cli.run("limits", "resume", "pool:default").returncode == 0
+    until(lambda: shown(cli, "--status", "completed"), "it runs", cli.logs)
+    assert cli.json("limits", "list") == {"limits": []}
+
+
+def priorities(cli: CliHarness, task: str) -> dict[str, int]:
     with sqlite3.connect(cli.home / "soong.db") as rows:
         found = rows.execute("SELECT key, priority FROM steps WHERE task_id = ?", (task,)).fetchall()
     return {key.partition("/")[2]: priority for key, priority in found}

@@ -9,10 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
+from soong.shared.core.errors import UsageError
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.spec import StepKind, StepStatus
 from soong.shared.engine.tasks.step import (
+    LIMIT_KINDS,
     Advance,
     Backlog,
     BadWorker,
@@ -61,7 +64,11 @@ class ClaimRefusal(Value):
 
 class ClaimStore(Protocol):
     async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
-        """Set limits by scope; a limit below 1 removes the concurrency limit."""
+        """Set limits by scope; a limit below 1 removes the concurrency limit. A paused scope stays so."""
+        ...
+
+    async def pause_scope(self, scope: str, *, is_paused: bool) -> None:
+        """Let nothing of a scope of a concurrency limit start, or let it start again; what runs continues."""
         ...
 
     # -- a worker's side
@@ -349,3 +356,15 @@ def _by_place(requested: RequestedStep, pools: Collection[str], capabilities: Co
         return None
     problem = f"step {requested.step_id!r} needs {', '.join(missing)}, which your worker does not have"
     return ClaimRefusal(Refusal.INCAPABLE, problem, _ANOTHER)
+
+
+SCOPE_HELP: Final = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a python step) or session:ID."
+
+
+def limit_scope(text: str) -> str:
+    """Return the scope of a concurrency limit as it is stored. Raises: UsageError."""
+    kind, separator, name = text.partition(":")
+    if kind not in LIMIT_KINDS or not separator or not name.strip():
+        hint = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
+        raise UsageError(f"{text!r} is not a scope of a concurrency limit; {hint}; a scope is {SCOPE_HELP}")
+    return f"{kind}:{name.strip()}"

@@ -64,7 +64,9 @@ class LimitUsage(Value):
 
     scope: str
     limit: int
+    """0: none; the scope is only paused."""
     used: int
+    is_paused: bool = False
 
 
 class MetricsSource(Protocol):

@@ -388,6 +388,8 @@ class ConcurrencyLimit(Value):
     limit: int
 
 
+NO_LIMIT: Final = 1_000_000
+"""The limit of a scope that was paused and has none otherwise."""
 LIMIT_KINDS: Final = ("session", "definition", "model", "pool")
 """The kinds of concurrency limits, in the order in which they are locked."""
 

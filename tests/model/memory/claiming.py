@@ -76,9 +76,12 @@ def _place(rows: Rows, step: Step) -> tuple[int, bool, int]:
 
 
 def _fits(rows: Rows, step: Step, leases: Counter[str]) -> bool:
-    return all(
-        leases[scope] < rows.concurrency_limits[scope] for scope in scopes_of(step) if scope in rows.concurrency_limits
-    )
+    limits = limits_now(rows)
+    return all(leases[scope] < limits[scope] for scope in scopes_of(step) if scope in limits)
+
+
+def limits_now(rows: Rows) -> dict[str, int]:
+    return rows.concurrency_limits | dict.fromkeys(rows.paused_scopes, 0)
 
 
 def claim_steps(
@@ -207,12 +210,8 @@ class MemoryAdditionalClaims(Part):
         )
 
     def _over_a_limit(self, step: Step, own: Step) -> ClaimRefusal | None:
-        leases = counted_leases(self.rows)
+        leases, limits = counted_leases(self.rows), limits_now(self.rows)
         for scope in scopes_of(step):
-            if (
-                scope not in scopes_of(own)
-                and scope in self.rows.concurrency_limits
-                and leases[scope] >= self.rows.concurrency_limits[scope]
-            ):
+            if scope not in scopes_of(own) and scope in limits and leases[scope] >= limits[scope]:
                 return limited(step.step_id, scope)
         return None

@@ -60,6 +60,7 @@ class Rows:
     unparked: set[str] = field(default_factory=set)
     """Steps that were parked and may go on: claimed before what has not begun."""
     concurrency_limits: dict[str, int] = field(default_factory=dict)
+    paused_scopes: set[str] = field(default_factory=set)
     last_claimed: dict[str, int] = field(default_factory=dict)
     """By session: the number of its last claim, counted over all sessions."""
     runs: dict[str, Run] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from soong.shared.engine.tasks.step import (
     WaitingSteps,
 )
 from soong.shared.engine.tasks.store import StepSnapshot
-from tests.model.memory.claiming import choose, claim_steps
+from tests.model.memory.claiming import choose, claim_steps, limits_now
 from tests.model.memory.ending import cancel_step, is_parked, parked, pending_of, poison, result_of, write_end
 from tests.model.memory.logs import move_run, note_step
 from tests.model.memory.making import add_session, create_task
@@ -107,6 +107,13 @@ class MemorySteps(Part):
                 self.rows.concurrency_limits.pop(bound.scope, None)
             else:
                 self.rows.concurrency_limits[bound.scope] = bound.limit
+
+    @transaction
+    def pause_scope(self, scope: str, *, is_paused: bool) -> None:
+        if is_paused:
+            self.rows.paused_scopes.add(scope)
+        else:
+            self.rows.paused_scopes.discard(scope)
 
     @transaction
     def advance(
@@ -213,7 +220,7 @@ class MemorySteps(Part):
             and self.rows.task(step.task_id).status is TaskStatus.RUNNING
         ]
         waiting = frozenset(WaitingSteps(step.session_id, step.pool, step.needs) for step in ready)
-        if self.rows.concurrency_limits:
+        if limits_now(self.rows):
             # Nobody is served by looking: the turns stay as they are.
             turns = dict(self.rows.last_claimed)
             ready, _ = choose(self.rows, ready, len(ready))

@@ -62,15 +62,15 @@ HEADS: Final = Statement(
 LIMITS: Final = Statement(
     "concurrency limits that may concern lanes: the deployment's, and those of the lanes' own sessions alone",
     """
-    SELECT scope, slots FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
-    UNION ALL SELECT scope, slots FROM concurrency_limits WHERE scope IN @scopes
+    SELECT scope, slots * (1 - is_paused) FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL SELECT scope, slots * (1 - is_paused) FROM concurrency_limits WHERE scope IN @scopes
     """,
 )
 
 LOCK_LIMITS: Final = Statement(
     "lock concurrency limits: one claim at a time for each scope, locked in one order by all",
     """
-    SELECT scope, slots FROM concurrency_limits WHERE scope IN @scopes
+    SELECT scope, slots * (1 - is_paused) FROM concurrency_limits WHERE scope IN @scopes
     ORDER BY CASE substr(scope, 1, 5) WHEN 'sessi' THEN 1 WHEN 'defin' THEN 2 WHEN 'model' THEN 3 ELSE 4 END, scope
     /*pg FOR UPDATE */
     """,

@@ -68,8 +68,10 @@ CREATE TABLE calls (
 CREATE TABLE concurrency_limits (
     scope TEXT NOT NULL,
     slots BIGINT NOT NULL,
+    is_paused BIGINT DEFAULT 0 NOT NULL,
     CONSTRAINT pk_concurrency_limits PRIMARY KEY (scope),
     CONSTRAINT ck_concurrency_limits_slots CHECK (slots >= 1),
+    CONSTRAINT ck_concurrency_limits_is_paused CHECK (is_paused IN (0, 1)),
     CONSTRAINT ck_concurrency_limits_numbers CHECK (slots BETWEEN 0 AND 9007199254740991)
 );
 CREATE INDEX ix_concurrency_limits_standing ON concurrency_limits (scope) WHERE substr(scope, 1, 8) <> 'session:';

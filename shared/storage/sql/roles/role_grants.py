@@ -87,7 +87,8 @@ DECLARE
     fitting bigint;
     slots_wanted bigint := 0;
 BEGIN
-    SELECT coalesce(jsonb_object_agg(scope, slots), jsonb_build_object()) INTO room FROM concurrency_limits;
+    SELECT coalesce(jsonb_object_agg(scope, slots * (1 - is_paused)), jsonb_build_object()) INTO room
+        FROM concurrency_limits;
     FOR found_row IN SELECT its.pool, its.number, {_SCOPES} AS scopes FROM ({LIVE_LEASES.postgres}) AS its LOOP
         IF found_row.pool = wanted_pool THEN
             slots_wanted := slots_wanted + greatest(found_row.number, 0);

@@ -170,7 +170,7 @@ EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "step
 CLIENT_ADDS: Final = frozenset(
     {
         *("sessions", "tasks", "steps", "runs", "surfaces", "events", "commands", "answers", "audit"),
-        *("responders", "budgets"),
+        *("responders", "budgets", "concurrency_limits"),
     }
 )
 """Tables in which a client (the HTTP API) inserts its submissions, commands and answers. Never a decision, a key, a
@@ -186,6 +186,7 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     "responders": ("beat",),
     # A person raises the budget of a session, or the limits of a task.
     "budgets": ("tokens", "microusd", "turns", "wall_us"),
+    "concurrency_limits": ("is_paused",),
 }
 """The columns of existing rows that a client changes."""
 

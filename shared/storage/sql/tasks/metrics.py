@@ -10,6 +10,7 @@ from sqlalchemy import URL
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolMetrics, WorkerLoad
 from soong.shared.engine.tasks.spec import ClaimMode
+from soong.shared.engine.tasks.step import NO_LIMIT
 from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES, lanes_of, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
 from soong.shared.storage.sql.engine.statements import Statement
@@ -106,9 +107,10 @@ HOLDINGS: Final = Statement(
 SHOWN_LIMITS: Final = Statement(
     "shown concurrency limits: those of a deployment, and those of sessions with open tasks",
     """
-    SELECT scope, slots FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
+    SELECT scope, slots, is_paused FROM concurrency_limits
+    WHERE substr(scope, 1, 8) <> 'session:' AND (slots < 1000000 OR is_paused = 1)
     UNION
-    SELECT concurrency_limits.scope, concurrency_limits.slots FROM tasks JOIN concurrency_limits ON
+    SELECT concurrency_limits.scope, concurrency_limits.slots, is_paused FROM tasks JOIN concurrency_limits ON
     concurrency_limits.scope = 'session:' || tasks.session_id WHERE tasks.status IN ('running', 'paused')
     """,
 )
@@ -173,9 +175,9 @@ def _metrics(tx: Transaction) -> Metrics:
 
 
 def _concurrency_limits(tx: Transaction) -> list[LimitUsage]:
-    concurrency_limits: dict[str, int] = dict(tx.rows(SHOWN_LIMITS))
-    room = room_left(concurrency_limits, tx.rows(LIVE_LEASES))
+    rows = sorted(map(tuple, tx.rows(SHOWN_LIMITS)))
+    room = room_left({scope: slots for scope, slots, _ in rows}, tx.rows(LIVE_LEASES))
     return [
-        LimitUsage(scope, concurrency_limits[scope], concurrency_limits[scope] - room[scope])
-        for scope in sorted(concurrency_limits)
+        LimitUsage(scope, 0 if slots == NO_LIMIT else slots, slots - room[scope], bool(is_paused))
+        for scope, slots, is_paused in rows
     ]

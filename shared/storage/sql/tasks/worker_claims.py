@@ -13,6 +13,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.claims import ABANDONED, WORKER_GONE, lost_to
 from soong.shared.engine.tasks.step import (
+    NO_LIMIT,
     Advance,
     Backlog,
     BadWorker,
@@ -184,7 +185,24 @@ SET_LIMIT: Final = Statement(
     ON CONFLICT (scope) DO UPDATE SET slots = excluded.slots
     """,
 )
-DROP_LIMIT: Final = Statement("drop limit: a scope has none", "DELETE FROM concurrency_limits WHERE scope = :scope")
+LIFT_LIMIT: Final = Statement(
+    "lift limit: of a scope that stays paused",
+    f"UPDATE concurrency_limits SET slots = {NO_LIMIT} WHERE scope = :scope AND is_paused = 1",  # noqa: S608  # a number
+)
+DROP_LIMIT: Final = Statement(
+    "drop limit: a scope has none", "DELETE FROM concurrency_limits WHERE scope = :scope AND is_paused = 0"
+)
+PAUSE_SCOPE: Final = Statement(
+    "pause scope: nothing of it starts",
+    """
+    INSERT INTO concurrency_limits (scope, slots, is_paused) VALUES (:scope, :slots, 1)
+    ON CONFLICT (scope) DO UPDATE SET is_paused = 1
+    """,
+)
+RESUME_SCOPE: Final = Statement(
+    "resume scope: what it has starts, within its limit",
+    "UPDATE concurrency_limits SET is_paused = 0 WHERE scope = :scope",
+)
 EXPIRE_WORKER: Final = Statement(
     "expire worker: if its beat is still the one that was watched",
     "UPDATE workers SET state = 'gone' WHERE id = :worker_id AND beat = :beat AND state <> 'gone'",
@@ -206,6 +224,11 @@ class SqlWorkerClaims(StorePart):
 
     async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
         await self._database.write(lambda tx: _set_concurrency_limits(tx, concurrency_limits))
+
+    async def pause_scope(self, scope: str, *, is_paused: bool) -> None:
+        paused = {"slots": NO_LIMIT} if is_paused else {}
+        statement = PAUSE_SCOPE if is_paused else RESUME_SCOPE
+        await self._database.write(lambda tx: tx.count(statement, scope=scope, **paused))
 
     # -- a worker's side
     async def advance(
@@ -299,6 +322,7 @@ def _interrupt(
 def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
     for bound in sorted(concurrency_limits, key=lambda bound: bound.scope):
         if bound.limit < 1:
+            tx.count(LIFT_LIMIT, scope=bound.scope)
             tx.count(DROP_LIMIT, scope=bound.scope)
         else:
             tx.count(SET_LIMIT, scope=bound.scope, slots=bound.limit)

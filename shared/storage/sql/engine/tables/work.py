@@ -152,6 +152,8 @@ concurrency_limits = table(
     key("scope"),
     # A worker locks it while it is counted, and never changes it.
     number("slots", None, worker=MOVES),
+    # Nothing of its scope starts.
+    flag("is_paused"),
     CheckConstraint("slots >= 1", name="slots"),
     # The concurrency limits of sessions stay with them: claims must not read those of ended sessions.
     partial("ix_concurrency_limits_standing", "scope", where="substr(scope, 1, 8) <> 'session:'"),

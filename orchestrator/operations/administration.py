@@ -79,7 +79,7 @@ async def make_api_token(principal: str, rights: Sequence[Right], *, lives_s: in
 async def make_sign_in(settings: Settings) -> str:
     """Return a code that signs the user in at the console, once and within a minute."""
     async with opened_store("open the console", settings=settings) as store:
-        rights = [Right.RUN, Right.APPROVE]
+        rights = [Right.RUN, Right.APPROVE, *([Right.ADMIN] if settings.is_embedded else ())]
         return (await _added_token(store, settings.principal, rights, timing.DAY_S // 2, sign_in_s=60))[1]
 
 

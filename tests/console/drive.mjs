@@ -95,6 +95,33 @@ await page.getByRole("button", { name: "cancel" }).click();
 await page.locator("h1 .status.cancelled").waitFor();
 found.stopped = await page.locator("header button").allInnerTexts();
 
+// Several tasks are found by what they have in common, and cancelled after one look.
+for (const title of ["nightly one", "nightly two"]) {
+  await submit(`title: ${title}\ntags: [nightly]\nsteps: [{id: a, script: builtin.echo, needs: [nobody-has-it]}]\n`);
+  await page.locator("h1 .status.running").waitFor();
+  await page.getByLabel(/^priority/).fill("7");
+  await page.getByLabel(/^priority/).press("Enter");
+}
+await open("Tasks");
+await page.getByLabel("tag", { exact: true }).fill("nightly");
+await page.getByLabel("tag", { exact: true }).press("Enter");
+await page.waitForURL(/tag=nightly/);
+await page.locator("tbody tr").nth(2).waitFor({ state: "detached" });
+await page.getByLabel("all tasks").check();
+await page.getByRole("button", { name: "cancel 2 of 2" }).click();
+await look("several");
+await page.getByRole("button", { name: "yes, cancel" }).click();
+await page.locator("tbody .status.cancelled").nth(1).waitFor();
+found.several = await page.locator("tbody .status").allInnerTexts();
+
+// A queue is paused, and continues.
+await open("Workers");
+await page.getByRole("button", { name: "pause pool:default" }).click();
+await page.locator(".status.paused").first().waitFor();
+await look("paused");
+await page.getByRole("button", { name: "resume pool:default" }).first().click();
+await page.locator(".status.paused").first().waitFor({ state: "detached" });
+
 for (const name of ["Sessions", "Workers", "Usage", "Audit"]) {
   await open(name);
   await page.locator(".note.empty[role=status]").waitFor({ state: "detached" });

@@ -88,6 +88,7 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert found["tools"] > 5
     assert found["limits"] == ["model turns\t2\t9"]
     assert found["commands"] == []
+    assert found["several"] == ["⊘ cancelled", "⊘ cancelled"]
     assert found["stopped"] == ["run again what did not complete"]
     written_files = sorted(path.name for path in cli.folder.glob("*.txt"))
     assert len(written_files) == 1

@@ -253,6 +253,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/limits/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause Limit
+         * @description Let nothing of a pool, a model, a definition or a session start; what runs continues.
+         */
+        post: operations["pause_limit"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/limits/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume Limit
+         * @description Let what was paused start again, within its limit.
+         */
+        post: operations["resume_limit"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/me": {
         parameters: {
             query?: never;
@@ -1796,7 +1836,15 @@ export interface components {
          * @description A concurrency limit.
          */
         Limit: {
-            /** Limit */
+            /**
+             * Is Paused
+             * @description Nothing of it starts until it is resumed.
+             */
+            is_paused: boolean;
+            /**
+             * Limit
+             * @description Most of its steps at once; 0: as many as there are slots.
+             */
             limit: number;
             /** Scope */
             scope: string;
@@ -2325,6 +2373,14 @@ export interface components {
             progress: string;
             /** Title */
             title: string;
+        };
+        /** ScopeBody */
+        ScopeBody: {
+            /**
+             * Scope
+             * @description `pool:NAME`, `model:NAME`, `definition:NAME` or `session:ID`.
+             */
+            scope: string;
         };
         /** Session */
         Session: {
@@ -3689,6 +3745,72 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FoundId"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pause_limit: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScopeBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Workers"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    resume_limit: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScopeBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Workers"];
                 };
             };
             /** @description A problem (RFC 9457). */

@@ -111,9 +111,9 @@ function Head({ news, isConnected, onCommand }: { news: TaskNews; isConnected: b
   const { task } = news;
   const [failure, setFailure] = useState<unknown>(null);
   const mayRun = useMay("run");
-  const command = (name: string) => {
+  const command = (name: string, body: unknown = {}) => {
     setFailure(null);
-    post(`/v1/tasks/${task.id}/${name}`).then(onCommand, setFailure);
+    post(`/v1/tasks/${task.id}/${name}`, body).then(onCommand, setFailure);
   };
   const commands = commandsOf(task);
   return (
@@ -152,6 +152,18 @@ function Head({ news, isConnected, onCommand }: { news: TaskNews; isConnected: b
               {name === "retry" ? "run again what did not complete" : name}
             </button>
           ))}
+          {!task.ended && (
+            <input
+              type="number"
+              min={-1000}
+              max={1000}
+              aria-label="priority of the steps that have not ended"
+              placeholder="priority"
+              onKeyDown={(event) => {
+                if (event.key === "Enter") command("priority", { priority: event.currentTarget.valueAsNumber });
+              }}
+            />
+          )}
         </p>
       )}
       <ErrorNote error={failure} />

@@ -1,4 +1,7 @@
+import { useState } from "react";
+import { post } from "../api/client";
 import type { Workers } from "../api/types";
+import { useMay } from "../parts/caller";
 import { useFetched } from "../parts/fetched";
 import { Empty, ErrorNote, Loading } from "../parts/notes";
 import { Name, visible } from "../parts/text";
@@ -10,6 +13,7 @@ export function WorkersScreen() {
   const found = useFetched<Workers>("/v1/workers", { everyMs: 2_000 });
   if (found.isPending) return <Loading />;
   const { workers = [], pools = [], limits = [], parked = 0 } = found.data ?? {};
+  const isPaused = (scope: string) => limits.some((limit) => limit.scope === scope && limit.is_paused);
   return (
     <>
       <h1>Workers</h1>
@@ -56,6 +60,7 @@ export function WorkersScreen() {
             <th>queue</th>
             <th>waiting steps</th>
             <th>free slots</th>
+            <th />
           </tr>
         </thead>
         <tbody>
@@ -64,6 +69,9 @@ export function WorkersScreen() {
               <td>{visible(pool.queue)}</td>
               <td>{pool.waiting}</td>
               <td>{pool.free_slots}</td>
+              <td>
+                <Pause scope={`pool:${pool.pool}`} isPaused={isPaused(`pool:${pool.pool}`)} onDone={found.again} />
+              </td>
             </tr>
           ))}
         </tbody>
@@ -78,6 +86,7 @@ export function WorkersScreen() {
                 <th>of</th>
                 <th>in use</th>
                 <th>at most</th>
+                <th />
               </tr>
             </thead>
             <tbody>
@@ -85,13 +94,34 @@ export function WorkersScreen() {
                 <tr key={limit.scope}>
                   <td>{visible(limit.scope)}</td>
                   <td>{limit.used}</td>
-                  <td>{limit.limit}</td>
+                  <td>{limit.limit || "no limit"}</td>
+                  <td>
+                    <Pause scope={limit.scope} isPaused={limit.is_paused} onDone={found.again} />
+                  </td>
                 </tr>
               ))}
             </tbody>
           </table>
         </>
       )}
+    </>
+  );
+}
+
+/** Says whether a scope is paused, and changes that for those who may. */
+function Pause({ scope, isPaused, onDone }: { scope: string; isPaused: boolean; onDone: () => void }) {
+  const [failure, setFailure] = useState<unknown>(null);
+  const mayChange = useMay("admin");
+  const act = isPaused ? "resume" : "pause";
+  return (
+    <>
+      {isPaused && <span className="status paused">paused</span>}{" "}
+      {mayChange && (
+        <button aria-label={`${act} ${visible(scope)}`} onClick={() => post(`/v1/limits/${act}`, { scope }).then(onDone, setFailure)}>
+          {act}
+        </button>
+      )}
+      <ErrorNote error={failure} />
     </>
   );
 }

@@ -30,6 +30,7 @@ from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.pulling import pulled, taken, work
 from tests.contract.scene import ContractHarness, held, open_scene
+from tests.extra import promtool
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner, make_request, make_step, make_worker, open_session
 from tests.model.clock import FakeClock
@@ -361,3 +362,18 @@ def test_a_port_that_is_taken_is_said_to_be(redis_url: str, tmp_path: Path) -> N
 
 def document_of(view: WorkersSchema) -> dict[str, object]:
     return view.model_dump()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.spec("OPS-05.b")
+@pytest.mark.parametrize("words", [("check", "deploy/alerts.yaml"), ("test", "tests/alerts/alerts_test.yaml")])
+def test_alert_rules_are_valid_and_fire_when_they_should(words: tuple[str, str]) -> None:
+    what, file = words
+
+    done = subprocess.run(
+        [promtool(), what, "rules", file], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

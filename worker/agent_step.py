@@ -61,12 +61,8 @@ class AcpStepRunner:
         self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking
     ) -> AgentEnd:
         """Run the agent of a claimed step from its last state to its end.
-
-        Raises:
-            InvalidConfigError: this worker does not have the program.
-            NotFoundError: it knows no agent of that name.
-            LeaseLostError: the run is no longer ours.
-            asyncio.CancelledError: it was interrupted.
+        Raises: InvalidConfigError, this worker does not have the program; NotFoundError, it knows no agent of that
+        name; LeaseLostError, the run is no longer ours; asyncio.CancelledError, it was interrupted.
         """
         await asyncio.to_thread(_warm_up)
         from soong.shared.agents.requests import StoredBudget

@@ -78,10 +78,7 @@ async def run_agent(
 
     ``view`` shows answers as they arrive; requests count against ``budgets``, wait as ``pacing`` says, and go to
     ``fallbacks`` where ``model`` fails for good. ``incidents`` gets denials and unknown effects as they occur (DAG-10).
-
-    Raises:
-        LeaseLostError: the run is no longer ours.
-        asyncio.CancelledError: it was interrupted.
+    Raises: LeaseLostError, the run is no longer ours; asyncio.CancelledError, it was interrupted.
     """
     found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)

@@ -74,9 +74,7 @@ def risk_classifier(classify: _Classify) -> _Classify:
 
     For a module that ``SOONG_TOOLS`` names. It is asked at each call, on the event loop: it has to be quick. If it
     raises, or returns anything but a :class:`Risk`, the call is critical, and the log names the function.
-
-    Raises:
-        InvalidConfigError: it is not a plain function.
+    Raises: InvalidConfigError, it is not a plain function.
     """
     given: object = classify
     if not callable(given) or inspect.iscoroutinefunction(given):

@@ -63,9 +63,7 @@ class ToolRegistry:
         permission and, in a namespace of ours, the namespace (REG-08). Built-in tools follow a lower
         ``tools.max_timeout_ms``; a tool from elsewhere that asks for more is refused (EXE-08). ``source`` names its
         origin, for people (:meth:`source_of`).
-
-        Raises:
-            InvalidToolError: names what is wrong with it.
+        Raises: InvalidToolError, names what is wrong with it.
         """
         definition = shaped(definition)
         if is_builtin and definition.timeout is not None:
@@ -94,9 +92,7 @@ class ToolRegistry:
         **more: Any,
     ) -> ToolDefinition:
         """Register from parts; ``more`` are more fields of :class:`ToolDefinition`.
-
-        Raises:
-            InvalidToolError: as :meth:`register`.
+        Raises: InvalidToolError, as :meth:`register`.
         """
         if isinstance(input_schema, type):
             more["metadata"] = _with_native(input_schema, more)
@@ -110,9 +106,7 @@ class ToolRegistry:
         A first parameter annotated as :class:`ToolContext` gets the context. One remaining parameter that is a
         Pydantic model takes the full input; otherwise each parameter is a field. ``more`` are fields of
         :class:`ToolDefinition`.
-
-        Raises:
-            InvalidToolError: the function cannot be said as a schema.
+        Raises: InvalidToolError, the function cannot be said as a schema.
         """
         return _adding(self.register, name, more)
 
@@ -150,9 +144,7 @@ class ToolRegistry:
 
     def source_of(self, name: str) -> str:
         """Return where a registered tool comes from: ``built-in``, a module, a file, or the program itself.
-
-        Raises:
-            KeyError: no tool has this canonical name.
+        Raises: KeyError, no tool has this canonical name.
         """
         return self._sources[name]
 
@@ -303,9 +295,7 @@ class Toolset:
     def tool(self, name: str, **more: Any) -> Callable[[F], F]:
         """Add a function, sync or async, as :meth:`soong.shared.tools.registry.ToolRegistry.tool` does; returns it
         unchanged.
-
-        Raises:
-            InvalidToolError: the function cannot be said as a schema.
+        Raises: InvalidToolError, the function cannot be said as a schema.
         """
         return _adding(self.add, name, more)
 

@@ -89,10 +89,7 @@ class AcpRun:
 
     async def run(self) -> AgentEnd:
         """Run the agent to its end.
-
-        Raises:
-            LeaseLostError: the run is no longer ours.
-            asyncio.CancelledError: it was interrupted.
+        Raises: LeaseLostError, the run is no longer ours; asyncio.CancelledError, it was interrupted.
         """
         try:
             return await self._work()

@@ -208,10 +208,7 @@ class AgentRuntime:
 
     async def run(self, agent: PreparedAgent, *, sleep: Sleep = asyncio.sleep) -> AgentEnd:
         """Run an agent from its last state to its end. ``sleep`` waits for its provider.
-
-        Raises:
-            LeaseLostError: the run is no longer ours.
-            asyncio.CancelledError: it was interrupted.
+        Raises: LeaseLostError, the run is no longer ours; asyncio.CancelledError, it was interrupted.
         """
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
         from soong.shared.agents.requests import StoredBudget

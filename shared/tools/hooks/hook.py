@@ -186,9 +186,7 @@ def pre_hook(
     name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 ) -> Callable[[_Pre], _Pre]:
     """Register the decorated coroutine function as a Pre hook for the tools that the glob and all tags cover.
-
-    Raises:
-        InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
+    Raises: InvalidConfigError, the name is taken by another hook, or it is not a coroutine function.
     """
     return _registering("pre", name, Matcher(tools, frozenset(tags)), timeout)
 
@@ -206,9 +204,7 @@ def elicitation_hook(
     """Register the decorated coroutine function as a hook before a person is asked what an MCP server asks.
 
     ``tools`` is a glob over ``mcp.<server>.elicitation/create``.
-
-    Raises:
-        InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
+    Raises: InvalidConfigError, the name is taken by another hook, or it is not a coroutine function.
     """
     return _registering("elicitation", name, Matcher(tools, frozenset(tags)), timeout)
 

@@ -187,7 +187,6 @@ class AgentStepRunner:
 
 
 def is_acp(claim: Claim) -> bool:
-    """Say whether the agent of a claim is such a program."""
     return claim.identity.definition.startswith(ACP_PREFIX)
 
 

@@ -65,7 +65,6 @@ UNREADABLE = (ValueError, TypeError, LookupError, RecursionError)
 
 
 def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[], int]) -> Celery:
-    """Build the consuming app with its one task."""
     app = make_celery(redis_url, pools=settings.pools)
 
     @app.task(name=DISPATCH_TASK, Strategy=staticmethod(receive_dispatches))

@@ -154,7 +154,6 @@ class ClaimLoop:
         return claim.run_fence in self._given
 
     def lose(self) -> None:
-        """Hold nothing any more: the incarnation is gone."""
         self._given.clear()
 
     async def return_unheard(self) -> None:
@@ -172,7 +171,6 @@ class ClaimLoop:
                 await self.claims.release(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
 
     async def run(self) -> None:
-        """Serve requests until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

@@ -94,7 +94,6 @@ class Heartbeat:
         self._ticker: Ticker = ticker or ThreadTicker()
 
     def start(self, worker_id: str) -> None:
-        """Begin to beat for ``worker_id``, just registered."""
         self.renew(worker_id)
         self._ticker.start(self._beat_s, self.beat_once)
 

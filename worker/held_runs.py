@@ -101,13 +101,11 @@ class UnendedRuns:
     _watched: "dict[RunFence, asyncio.Task[None]]" = field(default_factory=dict)
 
     def watch(self, held: HeldRun) -> None:
-        """Watch a run from now on, for what it is asked to end for now."""
         self.ended(held)
         held.is_stuck = False
         self._watched[held.claim.run_fence] = asyncio.get_running_loop().create_task(self._watch(held))
 
     def ended(self, held: HeldRun) -> None:
-        """Watch it no more."""
         if (watching := self._watched.pop(held.claim.run_fence, None)) is not None:
             watching.cancel()
 

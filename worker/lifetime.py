@@ -96,7 +96,6 @@ class RecycleLimits:
         return ""
 
     def count_run(self) -> None:
-        """Take note of a step that this process has run."""
         self.runs += 1
         if self.most_runs and self.runs >= self.most_runs:
             self._counted.set()
@@ -179,11 +178,9 @@ class Retirement:
         self._idle_since_s = self.clock.monotonic_s()
 
     def started(self) -> None:
-        """Take note of a run that begins."""
         self._held += 1
 
     def ended(self) -> None:
-        """Take note of a run that has ended."""
         self._held -= 1
         self._idle_since_s = self.clock.monotonic_s()
 
@@ -270,7 +267,6 @@ class StatusPipe(InheritedPipe):
         self._report("ready")
 
     def failed(self, words: str) -> None:
-        """Report why the process did not start."""
         self._report(f"failed {' '.join(words.split())[:MAX_CHARS]}")
 
     def _report(self, line: str) -> None:

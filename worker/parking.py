@@ -51,7 +51,6 @@ class ParkingCoordinator:
 
     @contextmanager
     def entered(self, parking: "RunParking") -> Iterator[None]:
-        """Hold a run's parking for as long as the run is held here."""
         self._here[parking] = None
         try:
             yield
@@ -82,7 +81,6 @@ class RunParking:
 
     @contextmanager
     def call(self, _call: ToolCall | None = None) -> Iterator[None]:
-        """Count a call as under way."""
         self._under_way += 1
         self.poll()
         try:
@@ -93,7 +91,6 @@ class RunParking:
 
     @contextmanager
     def waiting(self, request_id: str) -> Iterator[None]:
-        """Count a call that is under way as waiting for this request."""
         self._waiting[request_id] = asyncio.get_running_loop().time()
         self.poll()
         try:
@@ -168,9 +165,7 @@ class Capacity(Protocol):
         """Return the places that are promised to no batch under way."""
         ...
 
-    def fill(self) -> None:
-        """Claim steps for the free slots."""
-        ...
+    def fill(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -330,7 +330,6 @@ def _code_of(function: StepFunction) -> CodeType | None:
 
 
 def encoded(value: object) -> bytes:
-    """Return a request or an answer as it is written."""
     return dump(value).encode("utf-8", "surrogatepass")
 
 

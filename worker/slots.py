@@ -91,7 +91,6 @@ class Slots:
             raise
 
     def free_slots(self) -> int:
-        """Return how many slots nobody holds."""
         return self.places() - self.lent.returning
 
     def places(self) -> int:
@@ -105,11 +104,9 @@ class Slots:
         return self.places()
 
     def fill(self) -> None:
-        """Claim steps for the free slots."""
         self.claim_loop.fill()
 
     def start_slot(self, claim: Claim) -> None:
-        """Open a slot for a claim that no dispatch waits for."""
         self._open += 1
         task = asyncio.get_running_loop().create_task(self._slot(claim))
         self._grown.add(task)

@@ -85,7 +85,6 @@ class EventFollower:
         return self._since_us is not None
 
     async def run(self) -> None:
-        """Look again and again."""
         while True:
             # The first look is at once: a new consumer begins with the tasks that are open then.
             pause_s = await self._looked_s()

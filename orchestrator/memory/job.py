@@ -94,7 +94,6 @@ class MemoryCandidate(Value):
 
 
 def is_job(run: Run) -> bool:
-    """Say whether a run is a memory job that has ended well."""
     identity = run.identity
     return identity.definition == MEMORY_EXTRACTOR and not identity.step_key and run.status is RunStatus.COMPLETED
 
@@ -308,7 +307,6 @@ def _candidates(task: Task, run_id: str, output: Json) -> Iterator[MemoryCandida
 
 
 def lines_of(candidates: Sequence[MemoryCandidate]) -> bytes:
-    """Return the archive file of a job."""
     return "".join(f"{dump(each.as_json())}\n" for each in candidates).encode("utf-8", "replace")
 
 

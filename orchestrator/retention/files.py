@@ -23,9 +23,7 @@ log = get_logger(__name__)
 class StoredFiles(Protocol):
     """The artifact store, as garbage collection sees it. Blocking."""
 
-    def stored(self) -> Iterator[StoredArtifact]:
-        """Yield each artifact."""
-        ...
+    def stored(self) -> Iterator[StoredArtifact]: ...
 
     def remove(self, digest: str, *, unused_since_s: float) -> int | None:
         """Remove an artifact unless it was written since that moment (seconds since the epoch).

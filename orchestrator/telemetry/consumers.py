@@ -119,7 +119,6 @@ class SpanConsumer:
 
 
 def count_events(store: Store, clock: Clock, owner_id: Callable[[], str]) -> Followers:
-    """Return what counts events for the metrics of the deployment."""
     follower = EventFollower(store.feed, MetricsConsumer(), clock, owner_id, timing.FOLLOW_LOGS_S)
     return Followers((follower.run,))
 

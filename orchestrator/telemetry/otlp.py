@@ -162,7 +162,6 @@ class OtlpSender:
         return "" if 200 <= status < 300 else f"it answered {status}"
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
         self._client.close()
 
 

@@ -53,7 +53,6 @@ class RunSpans:
     captures_content: bool = False
 
     def take(self, event: Event) -> Iterator[Span]:
-        """Yield the spans that end with an event."""
         read = self._READERS.get(event.type)
         if read is not None:
             yield from read(self, event) or ()

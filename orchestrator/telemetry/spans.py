@@ -61,7 +61,6 @@ class Span(Value):
 
 @lru_cache(4096)  # each span names the one above it
 def span_id(run_id: str, *place: str | int) -> int:
-    """Return the id of the span of a place in a run's log."""
     return _number("/".join((run_id, *map(str, place))), 8)
 
 
@@ -113,7 +112,6 @@ class OpenWork(msgspec.Struct, omit_defaults=True):
         return msgspec.convert(state, cls)
 
     def as_json(self) -> JsonObject:
-        """Return what is not as at the beginning."""
         kept: JsonObject = msgspec.to_builtins(self)
         return kept
 

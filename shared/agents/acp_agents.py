@@ -96,7 +96,6 @@ class AcpAgent(Value):
             raise InvalidConfigError(f"the agent 'acp:{self.name}' cannot be started here: {error}; {hint}") from error
 
     def tool(self, kind: OwnKind) -> str:
-        """Return the canonical name of its calls of a kind."""
         return f"acp.{self.name}.{kind}"
 
 

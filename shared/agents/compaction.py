@@ -125,7 +125,6 @@ def cut_of(messages: Sequence[ModelMessage], kept_tokens: int) -> Cut | None:
 
 
 def drop_node(cut: Cut) -> NewNode:
-    """Return the node that leaves out the results of the answers that are cut."""
     return _node(CompactionStrategy.DROP_RESULTS, cut, {})
 
 
@@ -236,7 +235,6 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def tokens_of(messages: Sequence[ModelMessage]) -> int:
-    """Estimate how many tokens messages take."""
     return sum(len(line) for message in messages for line in _told(message)) // CHARS_PER_TOKEN
 
 

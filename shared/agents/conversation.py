@@ -53,7 +53,6 @@ class UnwrittenLog:
         self._nodes.append(node)
 
     def note(self, type: str, data: JsonObject) -> None:
-        """Keep an event of the run, with the time of now."""
         self._events.append(NewEvent(type, data, self.clock.now_us()))
 
     async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
@@ -151,7 +150,6 @@ class Conversation(UnwrittenLog):
 
     @property
     def is_compacted(self) -> bool:
-        """Say whether the history was made shorter after the last answer."""
         return self._compacted_at == self.turns
 
     async def compact(self, node: NewNode) -> None:
@@ -230,7 +228,6 @@ class Conversation(UnwrittenLog):
         return result
 
     def ask_again(self, text: str) -> None:
-        """Put a request of ours before the model."""
         node = user_node(text)
         self._nodes.append(node)
         self.messages += messages_of([node])

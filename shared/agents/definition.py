@@ -123,7 +123,6 @@ class AgentDefinition(Value, omit_defaults=True):
         return replace(self, options=self.options.with_settings(settings)) if settings else self
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return what a worker needs of it."""
         needed = AgentDefinition(self.id, self.id, "", self.instructions, limits=self.limits, options=self.options)
         return replace(needed, fallback_models=self.fallback_models).as_json()
 
@@ -164,12 +163,10 @@ class AgentDefinitionRegistry:
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Return the models of those definitions that name one."""
         return {one.id: one.model for one in self if one.model}
 
     @property
     def named_models(self) -> frozenset[str]:
-        """Return every model that a definition names, for itself or as a fallback."""
         fallbacks = (name for one in self for name in one.fallback_models or ())
         return frozenset((*self.models.values(), *fallbacks))
 

@@ -182,7 +182,6 @@ def answer_parts(asked: ModelMessage | None, results: Iterable[ToolResult]) -> l
 
 
 def calls_of(response: ModelMessage | None) -> list[ToolCallPart]:
-    """Return the calls of a model's answer, in its order."""
     parts = response.parts if isinstance(response, ModelResponse) else ()
     return [part for part in parts if isinstance(part, ToolCallPart)]
 

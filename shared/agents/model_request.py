@@ -172,7 +172,6 @@ def _apart(answer: ModelResponse, calls: _Arriving) -> ModelResponse:
 
 
 def can_stream(model: Model[Any]) -> bool:
-    """Say whether a model has a streamed form of its request."""
     if isinstance(model, WrapperModel):
         return can_stream(model.wrapped)
     if isinstance(model, FunctionModel):

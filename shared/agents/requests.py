@@ -103,7 +103,6 @@ def estimate(messages: Sequence[ModelMessage], model: Model[Any], most_tokens: i
 
 
 def charge_of(used: Usage, turns: int = 0) -> Charge:
-    """Return what a request is charged with that used this much."""
     return Charge(used.input_tokens + used.output_tokens, _micro(used.cost_usd), turns)
 
 
@@ -206,7 +205,6 @@ class ModelRequests:
 
     @property
     def usage(self) -> Usage:
-        """Return what all requests have used, those of former lives too."""
         total = self._used.get("", NOTHING_USED)
         if all(name in ("", self._own.name) for name in self._used):
             return total
@@ -323,7 +321,6 @@ class ModelRequests:
         return answer if self.model is self._own else marked(answer, self.model.name)
 
     def last_facts(self) -> dict[str, Json]:
-        """Return the log's facts of the last request: its model and its usage."""
         used = self.last
         return {
             "model": self.model.name,

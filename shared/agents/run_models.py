@@ -125,7 +125,6 @@ class Pacing(Value):
         return f"{self.key}{PAUSE}{self.name}"
 
     async def before(self, tokens: int) -> None:
-        """Wait until a request that may use so many tokens may be sent."""
         while True:
             if (pause_s := await self.pacer.pause_left_s(self.pause_key)) > 0:
                 await self._pause(pause_s)
@@ -154,7 +153,6 @@ class Pacing(Value):
         return 0.0 if limits.tokens is None else await self.pacer.take(f"{self.key}:tpm", tokens, limits.tokens)
 
     async def limited(self, seconds: float) -> None:
-        """Have others wait, too: the provider sent the time."""
         if seconds > 0:
             await self.pacer.pause(self.pause_key, seconds)
 

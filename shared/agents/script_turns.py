@@ -172,7 +172,6 @@ class CheapTurns(_Handle):
         return (wanted,)
 
     def close(self) -> None:
-        """End the function where it waits."""
         body, self._body = self._body, None
         if body is not None:
             with suppress(Exception):  # errors of a function that is ended are ignored

@@ -191,7 +191,6 @@ def _facts(messages: Sequence[ModelMessage]) -> tuple[dict[str, Any], JsonObject
 
 
 def _outcomes(messages: Sequence[ModelMessage], answer: int, wanted: Sequence[WantedCall]) -> list[CallOutcome]:
-    """Return the results of the calls of one answer, in their order."""
     following = messages[answer + 1] if answer + 1 < len(messages) else None
     parts = following.parts if isinstance(following, ModelRequest) else ()
     given = {part.tool_call_id: part for part in parts if isinstance(part, ToolReturnPart)}

@@ -298,9 +298,7 @@ class ToolDefinition(Value):
 class ToolAdapter(Protocol):
     """A source of tools (REG-01): code, MCP, agent, task and declarative tools each come through one."""
 
-    def tools(self) -> tuple[ToolDefinition, ...]:
-        """Return the source's tools in a stable order."""
-        ...
+    def tools(self) -> tuple[ToolDefinition, ...]: ...
 
 
 def shaped(definition: ToolDefinition) -> ToolDefinition:
@@ -368,7 +366,6 @@ _SOUND: Final[tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...]]
 
 
 def question_tool(server: str) -> str:
-    """Return the name under which rules and hooks know what a server asks."""
     return f"mcp.{server}.{METHOD}"
 
 

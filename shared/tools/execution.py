@@ -70,7 +70,6 @@ class CallState:
         return event_id
 
     def shown_inputs(self, redactor: Redactor) -> CallInputs:
-        """Return the inputs without secrets."""
         model = self.model_input if self.is_bounded else shown_arguments(self.model_input)
         rest = (self.hook_input, self.permission_input, self.call_input)
         return CallInputs(redactor.value(model), *(None if one is None else redactor.mapping(one) for one in rest))

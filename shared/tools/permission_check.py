@@ -90,7 +90,6 @@ def has_classifier(values: Iterable[object]) -> bool:
 
 
 def classified(definition: ToolDefinition) -> Risk:
-    """Return the highest of what keywords and the registered classifiers say."""
     return max((by_keywords(definition), *(_said_by(one, definition) for one in _REGISTERED)))
 
 

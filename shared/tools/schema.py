@@ -72,7 +72,6 @@ def flag(description: str, *, default: bool) -> dict[str, Json]:
 
 
 def arguments(*required: str, **properties: Json) -> dict[str, Json]:
-    """Return the schema of a tool's named arguments."""
     schema: dict[str, Json] = {"type": "object", "properties": properties}
     return {**schema, "required": list(required)} if required else schema
 

@@ -37,7 +37,6 @@ class TimeLimit:
 
     @property
     def has_expired(self) -> bool:
-        """Say whether the time ran out."""
         return self._timeout.expired()
 
     @contextmanager
@@ -136,7 +135,6 @@ class EarlyCall:
     _is_kept: bool = False
 
     def start(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
-        """Run the call."""
         context = copy_context()
         context.run(_EARLY.set, self)
         return asyncio.get_running_loop().create_task(work, context=context)

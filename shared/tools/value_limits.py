@@ -27,7 +27,6 @@ class UnfitError(ValueError):
         super().__init__(f"${path[:_SHOWN_PATH]}: {problem}")
 
     def below(self, step: str) -> "UnfitError":
-        """Return the same problem for the level above."""
         return UnfitError(step + self.path, self.rule, self.problem)
 
 

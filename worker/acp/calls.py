@@ -63,7 +63,6 @@ class AgentCalls:
     _ids: set[str] = field(default_factory=set)
 
     def restore(self, nodes: Sequence[Node]) -> None:
-        """Take up the calls of former lives of the run."""
         for node in nodes:
             if node.kind is NodeKind.TOOL_RESULT:
                 self.count_ended(str(node.payload.get("tool_call_id", "")))
@@ -77,11 +76,9 @@ class AgentCalls:
         return len(self._tasks)
 
     def open_ids(self) -> list[Json]:
-        """Return the ids of the calls under way."""
         return [*sorted(self._ids)]
 
     async def settled(self) -> None:
-        """Wait for the ends of the calls under way."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -188,12 +185,10 @@ class AgentTerminals:
         )
 
     async def wait(self, terminal_id: str) -> schema.WaitForTerminalExitResponse:
-        """Wait for a command's end."""
         result = await asyncio.shield(self._get(terminal_id).task)
         return schema.WaitForTerminalExitResponse(exit_code=_code(result))
 
     async def kill(self, terminal_id: str) -> None:
-        """End a command; its output stays."""
         terminal = self._get(terminal_id)
         if not terminal.task.done():
             self.abort(terminal.call_id, "its agent ended it")
@@ -205,7 +200,6 @@ class AgentTerminals:
         del self._open[terminal_id]
 
     async def close(self) -> None:
-        """End whatever runs."""
         for terminal_id in list(self._open):
             await self.release(terminal_id)
 
@@ -260,7 +254,6 @@ class UsageMeter:
     _charged: Charge = field(default_factory=Charge)
 
     def restore(self, nodes: Sequence[Node]) -> None:
-        """Count what former lives have used."""
         for node in nodes:
             self._count(*usage_of_node(node))
 

@@ -170,7 +170,6 @@ class AgentConnection:
 
     @property
     def can_resume(self) -> bool:
-        """Say whether a session continues in another process."""
         sessions = self.capabilities.session_capabilities
         return bool(self.capabilities.load_session) or (sessions is not None and sessions.resume is not None)
 
@@ -256,7 +255,6 @@ class AgentConnection:
             self.process.kill()
 
     async def close(self) -> None:
-        """End the process and everything that it started."""
         self.kill()
         if self._peer is not None:
             await self._peer.close()

@@ -155,7 +155,6 @@ class AgentNarrative(UnwrittenLog):
         self._nodes += nodes
 
     def restore(self, nodes: Sequence[Node]) -> None:
-        """Take the run up where its nodes end."""
         for node in nodes:
             if node.kind is NodeKind.ASSISTANT:
                 message = cast("Mapping[str, Any]", node.payload.get("message") or {})
@@ -165,7 +164,6 @@ class AgentNarrative(UnwrittenLog):
 
     # -- what it says
     def say(self, text: str) -> None:
-        """Take a piece of its message."""
         self._speak()
         if not self._text:
             self.view.take(PartStartEvent(index=0, part=TextPart(text)))
@@ -174,7 +172,6 @@ class AgentNarrative(UnwrittenLog):
         self._text = (self._text + text)[:MAX_TEXT_CHARS]
 
     def think(self, text: str) -> None:
-        """Take a piece of its thoughts."""
         self._speak()
         self._thought = (self._thought + text)[:MAX_TEXT_CHARS]
 
@@ -244,7 +241,6 @@ class AgentNarrative(UnwrittenLog):
         await self.flush([call])
 
     def end_turn(self, usage: RequestUsage | None = None, cost_usd: Decimal | None = None) -> str:
-        """Close the turn of a prompt; return the message that ends it."""
         said = self._text or self._last_text
         self._close([], usage, cost_usd)
         self._is_between, self._last_text = True, ""

@@ -175,7 +175,6 @@ class AcpRun:
             self.calls.count_ended(row.tool_call_id)
 
     def _session_in(self, nodes: Sequence[Node]) -> str:
-        """Return the session that a former life has opened."""
         tool, found = self.agent.tool(OwnKind.RUN), ""
         for node in nodes:
             data = node.payload.get("data") if node.kind is NodeKind.TOOL_RESULT else None

@@ -186,7 +186,6 @@ class RecordedBudgets:
 
 
 def fallbacks_of(life: Life, script: ModelScript, rules: ModelRules) -> Fallbacks:
-    """Return the models that continued the run in this life, in that order."""
     events = [event for event in life.events if event.type == EventType.MODEL_FALLBACK]
     names = tuple(dict.fromkeys(str(event.data.get("to")) for event in events))
 

@@ -85,7 +85,6 @@ class AnswerBroadcast(AnswerView):
             self._show()
 
     async def close(self) -> None:
-        """Send nothing more."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -125,7 +124,6 @@ class AnswerBroadcast(AnswerView):
 
 
 def _shared_chars(before: str, after: str) -> int:
-    """Return how many characters both begin with."""
     if after.startswith(before):
         return len(before)
     pairs = enumerate(zip(before, after, strict=False))

@@ -135,7 +135,6 @@ class RunCallLog:
             await self.notify()
 
     async def notify(self) -> None:
-        """Notify followers of the run; called after each write to its log."""
         if self.notifier is not None:
             await self.notifier.notify_runs([self.run_id])
 
@@ -261,7 +260,6 @@ def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
 def clean_log(
     nodes: Sequence[NewNode], events: Sequence[NewEvent], redactor: Redactor
 ) -> tuple[Sequence[NewNode], Sequence[NewEvent]]:
-    """Return nodes and events without secrets, each that holds none as it is."""
     return [clean_node(node, redactor) for node in nodes], [clean_event(event, redactor) for event in events]
 
 

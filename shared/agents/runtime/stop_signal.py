@@ -32,7 +32,6 @@ class RunningCalls:
 
     @contextmanager
     def entered(self, call: ToolCall) -> Iterator[None]:
-        """Let a call be aborted until it has ended."""
         with abortable() as running:
             self._calls[call.id] = running
             try:

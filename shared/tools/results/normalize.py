@@ -234,7 +234,6 @@ def failed(tool_call_id: str, error: Exception) -> ToolResult:
 
 
 def failure_of(error: Exception) -> ToolFailure:
-    """Return the named error that an exception of a handler becomes."""
     match error:
         case ToolError():
             return _sound_failure(error.failure)

@@ -1,15 +1,19 @@
-"""Failures: retried with backoff, or settled by policy (DAG-05)."""
+"""Failures: retried with backoff, or settled by policy (DAG-05); what an unclean end leaves behind (DAG-10)."""
+
+from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
-from tests.contract.scene import ContractHarness, completed, failed
-from tests.model.builders import make_step
-
-pytestmark = pytest.mark.spec("DAG-05")
+from soong.shared.engine.tasks.step import Claim, Outcome, StepEnd
+from tests.contract.scene import ContractHarness, completed, failed, held
+from tests.model.builders import make_call, make_map, make_step
 
 TREE = (
     "a",
@@ -20,6 +24,7 @@ TREE = (
 )
 
 
+@pytest.mark.spec("DAG-05")
 async def test_failure_is_reported_with_its_error_until_it_is_settled(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.fail(claim)
@@ -35,6 +40,7 @@ async def test_failure_is_reported_with_its_error_until_it_is_settled(scene: Con
     assert {name: said[name] for name in ("type", "message", "retryable")} == failure.error.as_json()
 
 
+@pytest.mark.spec("DAG-05")
 async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
     await scene.task("a", own=other)
@@ -45,6 +51,7 @@ async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> 
 
 
 # -- retrying
+@pytest.mark.spec("DAG-05")
 async def test_retry_is_a_new_run_that_waits_for_its_time_and_is_ready_then(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
@@ -67,6 +74,7 @@ async def test_retry_is_a_new_run_that_waits_for_its_time_and_is_ready_then(scen
     assert claim.fence > first.fence
 
 
+@pytest.mark.spec("DAG-05")
 async def test_next_due_time_is_the_earliest_and_nothing_is_due_without_retries(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)))
     claims = await scene.claim()
@@ -80,6 +88,7 @@ async def test_next_due_time_is_the_earliest_and_nothing_is_due_without_retries(
     assert await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us) == scene.later_us - 1
 
 
+@pytest.mark.spec("DAG-05")
 async def test_a_retry_that_got_another_dependency_is_due_with_that(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b")
     first, second = await scene.claim()
@@ -95,6 +104,7 @@ async def test_a_retry_that_got_another_dependency_is_due_with_that(scene: Contr
     assert (await scene.claim_one()).attempt == 2
 
 
+@pytest.mark.spec("DAG-05")
 async def test_dependents_wait_through_a_retry(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     first = await scene.claim_one()
@@ -107,6 +117,7 @@ async def test_dependents_wait_through_a_retry(scene: ContractHarness) -> None:
     assert await scene.statuses(task_id) == {"a": StepStatus.COMPLETED, "b": StepStatus.READY}
 
 
+@pytest.mark.spec("DAG-05")
 async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: ContractHarness) -> None:
     first = await scene.start("a")
     await scene.fail(first)
@@ -120,6 +131,7 @@ async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: Co
     assert (await scene.store.tasks.step(first.step_key)).status is StepStatus.RUNNING
 
 
+@pytest.mark.spec("DAG-05")
 async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
     running = await scene.start("a", "b")
     with pytest.raises(InvalidTransitionError):
@@ -135,7 +147,7 @@ async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
 
 
 # -- settling
-@pytest.mark.spec("DAG-05.b")
+@pytest.mark.spec("DAG-05.b", "DAG-05")
 async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, _ = await scene.claim()
@@ -153,6 +165,7 @@ async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Co
         assert (await scene.event_types(run.id))[-2:] == ["step_skipped", "run_cancelled"]
 
 
+@pytest.mark.spec("DAG-05")
 async def test_keep_lets_dependents_go_on_with_null(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -164,7 +177,7 @@ async def test_keep_lets_dependents_go_on_with_null(scene: ContractHarness) -> N
     assert (result.status, result.output) == (StepStatus.FAILED, None)
 
 
-@pytest.mark.spec("DAG-05.a")
+@pytest.mark.spec("DAG-05.a", "DAG-05")
 async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: ContractHarness) -> None:
     task_id = await scene.task("bad", "held", "idle", make_step("b", depends_on=("held",)))
     bad, running = await scene.claim(2)
@@ -181,6 +194,7 @@ async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Con
     assert (await scene.store.tasks.task(task_id)).status is TaskStatus.FAILED
 
 
+@pytest.mark.spec("DAG-05")
 async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "other", make_step("b", depends_on=("a", "other")))
     claim, _ = await scene.claim()
@@ -192,6 +206,7 @@ async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> No
     assert (await scene.steps(task_id))["b"].open_deps == 1
 
 
+@pytest.mark.spec("DAG-05")
 async def test_only_a_failure_is_settled_and_its_task_does_not_end_before(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     with pytest.raises(InvalidTransitionError):
@@ -203,6 +218,7 @@ async def test_only_a_failure_is_settled_and_its_task_does_not_end_before(scene:
 
 
 # -- the end of the task
+@pytest.mark.spec("DAG-05")
 async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -220,6 +236,7 @@ async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> Non
     assert (await scene.root_event_types(task_id))[-2:] == ["task_completed", "run_completed"]
 
 
+@pytest.mark.spec("DAG-05")
 async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, other = await scene.claim()
@@ -236,6 +253,7 @@ async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> Non
     assert (await scene.store.runs.run(task.root_run_id)).status is RunStatus.FAILED
 
 
+@pytest.mark.spec("DAG-05")
 async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.complete(await scene.claim_one())
@@ -246,6 +264,7 @@ async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHar
     assert (await scene.root_event_types(task_id)).count("task_completed") == 1
 
 
+@pytest.mark.spec("DAG-05")
 async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     task_id = claim.identity.task_id
@@ -254,8 +273,135 @@ async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(sce
     assert await scene.finish(task_id) is TaskStatus.CANCELLED
 
 
+@pytest.mark.spec("DAG-05")
 async def test_task_without_steps_completes_and_is_no_longer_open(scene: ContractHarness) -> None:
     ended, open_id = await scene.task(), await scene.task("a")
 
     assert await scene.finish(ended) is TaskStatus.COMPLETED
     assert [task.id for task in await scene.store.tasks.open_tasks(scene.own)] == [open_id]
+
+
+DENIAL: dict[str, Json] = {
+    "tool_call_id": "c1",
+    "tool": "code.write_file",
+    "type": "permission_denied",
+    "message": "no",
+}
+UNKNOWN: dict[str, Json] = {"tool_call_id": "c2", "tool": "code.run_command", "type": "unknown_after_crash"}
+
+
+def report(*, denials: Sequence[Json] = (), unknown: Sequence[Json] = ()) -> NewNode:
+    return NewNode(NodeKind.RESULT, {"v": 1, "denials": list(denials), "unknown_effects": list(unknown)})
+
+
+def said(text: str) -> NewNode:
+    parts: list[Json] = [{"part_kind": "text", "content": text}]
+    return NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {"parts": parts}})
+
+
+def partly(claim: Claim, output: Json = "done") -> StepEnd:
+    nodes = (said("I could not write it."), report(denials=[DENIAL], unknown=[UNKNOWN]))
+    return replace(completed(claim, output, nodes=nodes), outcome=Outcome.PARTIAL)
+
+
+async def settle(scene: ContractHarness) -> None:
+    for failure in await scene.store.tasks.failures(scene.own):
+        await scene.settle(failure.key, failure.on_failure)
+
+
+@pytest.mark.spec("DAG-10", "DAG-02")
+async def test_dependents_learn_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+
+    (later,) = (await scene.advance([partly(claim)], claim=1)).claims
+
+    result = later.dependencies["a"]
+    assert (result.output, result.outcome, result.partial) == ("done", Outcome.PARTIAL, None)
+    assert (result.denials, result.unknown_effects) == ((DENIAL,), (UNKNOWN,))
+    assert await scene.store.tasks.result(claim.step_key) == result
+
+
+@pytest.mark.spec("DAG-10.c", "DAG-10", "DAG-02")
+async def test_dependents_of_a_kept_failure_learn_why_and_how_far_it_got(scene: ContractHarness) -> None:
+    """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
+    await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
+    claim = await scene.claim_one()
+    await scene.store.claims.report_progress(scene.worker, held(claim), "read 3 of 10", now_us=scene.now_us)
+    end = replace(failed(claim), nodes=(said("first"), said("Three files are fine."), report(denials=[DENIAL])))
+    await scene.advance([end])
+    await settle(scene)
+
+    result = (await scene.claim_one()).dependencies["a"]
+
+    assert (result.output, result.error, result.denials) == (None, end.error, (DENIAL,))
+    assert result.partial == {"text": "Three files are fine.", "progress": "read 3 of 10"}
+
+
+@pytest.mark.spec("DAG-10", "DAG-02")
+async def test_map_tells_what_its_items_left_each_by_name(scene: ContractHarness) -> None:
+    task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)))
+    keep = FailurePolicy.KEEP
+    await scene.expand(f"{task_id}/m", make_step("x", on_failure=keep), make_step("y", on_failure=keep), "z")
+    first, second, third = await scene.claim()
+    end = replace(failed(first), nodes=(said("half of x"),))
+    await scene.advance([end, partly(second, "y"), completed(third, "z")])
+    await settle(scene)
+
+    result = (await scene.claim_one()).dependencies["m"]
+
+    assert end.error is not None
+    assert (result.output, result.outcome) == ([None, "y", "z"], Outcome.PARTIAL)
+    assert result.denials == ({**DENIAL, "step": "m[y]"},)
+    assert result.partial == [
+        {"step": "m[x]", "status": "failed", "error": end.error.as_json(), "partial": {"text": "half of x"}}
+    ]
+
+
+@pytest.mark.spec("DAG-10.b", "DAG-10", "DAG-02")
+async def test_a_poisoned_step_names_the_write_that_nobody_knows_the_end_of(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    call = make_call(claim)
+    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+    for _ in range(2):
+        claim = await scene.lost_fence(claim)
+    await scene.expire(max_lost_leases=3)
+
+    result = await scene.store.tasks.result(claim.step_key)
+
+    assert result.status is StepStatus.FAILED
+    assert [(one["tool_call_id"], one["tool"], one["type"]) for one in result.unknown_effects] == [
+        (call.tool_call_id, call.tool, "unknown_after_crash")
+    ]
+
+
+@pytest.mark.spec("DAG-10", "DAG-02")
+async def test_what_a_bad_worker_lists_as_unknown_stops_no_dependent(scene: ContractHarness) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+    end = replace(partly(claim), nodes=(report(unknown=[{"tool_call_id": []}, "none"]),))
+
+    (later,) = (await scene.advance([end], claim=1)).claims
+
+    assert later.dependencies["a"].unknown_effects == ({"tool_call_id": []},)
+
+
+@pytest.mark.spec("DAG-10.a", "DAG-10", "DAG-02")
+async def test_clean_step_left_nothing(scene: ContractHarness) -> None:
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+
+    (later,) = (await scene.advance([completed(claim, 1, nodes=(said("text"), report()))], claim=1)).claims
+
+    result = later.dependencies["a"]
+    assert (result.error, result.denials, result.unknown_effects, result.partial) == (None, (), (), None)
+
+
+@pytest.mark.spec("DAG-10", "DAG-02")
+async def test_next_attempt_leaves_nothing_of_the_last(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    await scene.advance([replace(failed(claim), nodes=(said("half"), report(denials=[DENIAL])))])
+    await scene.retry(claim.step_key)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
+    await scene.complete(await scene.claim_one(), "whole")
+
+    result = await scene.store.tasks.result(claim.step_key)
+
+    assert (result.output, result.denials, result.partial) == ("whole", (), None)

@@ -1,6 +1,7 @@
-"""Limits on live leases, held across processes (DIS-03)."""
+"""Limits on live leases, held across processes (DIS-03), and turns between sessions (DIS-10)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +14,8 @@ from tests.contract.scene import ContractHarness, completed, held
 from tests.model.builders import make_step, make_task, open_session, take_turn
 from tests.waiting import others_run
 
-pytestmark = pytest.mark.spec("DIS-03")
 
-
-@pytest.mark.spec("DIS-03.b", "DIS-03.d", "DIS-10.c")
+@pytest.mark.spec("DIS-03.b", "DIS-03.d", "DIS-10.c", "DIS-03")
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
 async def test_limit_limits_live_leases_of_its_scope(scene: ContractHarness, kind: str) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
@@ -29,6 +28,7 @@ async def test_limit_limits_live_leases_of_its_scope(scene: ContractHarness, kin
     assert (len(first), len(after_one_end)) == (2, 1)
 
 
+@pytest.mark.spec("DIS-03")
 @pytest.mark.parametrize(
     ("scope", "step"),
     [
@@ -47,6 +47,7 @@ async def test_limit_of_another_scope_does_not_limit(scene: ContractHarness, sco
     assert len(await scene.claim()) == 2
 
 
+@pytest.mark.spec("DIS-03")
 async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) -> None:
     await scene.store.claims.set_concurrency_limits(
         [ConcurrencyLimit("pool:default", 4), ConcurrencyLimit("definition:x", 1)]
@@ -60,6 +61,7 @@ async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) ->
     assert sum(claim.step_key.rpartition("/")[2].startswith("x") for claim in claims) == 1
 
 
+@pytest.mark.spec("DIS-03")
 async def test_capped_steps_do_not_stand_in_the_way_of_others_and_a_limit_below_one_is_none(
     scene: ContractHarness,
 ) -> None:
@@ -73,6 +75,7 @@ async def test_capped_steps_do_not_stand_in_the_way_of_others_and_a_limit_below_
     assert len(await scene.claim()) == 2
 
 
+@pytest.mark.spec("DIS-03")
 async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 3)])
     await scene.task(*(f"s{number}" for number in range(6)))
@@ -84,7 +87,7 @@ async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_k
     assert (len(first), begun) == (3, [0, 0, 1])
 
 
-@pytest.mark.spec("DIS-03.b")
+@pytest.mark.spec("DIS-03.b", "DIS-03")
 async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
     others = [await open_session(scene.store) for _ in range(3)]
     for number, own in enumerate(others):
@@ -97,7 +100,7 @@ async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarne
     assert held_of == [1, 2, 3]
 
 
-@pytest.mark.spec("DIS-10.e")
+@pytest.mark.spec("DIS-10.e", "DIS-03")
 async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: ContractHarness) -> None:
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
     claim = await scene.start("a", "b")
@@ -140,7 +143,7 @@ class Crowd:
             await take_turn(store, worker_id, ends, claim=0, now_us=scene.now_us)
 
 
-@pytest.mark.spec("CARD-2.c")
+@pytest.mark.spec("CARD-2.c", "DIS-03")
 async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarness, open_another: OpenStore) -> None:
     total = 40
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"session:{scene.own.session_id}", 5)])
@@ -159,6 +162,7 @@ async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarn
     assert crowd.most_holding <= 5
 
 
+@pytest.mark.spec("DIS-03")
 async def test_of_a_paused_scope_nothing_starts_and_its_limit_stays(scene: ContractHarness) -> None:
     claims = scene.store.claims
     await claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
@@ -176,6 +180,7 @@ async def test_of_a_paused_scope_nothing_starts_and_its_limit_stays(scene: Contr
     assert len(await scene.claim()) == 3
 
 
+@pytest.mark.spec("DIS-03")
 async def test_a_scope_without_a_limit_is_paused_too(scene: ContractHarness) -> None:
     claims = scene.store.claims
     await claims.pause_scope("model:slow", is_paused=True)
@@ -187,3 +192,79 @@ async def test_a_scope_without_a_limit_is_paused_too(scene: ContractHarness) -> 
     await claims.pause_scope("model:slow", is_paused=False)
     await claims.pause_scope("model:other", is_paused=False)
     assert len(await scene.claim()) == 2
+
+
+@pytest.mark.spec("DIS-10.b", "DIS-10", "DIS-03")
+@pytest.mark.parametrize("slots", [1, 8])
+async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(
+    scene: ContractHarness, slots: int
+) -> None:
+    await scene.task(*(f"s{number}" for number in range(1000)))
+    claims = await scene.claim(slots)
+    other = await scene.another_session()
+    await scene.task("single", own=other)
+
+    taken: list[str] = []
+    while other.session_id not in taken:
+        # A worker with all slots busy: each end frees one, as a claim loop does.
+        first, *rest = claims
+        advance = await scene.advance([completed(first)], claim=1)
+        claims = (*rest, *advance.claims)
+        taken += [claim.identity.session_id for claim in advance.claims]
+
+    assert len(taken) <= slots + 1
+
+
+@pytest.mark.spec("DIS-03.e", "DIS-10.a", "DIS-10", "DIS-03")
+async def test_sessions_take_turns_claim_by_claim(scene: ContractHarness) -> None:
+    other = await scene.another_session()
+    await scene.task("a", "b", "c")
+    await scene.task("a", "b", "c", own=other)
+
+    order = [(await scene.claim_one()).identity.session_id for _ in range(6)]
+
+    assert set(order[:2]) == {scene.own.session_id, other.session_id}
+    assert order == order[:2] * 3
+
+
+@pytest.mark.spec("DIS-10", "DIS-03")
+async def test_one_batch_is_shared_evenly(scene: ContractHarness) -> None:
+    for own in (scene.own, await scene.another_session(), await scene.another_session()):
+        await scene.task(*(f"s{number}" for number in range(10)), own=own)
+
+    claims = await scene.claim(9)
+
+    assert sorted(Counter(claim.identity.session_id for claim in claims).values()) == [3, 3, 3]
+
+
+@pytest.mark.spec("DIS-10", "DIS-03")
+async def test_what_one_session_cannot_use_goes_to_the_others(scene: ContractHarness) -> None:
+    other = await scene.another_session()
+    await scene.task("single")
+    await scene.task(*(f"s{number}" for number in range(10)), own=other)
+
+    claims = await scene.claim(8)
+
+    assert Counter(claim.identity.session_id for claim in claims) == {scene.own.session_id: 1, other.session_id: 7}
+
+
+@pytest.mark.spec("DIS-10.a", "DIS-10", "DIS-03")
+async def test_priority_orders_within_a_session_and_not_between_sessions(scene: ContractHarness) -> None:
+    other = await scene.another_session()
+    await scene.task(*(make_step(f"urgent{number}", priority=100) for number in range(3)))
+    await scene.task("patient", own=other)
+
+    first_two = [(await scene.claim_one()).identity.session_id for _ in range(2)]
+
+    assert set(first_two) == {scene.own.session_id, other.session_id}
+
+
+@pytest.mark.spec("DIS-10", "DIS-03")
+async def test_chain_has_no_right_to_its_slot(scene: ContractHarness) -> None:
+    other = await scene.another_session()
+    claim = await scene.start("a", make_step("b", depends_on=("a",)))
+    await scene.task("waiting", own=other)
+
+    (following,) = (await scene.advance([completed(claim)], claim=1)).claims
+
+    assert following.identity.session_id == other.session_id

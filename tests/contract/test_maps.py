@@ -5,15 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from soong.shared.core.errors import NotFoundError
+from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, step_ids
-from tests.model.builders import make_children, make_map, make_step, make_task
-
-pytestmark = pytest.mark.spec("DAG-04")
+from tests.model.builders import make_children, make_map, make_retry, make_step, make_task
 
 
 async def mapped(scene: ContractHarness) -> tuple[str, str]:
@@ -22,6 +20,7 @@ async def mapped(scene: ContractHarness) -> tuple[str, str]:
     return task_id, f"{task_id}/m"
 
 
+@pytest.mark.spec("DAG-04")
 async def test_map_is_never_claimed_and_over_nothing_completes_with_an_empty_list_and_unlocks(
     scene: ContractHarness,
 ) -> None:
@@ -34,7 +33,7 @@ async def test_map_is_never_claimed_and_over_nothing_completes_with_an_empty_lis
     assert (await scene.claim_one()).dependencies["m"].output == []
 
 
-@pytest.mark.spec("OPS-12")
+@pytest.mark.spec("OPS-12", "DAG-04")
 async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     begin = scene.store.tasks.begin_expansion
@@ -51,6 +50,7 @@ async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Co
     assert await begin(scene.own, map_key) == 1
 
 
+@pytest.mark.spec("DAG-04")
 async def test_map_waits_for_its_children_and_completes_with_the_last_which_unlocks_what_waits_for_it(
     scene: ContractHarness,
 ) -> None:
@@ -75,6 +75,7 @@ async def test_map_waits_for_its_children_and_completes_with_the_last_which_unlo
     assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
 
 
+@pytest.mark.spec("DAG-04")
 async def test_repeated_expansion_changes_nothing_and_a_batch_that_ends_all_children_completes_their_map(
     scene: ContractHarness,
 ) -> None:
@@ -89,6 +90,7 @@ async def test_repeated_expansion_changes_nothing_and_a_batch_that_ends_all_chil
     assert (await scene.statuses(task_id))["report"] is StepStatus.READY
 
 
+@pytest.mark.spec("DAG-04")
 async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractHarness, other_store: Store) -> None:
     task_id, map_key = await mapped(scene)
     other = ContractHarness(other_store, scene.own, scene.worker, scene.clock)
@@ -99,6 +101,7 @@ async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractH
     assert len(await scene.store.tasks.steps(task_id)) == 4
 
 
+@pytest.mark.spec("DAG-04")
 async def test_output_of_a_map_is_its_childrens_in_item_order(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y", "z")
@@ -112,6 +115,7 @@ async def test_output_of_a_map_is_its_childrens_in_item_order(scene: ContractHar
     assert (await scene.store.tasks.result(map_key)).output == expected
 
 
+@pytest.mark.spec("DAG-04")
 async def test_last_two_children_ending_at_once_complete_their_map_once(
     scene: ContractHarness, other_store: Store
 ) -> None:
@@ -146,6 +150,7 @@ async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Co
     assert [(event.data, event.time_us) for event in events] == [({"step": map_key}, completed_us)]
 
 
+@pytest.mark.spec("DAG-04")
 async def test_child_may_be_a_map_itself(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, make_step("inner", kind=StepKind.MAP))
@@ -158,7 +163,7 @@ async def test_child_may_be_a_map_itself(scene: ContractHarness) -> None:
     assert (await scene.store.tasks.result(map_key)).output == [["Step x", "Step y"]]
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05", "DAG-04")
 async def test_kept_failure_of_a_child_counts_as_null(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
@@ -173,7 +178,7 @@ async def test_kept_failure_of_a_child_counts_as_null(scene: ContractHarness) ->
     assert (await scene.claim_one()).dependencies["m"].output == [None, "fine"]
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05", "DAG-04")
 async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_in_turn(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
@@ -192,7 +197,7 @@ async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_i
     assert statuses["m[y]"] is StepStatus.COMPLETED
 
 
-@pytest.mark.spec("DAG-05")
+@pytest.mark.spec("DAG-05", "DAG-04")
 async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x", "y")
@@ -207,6 +212,7 @@ async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scen
     assert (await scene.root_event_types(task_id)).count("step_failed") == 1
 
 
+@pytest.mark.spec("DAG-04")
 async def test_expansion_that_fails_is_a_failure_to_settle(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
     error = StepError("invalid_input", "`over` is not a list")
@@ -217,6 +223,7 @@ async def test_expansion_that_fails_is_a_failure_to_settle(scene: ContractHarnes
     assert (failure.key, failure.status, failure.error) == (map_key, StepStatus.FAILED, error)
 
 
+@pytest.mark.spec("DAG-04")
 async def test_child_may_be_retried_while_its_map_waits(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
     await scene.expand(map_key, "x")
@@ -231,6 +238,7 @@ async def test_child_may_be_retried_while_its_map_waits(scene: ContractHarness) 
     assert (await scene.store.tasks.result(map_key)).output == ["at last"]
 
 
+@pytest.mark.spec("DAG-04")
 async def test_map_of_another_session_is_not_expanded(scene: ContractHarness) -> None:
     other = await scene.another_session()
     new = make_task(other.session_id, make_map("m"))
@@ -244,6 +252,7 @@ async def test_map_of_another_session_is_not_expanded(scene: ContractHarness) ->
     assert len(await scene.store.tasks.steps(new.id)) == 1
 
 
+@pytest.mark.spec("DAG-04")
 async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map())
     await scene.store.tasks.pause_task(scene.own, task_id, reason="later", now_us=scene.now_us)
@@ -253,3 +262,43 @@ async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: ContractHa
     assert await scene.claim() == ()
     await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert sorted(step_ids(await scene.claim())) == ["m[x]", "m[y]"]
+
+
+async def failed_after_growing(scene: ContractHarness) -> str:
+    """Let a failure be kept, the map step below it grow one child, and that child fail; return the task's id."""
+    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_map("m", depends_on=["a"]))
+    await scene.fail(await scene.claim_one())
+    await scene.settle(f"{task_id}/a", FailurePolicy.KEEP)
+    await scene.expand(f"{task_id}/m", "i")
+    await scene.fail(await scene.claim_one())
+    for step_id in ("m[i]", "m"):
+        await scene.settle(f"{task_id}/{step_id}", FailurePolicy.SKIP_DEPENDENTS)
+    await scene.finish(task_id)
+    return task_id
+
+
+async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: ContractHarness) -> None:
+    task_id = await failed_after_growing(scene)
+    steps = [step for step in await scene.store.tasks.steps(task_id) if step.run_id]
+    runs = [make_retry(await scene.store.runs.run(step.run_id)) for step in steps]
+
+    with pytest.raises(ConflictError, match="expanded again"):
+        await scene.store.tasks.retry_task(scene.own, task_id, runs, now_us=scene.now_us)
+
+    assert StepStatus.READY not in (await scene.statuses(task_id)).values()
+
+
+async def test_it_is_expanded_again_once_what_it_waits_for_has_ended(scene: ContractHarness) -> None:
+    task_id = await failed_after_growing(scene)
+    last = await scene.store.runs.run((await scene.store.tasks.step(f"{task_id}/a")).run_id)
+
+    await scene.store.tasks.retry_task(
+        scene.own, task_id, [make_retry(last)], regrown=[f"{task_id}/m"], now_us=scene.now_us
+    )
+    await scene.complete(await scene.claim_one())
+    expanding = (await scene.statuses(task_id))["m"]
+    grown = await scene.expand(f"{task_id}/m", "i", "j")
+
+    assert expanding is StepStatus.EXPANDING
+    assert grown
+    assert (await scene.statuses(task_id))["m[i]"] is StepStatus.READY

@@ -5,14 +5,23 @@ from typing import TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.core.errors import NotFoundError, NotOwnerError
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState, RefusalType
-from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus
-from soong.shared.engine.tasks.step import Claim, StepError
+from soong.shared.core.errors import InvalidTransitionError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.record import RunStatus, Usage
+from soong.shared.engine.sessions.session import (
+    ApprovalMode,
+    Command,
+    CommandKind,
+    Ownership,
+    ProcessState,
+    RefusalType,
+)
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Claim, SessionWork, StepError
+from soong.shared.engine.tasks.store import FinishedTask
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.scene import ContractHarness
+from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import (
     make_command,
     make_decision,
@@ -22,6 +31,7 @@ from tests.model.builders import (
     make_responder,
     make_retry,
     make_session,
+    make_step,
     make_task,
     make_worker,
 )
@@ -349,3 +359,211 @@ async def test_busy_sessions_are_those_with_open_work(store: Store) -> None:
 
     assert await store.sessions.busy_sessions(owner.id) == [working.id, asked.id]
     assert await store.sessions.busy_sessions("own_other") == []
+
+
+async def ending_session(scene: ContractHarness) -> Ownership:
+    """Open a session that is to end with its task, under the scene's owner."""
+    session = make_session(closes_with_task=True)
+    await scene.store.sessions.open_session(session)
+    (adopted,) = await scene.store.sessions.adopt_sessions(scene.own.owner_id)
+    return adopted.ownership
+
+
+async def test_the_last_task_to_complete_closes_a_session_that_ends_with_it(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    tasks = [await scene.task("a", own=own), await scene.task("b", own=own)]
+    assert not any(task.is_due for task in (await scene.store.tasks.session_work(own)).open_tasks)
+    is_closed = []
+
+    for claim in await scene.claim(2):
+        await scene.complete(claim)
+        assert [task.is_due for task in (await scene.store.tasks.session_work(own)).open_tasks].count(True) == 1
+        await scene.store.tasks.finish_task(own, claim.identity.task_id, now_us=scene.now_us)
+        is_closed.append((await scene.store.sessions.session(own.session_id)).is_closed)
+
+    assert is_closed == [False, True]
+    assert [(await scene.store.tasks.task(task)).status for task in tasks] == [TaskStatus.COMPLETED] * 2
+
+
+async def test_a_session_that_would_end_with_its_task_stays_open_when_that_failed(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    claim = await scene.claim_one()
+    await scene.fail(claim)
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+
+    ended = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
+
+    assert ended == FinishedTask(task_id, TaskStatus.FAILED)
+    assert not (await scene.store.sessions.session(own.session_id)).is_closed
+
+
+async def test_a_look_ends_what_has_only_its_end_left_and_closes_the_session_with_it(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task("a", own=own)
+    claim = await scene.claim_one()
+    open_work = await scene.store.tasks.session_work(own)
+
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (open_work, [])
+    await scene.complete(claim)
+    work, ended = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+
+    assert (work, list(ended)) == (
+        SessionWork(),
+        [FinishedTask(task_id, TaskStatus.COMPLETED, is_closed=True, is_recorded=True)],
+    )
+    assert (await scene.store.sessions.session(own.session_id)).is_closed
+    assert await scene.store.tasks.unrecorded(own.owner_id) == []
+    task = await scene.store.tasks.task(task_id)
+    root = await scene.store.runs.run(task.root_run_id)
+    assert (task.status, root.status) == (TaskStatus.COMPLETED, RunStatus.COMPLETED)
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (SessionWork(), [])
+
+
+@pytest.mark.parametrize("usage", [Usage(requests=1), Usage(tool_calls=1)])
+async def test_a_look_leaves_the_folders_of_runs_that_did_something_to_be_written(
+    scene: ContractHarness, usage: Usage
+) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task("a", own=own)
+    claim = await scene.claim_one()
+    await scene.advance([replace(completed(claim), usage=usage)])
+
+    _, (ended,) = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+
+    assert (ended.is_closed, ended.is_recorded) == (True, False)
+    assert await scene.store.tasks.unrecorded(own.owner_id) == [task_id]
+
+
+async def test_a_look_ends_nothing_where_a_step_failed_until_that_is_settled(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    claim = await scene.claim_one()
+    await scene.fail(claim)
+    unsettled = await scene.store.tasks.session_work(own)
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (unsettled, [])
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    settled = await scene.store.tasks.session_work(own)
+
+    assert [task.is_due for task in settled.open_tasks] == [True]
+    _, ended = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+    assert list(ended) == [FinishedTask(task_id, TaskStatus.FAILED)]
+
+
+async def test_another_session_is_closed_by_nothing_but_a_command(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim)
+
+    await scene.finish(claim.identity.task_id)
+
+    assert not (await scene.store.sessions.session(scene.own.session_id)).is_closed
+
+
+LATE = sorted(set(CommandKind) - {CommandKind.RETRY, CommandKind.CLOSE})
+
+
+async def closed(scene: ContractHarness) -> tuple[str, str]:
+    """End a task and close its session; return the ids of both."""
+    claim = await scene.start("a")
+    await scene.complete(claim)
+    await scene.finish(claim.identity.task_id)
+    await scene.store.sessions.close_session(scene.own)
+    return scene.own.session_id, claim.identity.task_id
+
+
+async def sent(scene: ContractHarness, session_id: str, kind: CommandKind, subject: str) -> tuple[Command, bool]:
+    """Send a command; return it as it is then, and whether it has ended."""
+    command = make_command(session_id, kind, subject)
+    await scene.store.sessions.send_command(command)
+    return await scene.store.sessions.command(command.id)
+
+
+@pytest.mark.spec("CARD-1.d")
+@pytest.mark.parametrize("kind", LATE)
+async def test_a_command_about_a_task_that_has_ended_is_refused_at_once(
+    scene: ContractHarness, kind: CommandKind
+) -> None:
+    session_id, task_id = await closed(scene)
+
+    command, has_ended = await sent(scene, session_id, kind, task_id)
+
+    assert has_ended
+    assert command.refusal == str(InvalidTransitionError("task", TaskStatus.COMPLETED, kind))
+    assert command.refusal_type is RefusalType.CONFLICT
+    assert (await scene.store.sessions.session(session_id)).is_closed
+
+
+@pytest.mark.spec("CARD-1.d")
+async def test_a_command_about_a_task_that_is_not_there_is_refused_and_a_closed_session_is_closed_by_nobody(
+    scene: ContractHarness,
+) -> None:
+    session_id, _ = await closed(scene)
+    session = make_session()
+    other = make_task(session.id, "a")
+    await scene.store.tasks.submit(session, other)
+
+    for subject in ("task_none", other.id):
+        command, has_ended = await sent(scene, session_id, CommandKind.CANCEL, subject)
+        assert (has_ended, command.refusal) == (True, f"there is no task {subject!r}")
+    command, has_ended = await sent(scene, session_id, CommandKind.CLOSE, session_id)
+    assert (has_ended, command.refusal) == (True, "")
+    assert (await scene.store.sessions.session(session_id)).is_closed
+
+
+@pytest.mark.spec("CARD-1.d")
+async def test_a_command_that_was_written_before_stays_as_it_is(scene: ContractHarness) -> None:
+    command = make_command(scene.own.session_id, CommandKind.PAUSE, await scene.task("a"))
+    await scene.store.sessions.send_command(command)
+    await scene.complete(await scene.claim_one())
+    await scene.finish(command.subject)
+    await scene.store.sessions.close_session(scene.own)
+
+    await scene.store.sessions.send_command(command)
+
+    assert await scene.store.sessions.take_commands(scene.own) == [command]
+
+
+@pytest.mark.spec("CARD-1.d")
+async def test_a_retry_opens_the_session_for_an_owner(scene: ContractHarness) -> None:
+    session_id, task_id = await closed(scene)
+
+    command, has_ended = await sent(scene, session_id, CommandKind.RETRY, task_id)
+
+    assert not has_ended
+    (adopted,) = await scene.store.sessions.adopt_sessions(scene.own.owner_id)
+    assert await scene.store.sessions.take_commands(adopted.ownership) == [command]
+
+
+@pytest.mark.spec("CARD-1.d")
+async def test_a_command_about_a_task_that_is_open_is_left_to_the_owner(scene: ContractHarness) -> None:
+    task_id = await scene.task("a")
+    await scene.store.sessions.close_session(scene.own)
+
+    command, has_ended = await sent(scene, scene.own.session_id, CommandKind.CANCEL, task_id)
+
+    assert not has_ended
+    assert await scene.store.sessions.take_commands(scene.own) == [command]
+    assert (await scene.store.sessions.session(scene.own.session_id)).is_closed
+
+
+@pytest.mark.spec("CARD-1.b", "CARD-1.d")
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_what_an_owner_leaves_open_in_a_closed_session_is_its_successors(
+    scene: ContractHarness, is_asked: bool
+) -> None:
+    claim = await scene.start("a")
+    task_id, session_id = claim.identity.task_id, scene.own.session_id
+    commands = []
+    if is_asked:
+        command, _ = await sent(scene, session_id, CommandKind.CANCEL, task_id)
+        commands.append(command)
+        await scene.complete(claim)
+        await scene.finish(task_id)
+    await scene.store.sessions.close_session(scene.own)
+    await scene.store.sessions.register_owner(make_owner("own_next"))
+
+    await scene.store.sessions.release_owner(scene.own.owner_id)
+
+    (adopted,) = await scene.store.sessions.adopt_sessions("own_next")
+    assert (adopted.id, adopted.is_closed) == (session_id, False)
+    assert await scene.store.sessions.take_commands(adopted.ownership) == commands

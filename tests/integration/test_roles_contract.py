@@ -10,8 +10,8 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from tests.contract import (
     test_additional_claims,
+    test_asks,
     test_budgets,
-    test_call_aborts,
     test_claiming,
     test_consent,
     test_failures,
@@ -21,10 +21,7 @@ from tests.contract import (
     test_logs,
     test_maps,
     test_parking,
-    test_successors,
     test_taint,
-    test_task_limits,
-    test_unlocking,
 )
 from tests.contract.conftest import OpenStore, other_store, scene, store
 from tests.contract.databases import empty_postgres
@@ -35,8 +32,7 @@ __all__ = ["other_store", "scene", "store"]
 
 SUITE = (
     *(test_limits, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
-    *(test_additional_claims, test_budgets, test_call_aborts, test_parking, test_successors, test_taint),
-    *(test_task_limits, test_unlocking),
+    *(test_additional_claims, test_budgets, test_asks, test_parking, test_taint),
 )
 """The parts of the contract in which workers act."""
 

@@ -1,11 +1,27 @@
-"""How a question ended, in words: no two ways of not getting a yes read alike (PER-14)."""
+"""Ends in words: of questions (PER-14), of tasks for programs, and the input that a question shows."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import WAITS, denial_sentence, status_of_question
-from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
+from soong.orchestrator.approvals.full_input import EXACT, REDACTED, SUMMARY, full_input
+from soong.orchestrator.approvals.responders import lane_of
+from soong.orchestrator.operations.outcome import step_detail
+from soong.orchestrator.schemas.task import ExitCode, StepDetail, TaskResult
+from soong.shared.core.jsontext import Json, JsonObject, digest, dump
+from soong.shared.engine.runs.events import Node, NodeKind
+from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.permissions.gate import MAX_SHOWN_CHARS
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Question, RequestState
+from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.result import ErrorType
+from tests.contract.scene import open_scene
+from tests.model.builders import make_map
+from tests.model.memory import MemoryStore
 from tests.unit.cli.test_prompt import make_request
 
 REQUEST = make_request()
@@ -108,3 +124,151 @@ def test_the_summary_of_a_run_tells_them_apart_too(error: str, author: str, sent
     said = denial_sentence(error, "words", author=author, principal="ada", channel="terminal")
 
     assert said == sentence
+
+
+CHILDREN = 2_000
+
+
+class CountedSteps(list[StepDetail]):
+    """Steps that count how often one of them is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __iter__(self) -> Iterator[StepDetail]:
+        for step in super().__iter__():
+            CountedSteps.looks += 1
+            yield step
+
+
+async def result_of_two_maps() -> TaskResult:
+    """An ended task with two map steps of 2,000 children each, of which the store holds one."""
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(make_map("one"), make_map("two"))
+    task, steps = await scene.store.tasks.task_with_steps(task_id)
+    one, two = (replace(step, status=StepStatus.COMPLETED) for step in steps)
+    children = [
+        replace(
+            one,
+            key=f"{each.key}[{n}]",
+            spec=replace(one.spec, id=f"{each.step_id}[{n}]"),
+            map_key=each.key,
+            output={"n": n},
+        )
+        for n in range(CHILDREN)
+        for each in (one, two)
+    ]
+    shown = [await step_detail(scene.store, step, (), "") for step in (one, two, *children)]
+    nothing: dict[str, Any] = dict.fromkeys(("answer", "limits")) | {"deliverables": [], "denials": [], "undone": []}
+    counts = {StepStatus.COMPLETED: len(shown)}
+    return TaskResult.of(task, step_counts=counts, exit_code=ExitCode.INTERRUPTED, steps=shown, **nothing)
+
+
+async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
+    outcome = await result_of_two_maps()
+    steps = CountedSteps(outcome.steps)
+    outcome = outcome.model_copy(update={"steps": steps})
+    CountedSteps.looks = 0
+
+    lists = [outcome.outputs["one"] for _ in range(100)]
+
+    assert lists[0] == [{"n": n} for n in range(CHILDREN)]
+    assert outcome.outputs["two[7]"] == {"n": 7}
+    assert len(steps) <= CountedSteps.looks <= 3 * len(steps)
+    json.dumps(outcome.outputs)
+
+
+async def test_a_result_names_itself_without_its_steps() -> None:
+    outcome = await result_of_two_maps()
+    outcome = outcome.model_copy(update={"steps": CountedSteps(outcome.steps)})
+    CountedSteps.looks = 0
+
+    text = repr(outcome)
+
+    assert text.startswith(f"TaskResult(id={outcome.id!r}, title='A task', status=<TaskStatus.RUNNING")
+    assert "step_counts={<StepStatus.COMPLETED: 'completed'>: 4002}" in text
+    assert (CountedSteps.looks, len(text) < 500) == (0, True)
+
+
+@pytest.mark.spec("PER-07")
+def test_questions_share_a_lane_only_where_one_session_grant_answers_them_all() -> None:
+    first = replace(make_request(), id="1", tool="code.write_file", scope="/p/a")
+
+    assert lane_of(first) == lane_of(replace(first, id="2"))
+    assert lane_of(first) != lane_of(replace(first, id="2", scope="/p/b"))
+    assert lane_of(first) != lane_of(replace(first, id="2", tool="code.edit_file"))
+    assert lane_of(replace(first, scope="")) != lane_of(replace(first, id="2", scope=""))
+
+
+TEXT = "line\n" * 2_000
+CUT = f"{TEXT[:MAX_SHOWN_CHARS]}… ({len(TEXT) - MAX_SHOWN_CHARS} more characters)"
+
+
+def asked(real: JsonObject, summary: JsonObject) -> PermissionRequest:
+    return make_request(arguments=summary, input_digest=digest(dict(real)))
+
+
+def nodes(*calls: tuple[str, Json]) -> list[Node]:
+    parts: list[Json] = [{"part_kind": "text", "content": "I write"}]
+    parts += [{"part_kind": "tool-call", "tool_name": "w", "args": args, "tool_call_id": key} for key, args in calls]
+    return [
+        Node("run_child", 1, 0, NodeKind.SYSTEM, {"text": "you are"}, 1),
+        Node("run_child", 2, 1, NodeKind.ASSISTANT, {"message": {"parts": parts}}, 2),
+        Node("run_child", 3, 2, NodeKind.TOOL_RESULT, {"tool_call_id": "call_0"}, 3),
+    ]
+
+
+def test_a_short_input_is_complete_in_the_question_itself() -> None:
+    request = asked({"path": "a"}, {"path": "a"})
+
+    assert full_input(request, []).input == {"path": "a"}
+    assert full_input(request, []).is_exact
+
+
+@pytest.mark.spec("PER-06")
+@pytest.mark.parametrize("as_text", [False, True], ids=["object", "JSON text"])
+def test_what_the_summary_cuts_is_found_whole_and_exact(as_text: bool) -> None:
+    real: Mapping[str, Json] = {"path": "a", "content": TEXT}
+    request = asked(real, {"path": "a", "content": CUT})
+
+    whole = full_input(request, nodes(("call_0", {"path": "b"}), ("call_1", dump(real) if as_text else dict(real))))
+
+    assert (dict(whole.input), whole.is_exact, whole.note) == (real, True, EXACT)
+
+
+def test_an_input_without_its_secrets_says_so() -> None:
+    kept: Mapping[str, Json] = {"content": f"{MARK}{TEXT}", "words": ["x"] * 150, "flag": True}
+    shown = f"{MARK}{TEXT}"
+    summary: Mapping[str, Json] = {
+        "content": f"{shown[:MAX_SHOWN_CHARS]}… ({len(shown) - MAX_SHOWN_CHARS} more characters)",
+        "words": [*["x"] * 100, "… (50 more items)"],
+        "flag": True,
+    }
+    request = asked({**kept, "content": f"hunter22{TEXT}"}, summary)
+
+    whole = full_input(request, nodes(("call_1", dict(kept))))
+
+    assert (dict(whole.input), whole.is_exact, whole.is_complete, whole.note) == (kept, False, True, REDACTED)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"path": "other", "content": TEXT},
+        {"path": "a", "content": "x" * 10_000},
+        {"path": "a", "content": TEXT, "overwrite": True},
+        {"path": "a"},
+        {"path": ["a"], "content": TEXT},
+        "no JSON",
+        "[1]",
+        None,
+    ],
+    ids=["other value", "other text", "more fields", "fewer fields", "other type", "no JSON", "no object", "nothing"],
+)
+def test_what_the_model_sent_is_not_shown_for_what_a_hook_made_of_it(sent: Json) -> None:
+    summary: JsonObject = {"path": "a", "content": CUT}
+    request = asked({"path": "a", "content": TEXT}, summary)
+
+    whole = full_input(request, nodes(("call_1", sent)))
+
+    assert (whole.input, whole.is_complete, whole.note) == (summary, False, SUMMARY)

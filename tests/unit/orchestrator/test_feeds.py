@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPool
+from soong.orchestrator.operations.run_feed import pass_on_answers
 from soong.shared.core import timing
-from soong.shared.engine.wire.notifier import NullSubscriber, Subscription
+from soong.shared.engine.wire.notifier import AnswerDelta, NullSubscriber, Subscription
+from tests.model.memory.notifier import MemoryBus
 from tests.waiting import others_run, until
 
 LIMIT_S = 10
@@ -189,3 +191,42 @@ async def test_what_followers_make_of_a_value_is_made_once(watching: Watching) -
         then = await following.feed.once("upper", make)
 
     assert (set(first), then, made) == ({"OLD"}, "NEW", ["old", "new"])
+
+
+PAYLOAD = AnswerDelta(1, 0, "hello").payload()
+
+
+class OneAnswer:
+    """Hears one piece of an answer, and says whether it was closed."""
+
+    is_closed = False
+
+    async def wait(self, timeout_s: float) -> Sequence[str]:
+        await asyncio.sleep(0)
+        return (PAYLOAD,)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class AnsweringBus(MemoryBus):
+    """Gives everybody who listens to answers the same subscription."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscription = OneAnswer()
+
+    async def subscribe_answer(self, run_id: str) -> Subscription:
+        return self.subscription
+
+
+@pytest.mark.spec("EXE-09")
+async def test_a_listener_whose_reader_fails_closes_its_subscription() -> None:
+    bus = AnsweringBus()
+
+    def take(_delta: AnswerDelta) -> None:
+        raise ValueError("not today")
+
+    await pass_on_answers(SubscriptionPool(bus).answer("run_1"), "run_1", take)
+
+    await until(lambda: bus.subscription.is_closed)

@@ -1,11 +1,16 @@
-"""What the API's routes say of themselves."""
+"""The HTTP API: its routes, and where it listens."""
 
 import json
 import re
 
+import pytest
+
+from soong.orchestrator.embedded.listening import PortHeldError, address_of, is_loopback, listen
 from soong.orchestrator.http.app import _routes, description, right_of, routes_of
 from soong.orchestrator.http.console_files import ASSETS
 from soong.orchestrator.http.edge import OPEN_PATHS
+from soong.orchestrator.http.origin_checks import RequestPolicy
+from soong.shared.core.errors import UsageError
 from soong.shared.permissions.access.token import Right
 
 
@@ -37,3 +42,45 @@ def test_every_operation_says_what_it_does_and_how_it_refuses() -> None:
     for one in operations:
         assert one["description"].strip().endswith(".")
         assert "default" in one["responses"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_it_listens_beyond_this_machine_only_with_a_name(host: str) -> None:
+    with pytest.raises(UsageError, match="allow-host"):
+        listen(host, 0, ())
+
+
+def test_a_free_port_is_taken_and_reported_and_one_that_is_taken_is_refused() -> None:
+    with listen("127.0.0.1", 0, ()) as first, pytest.raises(PortHeldError, match="another program listens there"):
+        listen("127.0.0.1", first.getsockname()[1], ())
+
+    with listen("127.0.0.1", 0, ()) as listener:
+        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False)],
+)
+def test_loopback_is_known_by_its_addresses(host: str, is_ours: bool) -> None:
+    assert is_loopback(host) is is_ours
+
+
+@pytest.mark.parametrize("host", ["http://console", "console:8080", "a b", "", "*"])
+def test_a_host_is_allowed_by_its_bare_name(host: str) -> None:
+    with pytest.raises(UsageError, match="without scheme and port"):
+        RequestPolicy.of([host], [])
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "console.example", "https://console.example/", "null", "ftp://console.example"]
+)
+def test_an_origin_is_allowed_written_out(origin: str) -> None:
+    with pytest.raises(UsageError, match="expected scheme://host"):
+        RequestPolicy.of([], [origin])
+
+
+def test_allowed_hosts_are_known_in_every_spelling() -> None:
+    assert {"console.example", "2001:db8::1", "localhost"} <= RequestPolicy.of(
+        ["Console.Example", "[2001:db8::1]"], []
+    ).hosts

@@ -1,0 +1,363 @@
+"""Statements and rows: one text for two dialects, rows of events read as a stranger's, turns of claims."""
+
+import json
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from pkgutil import walk_packages
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from soong.orchestrator.doctor import machine as checks
+from soong.orchestrator.doctor.machine import Level
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.record import NewRun, RunStatus
+from soong.shared.engine.tasks.spec import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from soong.shared.storage import sql
+from soong.shared.storage.sql.claims.claiming import QueuePosition, ReadyGroup, share_out
+from soong.shared.storage.sql.engine.engine import parse_url, refuse_network_file_system
+from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of
+from soong.shared.storage.sql.engine.row_mapper import pack, plain, unpack
+from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIES, RunLogBuffer
+from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.tables.work import events
+from soong.shared.storage.sql.tasks.inserts import lane_of
+
+
+def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}", **more: str) -> Any:
+    own = {"run_id": run_id, "seq": seq, "type": "own", "time_us": 5, "data": data, "preceding": preceding}
+    return SimpleNamespace(**own | {"step_key": ""} | more)
+
+
+@pytest.mark.spec("OPS-12.d")
+def test_a_row_takes_no_number_from_the_rows_before_it() -> None:
+    rows = [row(1), row(2), row(3, '[["forged",1,{}],["forged",2,{}],["forged",2,{}]]')]
+
+    assert [(event.seq, event.type) for event in events_of(rows)] == [(1, "own"), (2, "own"), (3, "own")]
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize(
+    "entry", ["1", '["a",1]', '["a",-1,{}]', '["a",1,[]]', "[1,1,{}]", '["a","x",{}]', "null"], ids=str
+)
+def test_a_malformed_earlier_event_says_so_under_its_number(entry: str) -> None:
+    malformed, own = events_of([row(2, f"[{entry}]")])
+
+    assert (malformed.seq, malformed.type, malformed.data["what"]) == (1, EventType.SECURITY, "malformed_row")
+    assert (own.seq, own.type) == (2, "own")
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize("preceding", ["no json", "{}", "[" * 5000], ids=["text", "object", "deep"])
+def test_what_is_no_list_of_events_makes_the_row_malformed(preceding: str) -> None:
+    (event,) = events_of([row(2, preceding)])
+
+    assert (event.seq, event.type) == (2, EventType.SECURITY)
+    assert "preceding" in str(event.data["reason"])
+
+
+def test_events_of_one_write_share_rows_up_to_a_size() -> None:
+    buffer = RunLogBuffer(9)
+    buffer.add("r", events=[NewEvent("short", {"n": n}) for n in range(ROW_ENTRIES + 1)])
+    buffer.add("wide", events=[NewEvent("wide", {"text": "x" * ROW_CHARS}), NewEvent("last", time_us=4)])
+
+    rows = list(buffer.event_rows())
+
+    assert [(row[0], row[-1]) for row in rows] == [("r", 1), ("r", 0), ("wide", 1), ("wide", 0)]
+    assert len(json.loads(str(rows[0][4]))) == ROW_ENTRIES - 1
+    assert [row[4] for row in rows[1:]] == ["", "", ""]
+    assert [row[2] for row in rows] == [9, 9, 9, 4]
+
+
+def node_row(number: int, preceding: str = "", *, payload: str = "{}") -> Any:
+    names = {"run_id": "r", "number": number, "parent": number - 1, "kind": "assistant", "created_us": 5}
+    return SimpleNamespace(**names, payload=payload, preceding=preceding)
+
+
+@pytest.mark.spec("OPS-12.d")
+def test_a_row_takes_no_number_from_the_nodes_before_it() -> None:
+    rows = [node_row(1), node_row(2, '[[0,"user",{"forged":1}],[0,"user",{"forged":2}]]')]
+
+    assert [(node.number, node.payload) for node in nodes_of(rows)] == [(1, {}), (2, {})]
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize(
+    "entry",
+    ["1", '[0,"user"]', '[0,"unknown",{}]', '[0,"user",[]]', '[1,"user",{}]', '[-1,"user",{}]', "null"],
+    ids=str,
+)
+def test_a_malformed_earlier_node_says_so_under_its_number(entry: str) -> None:
+    malformed, own = nodes_of([node_row(2, f"[{entry}]")])
+
+    assert (malformed.number, malformed.parent, "malformed_row" in malformed.payload) == (1, 0, True)
+    assert (own.number, own.payload) == (2, {})
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize("preceding", ["no json", "{}", "[" * 5000], ids=["text", "object", "deep"])
+def test_what_is_no_list_of_nodes_makes_the_row_malformed(preceding: str) -> None:
+    (node,) = nodes_of([node_row(2, preceding)])
+
+    assert "preceding" in str(node.payload["malformed_row"])
+
+
+def test_nodes_of_one_write_share_rows_up_to_a_size_and_to_a_result() -> None:
+    buffer = RunLogBuffer(9)
+    buffer.add("r", nodes=[NewNode(NodeKind.USER, {}), NewNode(NodeKind.RESULT, {}), NewNode(NodeKind.USER, {})])
+    buffer.add("wide", nodes=[NewNode(NodeKind.USER, {"x": "x" * ROW_CHARS}), NewNode(NodeKind.USER, {}, parent=0)])
+
+    rows = [(run_id, back, parent, preceding) for run_id, parent, _, _, preceding, back, _ in buffer.node_rows()]
+
+    assert rows == [("r", 1, None, '[[null,"user",{}]]'), ("r", 0, None, ""), ("wide", 1, None, ""), ("wide", 0, 0, "")]
+
+
+def new_run(run_id: str, *, step_key: str = "t/a") -> NewRun:
+    identity = RunIdentity("s", run_id, "agent", Role.WORKER, "", "", "", "t", step_key, "a", "")
+    return NewRun(identity, surface={}, token="", attempt=2)
+
+
+def test_the_first_events_of_a_run_have_a_row() -> None:
+    buffer = RunLogBuffer(9)
+    buffer.create(new_run("r", step_key="t/a"), RunStatus.QUEUED)
+    buffer.note("r", EventType.STEP_CREATED, step="t/a")
+
+    (stored,) = buffer.event_rows()
+
+    assert (stored[1], json.loads(str(stored[4]))) == ("step_created", [["run_created", 9, {"attempt": 2}]])
+
+
+def test_an_event_of_its_own_step_need_not_name_it() -> None:
+    told = '[["step_ready",1,{}],["step_claimed",2,{"step":"t/b"}],["tool_started",3,{}]]'
+    rows = [row(4, told, data='{"fence":1}', type="run_started", step_key="t/a")]
+
+    assert [dict(event.data) for event in events_of(rows)] == [
+        {"step": "t/a"},
+        {"step": "t/b"},
+        {},
+        {"step": "t/a", "fence": 1},
+    ]
+
+
+def test_a_list_named_twice_is_packed_once_and_a_cast_is_no_parameter() -> None:
+    statement = Statement("s", "SELECT 1 FROM a WHERE k IN @keys UNION SELECT 1 FROM b WHERE k IN @keys")
+
+    assert statement.parameters({"keys": ["a"]}) == {"keys": '["a"]'}
+
+    assert Statement("s", "SELECT :worker::text").postgres == "SELECT %(worker)s::text"
+
+
+def test_locking_rows_is_not_writing_them() -> None:
+    assert not Statement("s", "SELECT 1 FROM a FOR UPDATE OF a").writes
+    assert not Statement("s", "SELECT 1 FROM a FOR NO KEY UPDATE").writes
+    assert Statement("s", "UPDATE a SET b = 1").writes
+    assert Statement("s", "WITH x AS (UPDATE a SET b = 1 RETURNING b) SELECT b FROM x").writes
+
+
+def test_inserts_compute_what_is_not_given() -> None:
+    insert = Insert(events, ["run_id"], more={"back": "bigint"}, computed={"seq": "last(:run_id) - :back"})
+
+    assert insert.sqlite == "INSERT INTO events (run_id, seq) VALUES (?1, last(?1) - ?2) "
+    assert insert.postgres.startswith(
+        "INSERT INTO events (run_id, seq) SELECT given.run_id, last(given.run_id) - given.back"
+    )
+
+
+def test_a_list_in_a_column_is_a_table_with_places() -> None:
+    statement = Statement("s", "SELECT d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d ORDER BY d.key")
+
+    assert statement.sqlite == ("SELECT d.value FROM steps AS s CROSS JOIN json_each(s.dependents) AS d ORDER BY d.key")
+    assert statement.postgres == (
+        "SELECT d.value FROM steps AS s CROSS JOIN"
+        " json_array_elements_text(s.dependents::json) WITH ORDINALITY AS d(value, key) ORDER BY d.key"
+    )
+
+
+STEP_MOVES = {(source.value, target.value) for (source, _), target in STEP_TRANSITIONS.items()}
+TASK_MOVES = {(source.value, target.value) for (source, _), target in TASK_TRANSITIONS.items()}
+MOVES = {"steps": STEP_MOVES, "tasks": TASK_MOVES}
+NAMES: dict[str, AbstractSet[str]] = {
+    "steps": {status.value for status in StepStatus},
+    "tasks": {status.value for status in TaskStatus},
+    "runs": {status.value for status in RunStatus},
+}
+UPDATE = re.compile(
+    r"\bUPDATE (steps|tasks|runs)( AS \w+)? SET\b(.*?)(?=;|\bUPDATE \w+(?: AS \w+)? SET\b|$)", re.DOTALL
+)
+TAKES = re.compile(r"\bstatus(?: \|\| '')? (?:= '(\w+)'|IN \(((?:'\w+'(?:, )?)+)\))")
+WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}, "take only": {"ready"}}
+"""The statements that move what has been locked and read before, and from which statuses."""
+IN_ONE = {("pending", "waiting"): ("expanding",), ("pending", "running"): ("ready",)}
+"""Moves that one statement makes together, and what lies between."""
+
+
+def statements() -> Iterator[Statement]:
+    for module in walk_packages(sql.__path__, f"{sql.__name__}."):
+        if ".migrations" not in module.name:
+            yield from (one for one in vars(import_module(module.name)).values() if isinstance(one, Statement))
+
+
+def moves() -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, table, the literal a status is set to ("" for none), and a literal it is set from."""
+    for statement in {one.name: one for one in statements()}.values():
+        for table, _, body in UPDATE.findall(statement.sqlite + ";" + statement.postgres):
+            assigned, _, condition = body.partition("WHERE")
+            target = re.search(r"(?:^ |, )status = '(\w+)'", assigned)
+            # A statement that also reads rows of other steps names the table of those that it moves.
+            found = re.search(rf"\b{table}\.{TAKES.pattern[2:]}", condition) or TAKES.search(condition)
+            sources = set(re.findall(r"\w+", (found[1] or found[2]).replace("'", " "))) if found else set()
+            read = WITHOUT_SOURCE.get(statement.name.partition(":")[0], {""}) if table == "steps" else {""}
+            for source in sources or read:
+                yield statement.name, table, target[1] if target else "", source
+
+
+def test_statements_are_found() -> None:
+    assert sum(bool(target and source) for _, _, target, source in moves()) > 5
+
+
+@pytest.mark.spec("DAG-04")
+def test_every_status_that_an_update_spells_out_is_one_of_its_table() -> None:
+    for name, table, target, source in moves():
+        assert {target, source} - {""} <= NAMES[table], name
+
+
+@pytest.mark.spec("DAG-04")
+def test_every_update_that_spells_out_a_move_makes_a_legal_one() -> None:
+    for name, table, target, source in moves():
+        if target and table in MOVES:
+            way = (source, *IN_ONE.get((source, target), ()), target)
+            assert set(pairwise(way)) <= MOVES[table], f"{name}: {source or 'any status'} -> {target}"
+
+
+@pytest.mark.parametrize("value", ["größer", "\ud800 lone", "\x00", {"a": [1, 2.5, None, True]}, "𝄞"], ids=repr)
+def test_json_comes_back_as_it_went(value: object) -> None:
+    text = pack(value)
+
+    text.encode()  # what every driver does
+    assert unpack(text) == value
+
+
+def test_packed_json_is_compact_and_has_no_nan() -> None:
+    with pytest.raises(ValueError, match=r"nan|JSON"):
+        pack(float("nan"))
+
+    assert pack({"a": [1, 2]}) == '{"a":[1,2]}' == json.dumps({"a": [1, 2]}, separators=(",", ":"))
+
+
+def test_free_text_keeps_all_but_what_no_database_takes() -> None:
+    assert plain("größer\n") == "größer\n"
+    assert plain("a\x00b") == "a\ufffdb"
+    assert "\ud800" not in plain("ä\ud800")
+
+
+def test_a_lane_is_the_same_whatever_the_order_of_needs() -> None:
+    assert lane_of("s", "p", ("a", "b"), "d", "m") == lane_of("s", "p", ("b", "a", "a"), "d", "m")
+    assert lane_of("s", "p", ("a",), "d", "m") != lane_of("s", "p", (), "d", "m")
+    assert lane_of("s", "p", (), "d", "m") != lane_of("t", "p", (), "d", "m")
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("sqlite:////var/soong.db", "sqlite"),
+        ("postgresql://user@host/db", "postgresql+psycopg"),
+        ("postgresql+psycopg://user@host/db", "postgresql+psycopg"),
+    ],
+)
+def test_the_two_databases_are_taken_with_our_drivers(url: str, driver: str) -> None:
+    assert parse_url(url).drivername == driver
+
+
+@pytest.mark.parametrize("url", ["sqlite:///relative.db", "sqlite://", "mysql://host/db", "not a url"])
+def test_anything_else_is_refused_with_what_to_say_instead(url: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"sqlite|SOONG_DATABASE_URL"):
+        parse_url(url)
+
+
+def test_a_network_file_system_is_refused_by_name(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/share {tmp_path} nfs4 rw 0 0\n", encoding="utf-8")
+
+    with pytest.raises(InvalidConfigError, match=r"nfs4.*SOONG_DATABASE_URL"):
+        refuse_network_file_system(tmp_path / "soong.db", mounts)
+
+
+@pytest.mark.parametrize("kind", sorted(NETWORK_FILE_SYSTEMS))
+async def test_what_doctor_fails_no_database_is_opened_on(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/share {tmp_path} {kind} rw 0 0\n", encoding="utf-8")
+    monkeypatch.setattr(checks, "file_system_of", lambda path: file_system_of(path, mounts))
+
+    assert (await checks.check_home(Settings(agent_home=tmp_path))).level is Level.FAIL
+    with pytest.raises(InvalidConfigError, match=kind):
+        refuse_network_file_system(tmp_path / "soong.db", mounts)
+
+
+def test_a_local_mount_below_a_network_one_is_taken(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/share {tmp_path} nfs rw 0 0\n/dev/vdb {local} ext4 rw 0 0\n", encoding="utf-8")
+
+    refuse_network_file_system(local / "soong.db", mounts)
+
+
+def test_a_system_without_a_list_of_mounts_is_not_asked(tmp_path: Path) -> None:
+    refuse_network_file_system(tmp_path / "soong.db", tmp_path / "none")
+
+
+def make_lane(
+    key: str, session: str = "s", *, ready: int = 10, turn: int = 0, head: QueuePosition = (0, 0, 1), scope: str = ""
+) -> ReadyGroup:
+    return ReadyGroup(key, session, (scope,) if scope else (), ready, turn, [head])
+
+
+@pytest.mark.spec("DIS-03")
+def test_a_limit_ends_the_claims_of_its_lanes_only() -> None:
+    lanes = [make_lane("limited", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
+
+    turns = share_out(lanes, 5, {"model:m": 2}, last_turn=0)
+
+    assert sorted(turns.order) == ["free", "free", "free", "limited", "limited"]
+
+
+def test_what_a_limit_holds_back_is_not_claimable_work_left_over() -> None:
+    lane = make_lane("limited", scope="model:m")
+
+    assert not share_out([lane], 5, {"model:m": 2}, last_turn=0).is_left
+    assert share_out([make_lane("free", ready=3)], 2, {}, last_turn=0).is_left
+    assert not share_out([make_lane("free", ready=2)], 2, {}, last_turn=0).is_left
+
+
+@pytest.mark.spec("DIS-10")
+def test_a_session_that_alone_has_work_and_had_the_last_turn_needs_no_other() -> None:
+    lanes = [make_lane("a", "one", turn=9), make_lane("b", "one", turn=9)]
+
+    turns = share_out(lanes, 3, {}, last_turn=9)
+
+    assert len(turns.order) == 3
+    assert turns.turn == {}
+
+
+@pytest.mark.spec("DIS-10")
+@pytest.mark.parametrize(
+    ("lanes", "last_turn"),
+    [
+        pytest.param([make_lane("a", "one", turn=9), make_lane("b", "two", turn=9)], 9, id="another is as late"),
+        pytest.param([make_lane("a", "one", turn=8)], 9, id="another had the last turn"),
+        pytest.param([make_lane("a", "one", turn=0)], 0, id="nobody had a turn"),
+    ],
+)
+def test_a_turn_is_remembered_while_it_changes_an_order(lanes: list[ReadyGroup], last_turn: int) -> None:
+    assert share_out(lanes, 1, {}, last_turn).turn == {"one": last_turn + 1}

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from soong.orchestrator.event_log.follower import EventFollower
+from soong.orchestrator.telemetry.consumers import MAX_SERIES, MetricsConsumer, counted
 from soong.orchestrator.telemetry.metrics import Snapshot, text
-from soong.orchestrator.telemetry.metrics_consumer import MAX_SERIES, MetricsConsumer, counted
 from soong.orchestrator.telemetry.spans import OpenWork
 from soong.shared.core.jsontext import Json
 from soong.shared.core.notification_config import EVENTS

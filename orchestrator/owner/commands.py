@@ -31,19 +31,15 @@ class SessionMemory(Protocol):
 
     async def begin(self, ownership: Ownership) -> bool:
         """Make a job for it, if there is something to remember; return whether one is open, which closes it."""
-        ...
 
     async def ended(self, ownership: Ownership, task_id: str) -> bool:
         """Close the session of a job that has ended; return whether the task was one."""
-        ...
 
     def is_job(self, run: Run) -> bool:
         """Return whether a run is a job that has ended well."""
-        ...
 
     async def keep(self, run_id: str, /) -> None:
         """Keep the candidates of a job. Raises: UnavailableError, OSError, ForeignEntryError."""
-        ...
 
 
 @dataclass(slots=True)

@@ -156,13 +156,11 @@ class SessionAgents(Protocol):
 
     def holds(self, session_id: str, /) -> bool:
         """Say whether an agent of the session runs here."""
-        ...
 
     async def look(self, ownership: Ownership) -> None: ...
 
     def next_waiting(self) -> str:
         """Return a session with an ask that waits for room, if there is room now; empty: none."""
-        ...
 
     def drop(self, session_id: str) -> None: ...
 
@@ -174,15 +172,12 @@ class Recorder(Protocol):
 
     async def write(self, task_id: str) -> None:
         """Write those of a task that has ended."""
-        ...
 
     async def write_ended(self, owner_id: str) -> None:
         """Write those of runs that ended a while ago in open tasks of this owner."""
-        ...
 
     def set_aside(self) -> Collection[str]:
         """Return the tasks that need not be named to it now."""
-        ...
 
 
 @dataclass(slots=True)

@@ -46,7 +46,6 @@ class StoredArtifacts(Protocol):
 
     async def get(self, digest: str) -> bytes:
         """Raises: NotFoundError; ForgedError or ForeignEntryError when something else lies in their place."""
-        ...
 
 
 def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:

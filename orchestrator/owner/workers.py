@@ -48,11 +48,9 @@ class Broker(Protocol):
 
     def queued(self, pool: str) -> int:
         """Return how many messages wait in the pool's queue. Raises: UnavailableError."""
-        ...
 
     def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
         """Send one message for each id. Raises: UnavailableError."""
-        ...
 
     def close(self) -> None: ...
 

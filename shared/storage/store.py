@@ -47,7 +47,6 @@ class Store(Ledger, Protocol):
 
     def heartbeat_writer(self) -> HeartbeatWriter:
         """Return a heartbeat with a connection of its own."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -56,7 +56,6 @@ class Crossing(Protocol):
 
     def check_running(self) -> None:
         """Raises CancelledError when the simulation is over."""
-        ...
 
     def kill(self) -> None: ...
 
@@ -64,11 +63,9 @@ class Crossing(Protocol):
 
     def hit(self, border: str, fault: Fault) -> None:
         """Count that a fault struck at a border."""
-        ...
 
     def crossed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: object) -> None:
         """Be told what was committed, or why nothing was, before anybody else does anything."""
-        ...
 
 
 async def never() -> None:

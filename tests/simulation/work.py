@@ -56,13 +56,11 @@ class Host(Protocol):
     @property
     def additional(self) -> AdditionalSteps:
         """What the process's runs hold beside their own steps."""
-        ...
 
     def kill(self) -> None: ...
 
     def acts(self, claim: Claim) -> None:
         """Check an act: its process holds the lease, unless the lease has just been released."""
-        ...
 
 
 @dataclass(slots=True)

@@ -196,11 +196,9 @@ class BudgetStore(Protocol):
 
     async def set_budget(self, scope: str, budget: Budget) -> None:
         """Set the budget of a scope (``day``, a session's or a task's); one without limits takes it away."""
-        ...
 
     async def budgets(self, scopes: Sequence[str], *, day: str) -> Mapping[str, BudgetState]:
         """Return those of the scopes that have a budget; ``day`` is the date of UTC, such as ``2026-11-24``."""
-        ...
 
     async def reserve(self, run_id: str, fence: int, number: int, charge: Charge, *, day: str) -> float | None:
         """Charge a request of a running run before it is sent; None, and nothing written, where no budget concerns it.
@@ -211,22 +209,18 @@ class BudgetStore(Protocol):
             BudgetSpentError: a budget is used up.
             LeaseLostError: the fence is stale or the run is not running.
         """
-        ...
 
     async def settle(self, run_id: str, fence: int, number: int, charge: Charge) -> None:
         """Put what a request used in the place of its estimate. Raises: LeaseLostError."""
-        ...
 
     async def task_time(self, task_id: str) -> TaskTime | None:
         """Return what a worker must know of a task's limits; None where the task has none.
 
         Its time starts with its first step, and again with the first step after a retry of the task.
         """
-        ...
 
     async def stopped_tasks(self, owner_id: str, *, now_us: int) -> Sequence[StoppedTask]:
         """Return the owner's open tasks that have reached a limit while steps of them wait, parked ones among them."""
-        ...
 
 
 def parse_budget(*words: str) -> Budget:

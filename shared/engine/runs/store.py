@@ -86,11 +86,9 @@ def second_use(call: CallRow, now_us: int) -> NewEvent:
 class RunStore(Protocol):
     async def run(self, run_id: str) -> Run:
         """Raises: NotFoundError."""
-        ...
 
     async def list_runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
         """Return runs in order of creation."""
-        ...
 
     async def ended_in_open_tasks(
         self, owner_id: str, *, after: tuple[int, str], before_us: int, limit: int
@@ -100,7 +98,6 @@ class RunStore(Protocol):
         In the order of their ends, then ids, from behind ``after``, such a pair. Those that used nothing and ended well
         are left out.
         """
-        ...
 
     async def append(
         self,
@@ -118,7 +115,6 @@ class RunStore(Protocol):
         Raises:
             LeaseLostError: the fence is stale or the run is not running.
         """
-        ...
 
     async def nodes(self, run_id: str) -> Sequence[Node]: ...
 
@@ -126,11 +122,9 @@ class RunStore(Protocol):
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         """Return all events of these runs, each run's in order, in one read."""
-        ...
 
     async def last_runs(self, task_id: str) -> LastRuns:
         """Return the part of a task's result about its runs, in one read however many there are."""
-        ...
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         """Write the ledger row, consume the decision and append events in one transaction.
@@ -140,7 +134,6 @@ class RunStore(Protocol):
 
         Raises: LeaseLostError, AlreadyConsumedError.
         """
-        ...
 
     async def end_call(
         self,
@@ -163,7 +156,6 @@ class RunStore(Protocol):
 
         Raises: LeaseLostError.
         """
-        ...
 
     async def is_tainted(self, run_id: str) -> bool:
         """Say whether the run has read untrusted content: itself, through the steps whose results it was given, and
@@ -171,7 +163,6 @@ class RunStore(Protocol):
 
         Raises: NotFoundError.
         """
-        ...
 
     async def calls(self, run_id: str) -> Sequence[CallRow]: ...
 
@@ -186,22 +177,18 @@ class RunStore(Protocol):
         limit: int = 100,
     ) -> Sequence[Run]:
         """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
-        ...
 
     async def usage_totals(self, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
         """Return the sums over the runs of agents that were made since then, in no order.
 
         A run whose usage is malformed counts for nothing. Each model of a run that fell back has its own part.
         """
-        ...
 
     async def unsummed_usage(self, *, since_us: int = 0, session_id: str = "") -> UnsummedUsage:
         """Return what the sums over the runs that were made since then leave out."""
-        ...
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
         """Return the nodes whose number is above ``after``, in order."""
-        ...
 
 
 class CallAbort(Value):

@@ -185,11 +185,9 @@ class SessionStore(Protocol):
 
     async def beat_owner(self, owner_id: str) -> bool:
         """Add one to the owner's beat; False when it has been declared gone (it then stops owning)."""
-        ...
 
     async def owners(self) -> Sequence[Owner]:
         """Return the owners that are not gone."""
-        ...
 
     async def expire_owner(self, owner_id: str, beat: int) -> bool:
         """Declare an owner gone if its beat is still ``beat``; its sessions become free for adoption.
@@ -198,51 +196,42 @@ class SessionStore(Protocol):
 
         False when it has beaten or is gone already.
         """
-        ...
 
     async def release_owner(self, owner_id: str) -> None:
         """Say that the owner ends by its own will: gone, its sessions free (owner_id empty, epoch kept)."""
-        ...
 
     # -- sessions
     async def open_session(self, session: Session) -> None:
         """Insert a session, owned or not."""
-        ...
 
     async def session(self, session_id: str) -> Session:
         """Raises: NotFoundError."""
-        ...
 
     async def session_page(
         self, *, include_closed: bool = False, before: str = "", limit: int = 100
     ) -> Sequence[Session]:
         """Return sessions, newest first; ``before`` is the id of the last one of the page before this one."""
-        ...
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         """Take every open session without an owner: set owner_id, epoch + 1. Two adopters never both get one.
 
         An owner that is gone gets none.
         """
-        ...
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
         """Return the ids of the owner's sessions with a running or paused task or an open command.
 
         Its cost depends on open work alone, not on how many sessions there have been.
         """
-        ...
 
     async def close_session(self, ownership: Ownership) -> None:
         """Raises: NotOwnerError."""
-        ...
 
     # -- responders
     async def attach_responder(self, responder: Responder) -> None: ...
 
     async def beat_responder(self, responder_id: str) -> bool:
         """Add one to the beat; False when it is no longer attached."""
-        ...
 
     async def detach_responder(self, responder_id: str) -> None: ...
 
@@ -256,21 +245,17 @@ class SessionStore(Protocol):
         (:mod:`soong.shared.engine.tasks.change`); a retry, and any other where nobody owns the session, opens it
         again for whichever owner adopts it.
         """
-        ...
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
         """Return the session's open commands in order of arrival. They stay open until ended."""
-        ...
 
     async def end_command(
         self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
     ) -> None:
         """End a command; one that has ended keeps its end. Raises: NotFoundError."""
-        ...
 
     async def command(self, command_id: str) -> tuple[Command, bool]:
         """Return a command and whether it has ended. Raises: NotFoundError."""
-        ...
 
     # -- workers
     async def register_worker(self, worker: Worker) -> None: ...
@@ -280,11 +265,9 @@ class SessionStore(Protocol):
 
         Raises: ConflictError for GONE while it holds leases: nobody would free them; hand them back first.
         """
-        ...
 
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
         """Return workers with ``busy`` counted from live leases."""
-        ...
 
 
 class HeartbeatWriter(Protocol):
@@ -298,6 +281,5 @@ class HeartbeatWriter(Protocol):
         Raises:
             UnavailableError: the database did not answer; the caller continues until its trust window ends.
         """
-        ...
 
     def close(self) -> None: ...

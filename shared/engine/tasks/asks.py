@@ -37,18 +37,15 @@ class AskStore(Protocol):
 
     async def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
         """Return the asks of the session that have not ended, oldest first."""
-        ...
 
     async def take_up(self, ownership: Ownership, task_id: str, *, now_us: int) -> Claim | None:
         """Hold the root run of a running ask under a new fence, also one that another process holds. None: it ended.
 
         The claim's step key is empty: no step is behind it.
         """
-        ...
 
     async def put_down(self, ownership: Ownership, run_id: str, fence: int) -> None:
         """Put a run that is held under this fence back in the queue: its ask is paused, or goes to another owner."""
-        ...
 
     async def end_ask(self, ownership: Ownership, task_id: str, end: StepEnd, *, now_us: int) -> frozenset[str]:
         """End an ask as its run ended, and cancel what is left of its steps; return the workers that hold some.
@@ -57,7 +54,6 @@ class AskStore(Protocol):
 
         Raises: LeaseLostError when the run is not held under the end's fence.
         """
-        ...
 
 
 def follows(inputs: JsonObject) -> str:

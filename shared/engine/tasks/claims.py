@@ -65,11 +65,9 @@ class ClaimRefusal(Value):
 class ClaimStore(Protocol):
     async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
         """Set limits by scope; a limit below 1 removes the concurrency limit. A paused scope stays so."""
-        ...
 
     async def pause_scope(self, scope: str, *, is_paused: bool) -> None:
         """Let nothing of a scope of a concurrency limit start, or let it start again; what runs continues."""
-        ...
 
     # -- a worker's side
     async def advance(
@@ -105,7 +103,6 @@ class ClaimStore(Protocol):
         A power cut that ends all processes of the store may take with it the ends of the last few milliseconds
         and all that was claimed since: those steps are ready again then.
         """
-        ...
 
     async def claim_additional(
         self,
@@ -128,14 +125,12 @@ class ClaimStore(Protocol):
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
-        ...
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
 
         A step whose cancellation was asked for is cancelled instead.
         """
-        ...
 
     async def park(
         self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
@@ -152,7 +147,6 @@ class ClaimStore(Protocol):
         ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
         interrupt comes), when the run holds an additional step, and when the lease is not held any more.
         """
-        ...
 
     async def report_progress(
         self, worker_id: str, held: Lease, progress: str, *, error: StepError | None = None, now_us: int
@@ -161,15 +155,12 @@ class ClaimStore(Protocol):
 
         Such a step is never released to ready: it fails when its worker is gone. Raises: LeaseLostError.
         """
-        ...
 
     async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
         """Return the held runs whose task was cancelled or paused, for a worker that missed the hint."""
-        ...
 
     async def leases(self, worker_id: str) -> Sequence[Lease]:
         """Return all steps that the worker holds by the rows, also those that it has lost track of."""
-        ...
 
     # -- for all owners of the deployment
     async def backlog(self, *, limit: int = 1000) -> Backlog:
@@ -177,7 +168,6 @@ class ClaimStore(Protocol):
 
         Whether a worker lives that is able to is not asked: ``waiting`` says whom they need.
         """
-        ...
 
     async def expire_worker(
         self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
@@ -188,14 +178,12 @@ class ClaimStore(Protocol):
         ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: the worker
         and its end (:func:`soong.shared.engine.tasks.claims.lost_to`). Returns the sessions concerned.
         """
-        ...
 
     async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
         """End workers whose rows no process of ours writes, and those that are gone and hold steps (OPS-12).
 
         Their leases end as those of :meth:`expire_worker` do. The audit log has each as ``malformed_row``.
         """
-        ...
 
 
 def lost_to(node_name: str, how: str) -> str:

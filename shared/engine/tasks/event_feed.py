@@ -68,11 +68,9 @@ class EventFeed(Protocol):
 
         None: a living owner acts for it. A consumer that is new begins at ``now_us``, with the tasks that are open.
         """
-        ...
 
     async def read(self, consumer: str, *, since_us: int, limit: int) -> Sequence[FeedPart]:
         """Return at most about ``limit`` new events of open tasks, and of those that ended since then."""
-        ...
 
     async def advance(
         self,
@@ -84,11 +82,9 @@ class EventFeed(Protocol):
         totals: Totals | None = None,
     ) -> bool:
         """Write down how far it came and add to the totals, all or nothing; False: another owner acts for it now."""
-        ...
 
     async def totals(self) -> Totals:
         """Return the running totals of the deployment."""
-        ...
 
 
 class NoticeState(StrEnum):
@@ -142,22 +138,18 @@ class NotificationOutbox(Protocol):
 
     async def add(self, notices: Sequence[Notice]) -> None:
         """Write notices; one whose id is known stays as it is."""
-        ...
 
     async def waiting(self, channel: str, *, events: Sequence[str], limit: int) -> Sequence[Notice]:
         """Return what waits for a channel and is of these kinds, the earliest due first."""
-        ...
 
     async def is_acting(self, consumer: str, owner_id: str) -> bool:
         """Say whether the owner acts for the consumer: otherwise its messages are not recorded."""
-        ...
 
     async def group(self, consumer: str, owner_id: str, message_id: str, ids: Sequence[str]) -> bool:
         """Make these notices, which are in no message yet, one message; False: nothing was changed.
 
         Either all of them wait and are in no message, and the owner acts for the consumer, or nothing is changed.
         """
-        ...
 
     async def record_outcome(
         self, consumer: str, owner_id: str, ids: Sequence[str], outcome: MessageOutcome, *, now_us: int, totals: Totals
@@ -167,28 +159,21 @@ class NotificationOutbox(Protocol):
         A message that was sent makes the other messages of its channel due that were tried before: the receiver is
         back. False: another owner acts, and nothing was changed.
         """
-        ...
 
     async def sent_since(self, channel: str, since_us: int) -> int:
         """Return the number of messages that a channel got since then."""
-        ...
 
     async def gone_channels(self) -> Sequence[str]:
         """Return the channels whose receivers take no more."""
-        ...
 
     async def waiting_channels(self) -> Sequence[str]:
         """Return the channels that something waits for, configured or not."""
-        ...
 
     async def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:
         """Return the newest notices, the oldest first: those that wait or were given up; with ``include_ended`` all."""
-        ...
 
     async def retry(self, *, message_id: str = "", channel: str = "", now_us: int) -> int:
         """Let the dead and gone notices of a message, of a channel, or all, wait again, due now; return how many."""
-        ...
 
     async def prune(self, before_us: int) -> int:
         """Remove what was sent, dropped or given up before; return how many."""
-        ...

@@ -154,7 +154,6 @@ class AgentHandle(Protocol):
         Raises:
             ToolCallError: the call failed or was denied.
         """
-        ...
 
 
 ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]

@@ -74,19 +74,15 @@ class MetricsSource(Protocol):
 
     async def metrics(self) -> Metrics:
         """Raises: UnavailableError; InvalidConfigError when our role may not read them (a worker's may not)."""
-        ...
 
     async def parked(self) -> int:
         """Return how many runs wait for consent without a slot. Raises: UnavailableError."""
-        ...
 
     async def holdings(self) -> Sequence[WorkerLoad]:
         """Return what is held, by worker, oldest first. Raises: UnavailableError."""
-        ...
 
     async def concurrency_limits(self) -> Sequence[LimitUsage]:
         """Return the current limits; those of sessions only for sessions with open tasks. Raises: UnavailableError."""
-        ...
 
     async def close(self) -> None: ...
 

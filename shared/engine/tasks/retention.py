@@ -70,26 +70,21 @@ class Retention(Protocol):
         waits for its owner, no question of its runs is open, no command about it is open, and the task whose agent
         planned it, if one did, has ended, as has the one above that.
         """
-        ...
 
     async def remove_task(self, task_id: str, *, before_us: int) -> bool:
         """Remove a task's row if it still may be removed; say whether it is gone."""
-        ...
 
     async def footprint(self, task_id: str) -> Footprint:
         """Return what a task consists of."""
-        ...
 
     async def gone_tasks(self) -> Sequence[str]:
         """Return tasks that are gone and have rows left by a killed collection. Reads all runs."""
-        ...
 
     async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
         """Remove at most ``limit`` steps or runs of a task that is gone; nothing removed: nothing is left.
 
         A task that was submitted again under the same id meanwhile loses nothing.
         """
-        ...
 
     async def remove_sessions(self, *, before_us: int) -> int:
         """Remove closed sessions without tasks, with their limits; close open ones. Return how many are gone.
@@ -97,22 +92,17 @@ class Retention(Protocol):
         Only sessions made before ``before_us``. An open session without tasks is closed first, so that its owner lets
         go of it, and is removed by a later collection.
         """
-        ...
 
     async def remove_processes(self, *, before_us: int) -> int:
         """Remove rows of workers and orchestrators that are gone, and carried-out commands; return how many."""
-        ...
 
     async def run_ids(self) -> frozenset[str]:
         """Return the ids of all runs."""
-        ...
 
     def named_artifacts(self) -> AsyncIterator[NamedArtifact]:
         """Yield each artifact that any row names, some more than once."""
-        ...
 
     async def used_bytes(self) -> int:
         """Return the bytes that the rows take, without space that removed rows left free."""
-        ...
 
     async def close(self) -> None: ...

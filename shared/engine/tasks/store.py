@@ -85,7 +85,6 @@ class TaskStore(Protocol):
             ConflictError: another session has a task of that id, or the agent that plans this one was stopped.
             UnavailableError: a former task of that id is being removed.
         """
-        ...
 
     async def submit(self, session: Session, task: NewTask) -> None:
         """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
@@ -94,11 +93,9 @@ class TaskStore(Protocol):
             ConflictError: another session has a task of that id.
             UnavailableError: a former task of that id is being removed.
         """
-        ...
 
     async def task(self, task_id: str) -> Task:
         """Raises: NotFoundError."""
-        ...
 
     async def list_tasks(
         self,
@@ -110,11 +107,9 @@ class TaskStore(Protocol):
         limit: int = 100,
     ) -> Sequence[Task]:
         """Return tasks, newest first; ``before`` is the id of the last one of the page before this one."""
-        ...
 
     async def steps(self, task_id: str) -> Sequence[Step]:
         """Return the steps in the order they were inserted."""
-        ...
 
     async def step_page(
         self, task_id: str, *, after: str = "", statuses: Collection[StepStatus] = (), limit: int = 100
@@ -123,15 +118,12 @@ class TaskStore(Protocol):
 
         With ``statuses`` only those in one of them.
         """
-        ...
 
     async def step(self, step_key: str) -> Step:
         """Raises: NotFoundError."""
-        ...
 
     async def step_states(self, task_id: str) -> Sequence[StepSnapshot]:
         """Return the state of each step, in the order of ``steps``, without reading specs and outputs."""
-        ...
 
     async def result(self, step_key: str) -> StepResult: ...
 
@@ -139,16 +131,13 @@ class TaskStore(Protocol):
 
     async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
         """Return a task and its steps, in the order in which they were inserted. Raises: NotFoundError."""
-        ...
 
     async def status(self, task_id: str) -> TaskStatus:
         """Return the status of a task without reading its plan. Raises: NotFoundError."""
-        ...
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
         """Return the owned session's steps in a status, oldest first (expanding: the work of the expander)."""
-        ...
 
     async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
         """Count that an expanding map step is about to be expanded; return how often that was since it opened.
@@ -156,26 +145,21 @@ class TaskStore(Protocol):
         Written before the work, so that the successor of an owner that the work has killed can read it.
         ``is_taken_back``: it was begun once less, for it was not the work that ended it. 0 when it is not expanding.
         """
-        ...
 
     async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
         """Insert a map step's children and make it waiting; with none it completes at once (its dependents unlock).
 
         Guarded by owner epoch and status: False when it was not expanding, so repeating changes nothing.
         """
-        ...
 
     async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
         """Fail an expanding map step (its ``over`` gave no list, too many items); then settle it like any failure."""
-        ...
 
     async def failures(self, ownership: Ownership) -> Sequence[Step]:
         """Return the failed steps not settled yet, oldest first."""
-        ...
 
     async def overdue(self, ownership: Ownership, task_id: str) -> Sequence[Step]:
         """Return the steps of a task that have an error and are leased still: their functions have not ended."""
-        ...
 
     async def retry_step(
         self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
@@ -186,11 +170,9 @@ class TaskStore(Protocol):
 
         Raises: InvalidTransitionError when the step is not failed, or its failure is settled.
         """
-        ...
 
     async def promote_due(self, ownership: Ownership, *, now_us: int) -> int | None:
         """Make retries whose time has come ready; return when the next is due (µs), or None."""
-        ...
 
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
         """Finish a failure by its policy: skip dependents (all below), fail the task, or let them continue.
@@ -201,7 +183,6 @@ class TaskStore(Protocol):
 
         Raises: InvalidTransitionError when the step is not failed.
         """
-        ...
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> FinishedTask | None:
         """End the task and its root run if every step has ended and every failure is settled; None when it continues.
@@ -210,18 +191,15 @@ class TaskStore(Protocol):
         ended before is left as it is. One that completes closes its session, if that is to end with it and has no task
         that did not complete; one with few runs, none of which has a folder, is recorded with its end.
         """
-        ...
 
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         """Return the session's tasks that have not ended, oldest first."""
-        ...
 
     async def session_work(self, ownership: Ownership) -> SessionWork:
         """Return what there is to do in the session: its open tasks, those of them that are due, and what else.
 
         A task with a planner is never due here.
         """
-        ...
 
     async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
         """Return the work as :meth:`session_work` does, after ending the tasks whose end is all of it.
@@ -229,29 +207,24 @@ class TaskStore(Protocol):
         They end as by :meth:`finish_task`. If the session has other work (a command, a map, a failure, a retry, an
         ask), nothing is written.
         """
-        ...
 
     async def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
         """Return up to 100 tasks that are over and whose run folders are not written, oldest first.
 
         Their sessions have this owner or none; no step of them is still held, and none is set aside.
         """
-        ...
 
     async def mark_recorded(self, task_id: str, ended_us: int) -> bool:
         """Say that the run folders of a task are written as of that end; say whether it is still its last one."""
-        ...
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
         """Stop new claims of the task; return the ids of workers that hold steps of it.
 
         Raises: InvalidTransitionError when the task has ended.
         """
-        ...
 
     async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
         """Continue a paused task; a running one is unchanged. Raises: InvalidTransitionError when it has ended."""
-        ...
 
     async def abort_call(self, ownership: Ownership, abort: CallAbort, *, now_us: int) -> None:
         """Ask the process that holds a running run of the session to end one call of it.
@@ -261,7 +234,6 @@ class TaskStore(Protocol):
         Its holder finds it by ``interrupts``, or by ``open_asks`` when it is the owner. Nothing for a run that does not
         run: no call of it is under way.
         """
-        ...
 
     async def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
         """Stop a task that has reached a limit: no step of it starts any more, and it fails for this ``reason``.
@@ -270,7 +242,6 @@ class TaskStore(Protocol):
         ``finish_task`` then fails the task. Failures need no settling. Stopped twice, the first reason stays; nothing
         happens to a task that has ended.
         """
-        ...
 
     async def cancel_task(
         self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
@@ -283,7 +254,6 @@ class TaskStore(Protocol):
 
         Raises: InvalidTransitionError when the task has ended.
         """
-        ...
 
     async def update_task(
         self, ownership: Ownership, task_id: str, change: TaskChange, *, now_us: int, command_id: str = ""
@@ -300,14 +270,12 @@ class TaskStore(Protocol):
                 or closes a circle; a step that gets one has left ``pending``.
             NotFoundError: a named step is none of this task.
         """
-        ...
 
     async def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
         """Count again what the task's pending steps wait for; return how many open by that.
 
         A step that grows onto one which ends at that very moment may miss its end: this makes it good. Idempotent.
         """
-        ...
 
     async def end_task(
         self,
@@ -326,7 +294,6 @@ class TaskStore(Protocol):
 
         Raises: InvalidTransitionError when it has ended; ConflictError: steps that have not ended keep it open.
         """
-        ...
 
     async def retry_task(
         self,
@@ -356,4 +323,3 @@ class TaskStore(Protocol):
             ConflictError: a step of it is still leased, or a map step that waits again for its dependencies has
             children and is not among the ``regrown``: they would run, and count for it, before it is unlocked).
         """
-        ...

@@ -50,35 +50,27 @@ class Notifier(Protocol):
 
     async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
-        ...
 
     async def notify_worker(self, worker_id: str) -> None:
         """Ask a worker to look at its interrupts."""
-        ...
 
     async def call_worker(self, worker_id: str) -> None:
         """Ask a worker to claim steps for its free slots."""
-        ...
 
     async def notify_session(self, session_id: str) -> None:
         """Notify those who follow a session that it changed."""
-        ...
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         """Notify the followers of these runs that their logs have grown."""
-        ...
 
     async def publish_answer(self, run_id: str, payload: str) -> int:
         """Send a piece of an answer at once and return its number of receivers; 0 also if it could not be sent."""
-        ...
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         """Tell owners that a question was raised, answered or withdrawn: its session's broker is to look."""
-        ...
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None:
         """Notify a worker that a request was closed."""
-        ...
 
 
 class Subscription(Protocol):
@@ -86,7 +78,6 @@ class Subscription(Protocol):
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
         """Return the ids (sessions, requests) since the last call; empty after ``timeout_s`` without a hint."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -131,33 +122,26 @@ class Subscriber(Protocol):
 
     async def subscribe_owner(self) -> Subscription:
         """Subscribe to notifications of owners: session ids; an empty id means "fill slots"."""
-        ...
 
     async def subscribe_permissions(self) -> Subscription:
         """Subscribe to the ids of sessions with questions to look at; none is lost while connected or shortly away."""
-        ...
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
         """Hear "look at your interrupts": the worker's id; and "fill your slots": an empty id."""
-        ...
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         """Subscribe to the ids of one worker's decided requests."""
-        ...
 
     async def subscribe_session(self, session_id: str) -> Subscription:
         """Subscribe to the changes of a session: its id for each."""
-        ...
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         """Hear that a run's log has grown: its id."""
-        ...
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
         """Hear a run's answers while they arrive: the pieces' payloads, the newest of them; an empty one after an
         outage.
         """
-        ...
 
 
 class NullSubscriber:

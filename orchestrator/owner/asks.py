@@ -201,7 +201,6 @@ class AskRunner:
 
     async def _with_history(self, claim: Claim) -> Claim:
         """Give a follow-up question the conversation that it follows, once, before its first turn.
-
         Raises: UsageError when it follows what is not a completed ask that its session may continue.
         """
         former_id = follows(claim.task_inputs)

@@ -65,10 +65,8 @@ _OWN_NAMESPACES: Final = ("agent.", "internal.")
 
 async def build(settings: Settings) -> Orchestrator:
     """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
-
-    Raises:
-        InvalidConfigError: no Redis is named, or the signing key is not one of this deployment.
-        UnavailableError: a server does not answer.
+    Raises: InvalidConfigError, no Redis is named, or the signing key is not one of this deployment; UnavailableError, a
+    server does not answer.
     """
     if not settings.redis_url:
         raise InvalidConfigError("SOONG_REDIS_URL is not set; start an embedded service with `soong up` instead")
@@ -176,7 +174,6 @@ def _memory(
     settings: Settings, catalogue: Catalogue, store: Store, clock: Clock
 ) -> "tuple[MemoryProvider | None, MemoryJob | None]":
     """Return where memories are, and what remembers sessions that end.
-
     Raises: InvalidConfigError, the provider or the extractor cannot be used.
     """
     with OptionalPart("soong.orchestrator.memory"):
@@ -206,9 +203,7 @@ def owner_agents(
     """Return what runs the agents of asks in this process.
 
     ``definitions_of`` returns the definitions that may be named in a project now.
-
-    Raises:
-        InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
+    Raises: InvalidConfigError, InvalidToolError, the configuration of the home or a module of tools cannot be used.
     """
     environment = ToolEnvironment.of(settings, config, starts_servers=settings.is_embedded)
     # In a deployment this process has the signing key: it reads no file and no module of a project (docs/security.md).

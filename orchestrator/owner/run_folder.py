@@ -114,11 +114,8 @@ async def write_deliverable(folder: RootedFolder, event: Event, artifacts: Store
 
 async def delivered_file(event: Event, artifacts: StoredArtifacts, names: Mapping[str, str]) -> Mapping[str, bytes]:
     """Return the file that an event delivers, by its place in the run's folder; nothing where it delivers none.
-
-    Raises:
-        ForgedError: other bytes lie in the artifact's place.
-        ForeignEntryError: no regular file lies there.
-        OSError: it cannot be read.
+    Raises: ForgedError, other bytes lie in the artifact's place; ForeignEntryError, no regular file lies there;
+    OSError, it cannot be read.
     """
     delivered = _delivered(event)
     name = "" if delivered is None else names.get(delivered.path) or delivered.file_name

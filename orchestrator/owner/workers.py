@@ -194,9 +194,7 @@ class Reaper:
 
     async def sweep(self) -> frozenset[str]:
         """Expire processes that are overdue or whose row is malformed; return the sessions that lost something.
-
-        Raises:
-            UnavailableError: The database did not answer.
+        Raises: UnavailableError, the database did not answer.
         """
         try:
             ended = await self.claims.expire_bad_workers(

@@ -7,7 +7,6 @@ from soong.shared.storage.artifacts import ArtifactFiles, FolderArtifacts
 
 def open_artifact_store(settings: Settings) -> ArtifactFiles:
     """Return the store: a folder of the data folder, or a bucket, which is not connected yet.
-
     Raises: InvalidConfigError, the URL names no bucket, or its client is not installed.
     """
     if not settings.artifacts_url:

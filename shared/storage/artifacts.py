@@ -31,10 +31,7 @@ class ArtifactFiles(ABC):
 
     async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
         """Store the bytes; the same ones again change nothing but the time.
-
-        Raises:
-            UsageError: they are too many.
-            SoongError, OSError: they could not be stored.
+        Raises: UsageError, they are too many; SoongError, OSError, they could not be stored.
         """
         return await self.put_made(lambda: data, media_type, name)
 
@@ -57,12 +54,8 @@ class ArtifactFiles(ABC):
 
     async def get(self, digest: str) -> bytes:
         """Return the bytes of that SHA-256.
-
-        Raises:
-            NotFoundError: they are not stored.
-            ForgedError: other bytes are in their place.
-            ForeignEntryError: no regular file is in their place.
-            UnavailableError: the store does not answer, or denies the read.
+        Raises: NotFoundError, they are not stored; ForgedError, other bytes are in their place; ForeignEntryError, no
+        regular file is in their place; UnavailableError, the store does not answer, or denies the read.
         """
         return await self._on_thread(lambda: self._read(digest))
 

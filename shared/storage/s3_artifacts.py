@@ -107,7 +107,6 @@ class S3Artifacts(ArtifactFiles):
         A mark is put first, and the object is looked at after it. A writer that comes before the mark has changed the
         object's time by then; one that comes later finds the mark, waits for its end, and writes again. One that looks
         only after that end finds no mark and no object, and writes again too.
-
         Raises: UnavailableError.
         """
         mark = self._mark_of(digest)

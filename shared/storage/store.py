@@ -56,7 +56,6 @@ async def retry_until_confirmed(write: Callable[[], Awaitable[T]], *, what: str)
 
     A commit may have been applied although its answer was lost: a caller that gave up then would leave behind what it
     believes not to be there.
-
     Raises: UnavailableError, the last one; TooSlowError at once: the same again fails again.
     """
     for wait_s in timing.RETRY_S[:4]:

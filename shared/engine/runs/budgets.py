@@ -204,10 +204,7 @@ class BudgetStore(Protocol):
         """Charge a request of a running run before it is sent; None, and nothing written, where no budget concerns it.
 
         ``number`` is the request's under this fence. Return the largest share of a budget that is charged by now.
-
-        Raises:
-            BudgetSpentError: a budget is used up.
-            LeaseLostError: the fence is stale or the run is not running.
+        Raises: BudgetSpentError, a budget is used up; LeaseLostError, the fence is stale or the run is not running.
         """
 
     async def settle(self, run_id: str, fence: int, number: int, charge: Charge) -> None:
@@ -225,9 +222,7 @@ class BudgetStore(Protocol):
 
 def parse_budget(*words: str) -> Budget:
     """Read budgets as people write them: ``2usd``, ``0.50 USD``, ``$3``, ``200ktok``, ``1.5m tokens``, ``2usd,5mtok``.
-
-    Raises:
-        UsageError: one is neither money nor tokens, or there are two of a sort.
+    Raises: UsageError, one is neither money nor tokens, or there are two of a sort.
     """
     found: dict[str, int] = {}
     for text in words:

@@ -74,10 +74,7 @@ async def keep_deliverable(result: ToolResult, artifacts: ArtifactStore, redacto
     """Store the file that a successful write names as its deliverable; return how the event refers to it.
 
     The stored copy has no secrets (EVT-05); the file itself stays as it was written.
-
-    Raises:
-        UsageError: it is not a regular file any more, or too large to be kept.
-        OSError: it cannot be read.
+    Raises: UsageError, it is not a regular file any more, or too large to be kept; OSError, it cannot be read.
     """
     named = result.metadata.get("deliverable")
     if result.error is not None or not isinstance(named, dict):

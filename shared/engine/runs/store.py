@@ -111,9 +111,7 @@ class RunStore(Protocol):
         taints: bool = False,
     ) -> Appended:
         """Append to a running run under its fence, all or nothing. ``calls`` are rows of calls that are yet to be made.
-
-        Raises:
-            LeaseLostError: the fence is stale or the run is not running.
+        Raises: LeaseLostError, the fence is stale or the run is not running.
         """
 
     async def nodes(self, run_id: str) -> Sequence[Node]: ...
@@ -131,7 +129,6 @@ class RunStore(Protocol):
 
         A decision that has been used, has expired or is of another call starts nothing; a security event in the run's
         log names the process that tried.
-
         Raises: LeaseLostError, AlreadyConsumedError.
         """
 
@@ -153,14 +150,12 @@ class RunStore(Protocol):
         ``call`` is the row as it is at the end and replaces what was there; None ends the one there is, if any.
 
         ``taints``: the call has read what strangers wrote. The run is marked, and nothing takes that back (PER-21).
-
         Raises: LeaseLostError.
         """
 
     async def is_tainted(self, run_id: str) -> bool:
         """Say whether the run has read untrusted content: itself, through the steps whose results it was given, and
         so on, or through the runs that it started (PER-21). A step that is a function counts as having read some.
-
         Raises: NotFoundError.
         """
 

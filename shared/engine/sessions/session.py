@@ -262,7 +262,6 @@ class SessionStore(Protocol):
 
     async def set_worker_state(self, worker_id: str, state: ProcessState) -> None:
         """Move live -> draining -> gone; a move back changes nothing.
-
         Raises: ConflictError for GONE while it holds leases: nobody would free them; hand them back first.
         """
 

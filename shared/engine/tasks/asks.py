@@ -51,7 +51,6 @@ class AskStore(Protocol):
         """End an ask as its run ended, and cancel what is left of its steps; return the workers that hold some.
 
         One that has ended already stays as it is.
-
         Raises: LeaseLostError when the run is not held under the end's fence.
         """
 

@@ -45,9 +45,7 @@ class TaskChange(Value):
 
 def must_wait(step_id: str, status: StepStatus, policy: FailurePolicy, *, is_settled: bool, is_map_child: bool) -> bool:
     """Say whether a step that is made to depend on this one has to wait for it; no: it is done already.
-
-    Raises:
-        ConflictError: it will never complete, or is not a step that others may depend on.
+    Raises: ConflictError, it will never complete, or is not a step that others may depend on.
     """
     if is_map_child:
         raise ConflictError(f"step {step_id!r} is an item of a map step; depend on the map step")

@@ -122,7 +122,6 @@ class ClaimStore(Protocol):
         (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any other. A
         run holds one additional step at a time, and no more than its own step's limit in all.
         :class:`soong.shared.engine.tasks.claims.ClaimRefusal` is why a step is not given.
-
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
 

@@ -25,9 +25,7 @@ _READ_KEY_CHARS = 1_000
 
 def map_items(step: Step, scope: Scope, budget: ExpansionBudget) -> Sequence[Json]:
     """Return the items that a map step is over; ``scope`` is what its references may name.
-
-    Raises:
-        TemplateError: ``over`` names nothing, is not a list, or has more items than ``max_items``.
+    Raises: TemplateError, ``over`` names nothing, is not a list, or has more items than ``max_items``.
     """
     over = step.spec.over
     items = render(over, scope, budget)
@@ -44,10 +42,8 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     """Return the children of an expanding map step, in item order, each with its first run under the ``root`` run.
 
     The children's templates are looked up here, where the map step's dependencies are known.
-
-    Raises:
-        TemplateError: as :func:`map_items`, or a child's template names nothing, or two items have the same key.
-        BudgetExceededError: the children would be too large to be stored.
+    Raises: TemplateError, as :func:`map_items`, or a child's template names nothing, or two items have the same key;
+    BudgetExceededError, the children would be too large to be stored.
     """
     lineage = Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
     scope, budget = (

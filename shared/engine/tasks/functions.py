@@ -61,9 +61,7 @@ def step_function(name: str, *, cheap: bool = False, isolation: Isolation = "thr
     """Register the decorated function under ``name``.
 
     With ``isolation="process"`` each call has a process of its own, which ends with the step; a step can say otherwise.
-
-    Raises:
-        InvalidConfigError: the name is taken by another function, or one that is not cheap is called so.
+    Raises: InvalidConfigError, the name is taken by another function, or one that is not cheap is called so.
     """
 
     def register(body: _Body) -> _Body:
@@ -150,9 +148,7 @@ class AgentHandle(Protocol):
         """Call a tool and return its data, or its content where it has no data. None stands for no argument.
 
         Calls that are awaited at once (``asyncio.gather``) are one turn and run side by side where the tools allow it.
-
-        Raises:
-            ToolCallError: the call failed or was denied.
+        Raises: ToolCallError, the call failed or was denied.
         """
 
 
@@ -182,9 +178,7 @@ def scripted_agent(
     A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it
     runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``. If that
     depends on the inputs, ``cheap`` is a function of them.
-
-    Raises:
-        InvalidConfigError: the name is taken by another function, or the function is not a coroutine function.
+    Raises: InvalidConfigError, the name is taken by another function, or the function is not a coroutine function.
     """
 
     def register(body: _Script) -> _Script:

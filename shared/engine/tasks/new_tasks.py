@@ -58,9 +58,7 @@ def new_task(
     """Return a task of the plan with all that is written with it. ``inputs`` are bound (:func:`bind_inputs`).
 
     ``agent`` is the run that plans it, if one does: the parent of its root run. ``task_id`` is made when left out.
-
-    Raises:
-        InvalidPlanError: a step would run on the script model and has no script.
+    Raises: InvalidPlanError, a step would run on the script model and has no script.
     """
     check_models(plan.steps, default_model, plan.source)
     task_id = task_id or new_id("task")
@@ -109,9 +107,7 @@ def new_ask(
     """Return a task whose root run is an agent with a goal: ``spec`` is its work, ``role`` the limit of its rights.
 
     ``follows`` is the run whose conversation it continues, in this session or in the one that it forks.
-
-    Raises:
-        ValueError: the role is that of a child, which never starts agents.
+    Raises: ValueError, the role is that of a child, which never starts agents.
     """
     if role.is_child:
         raise ValueError(f"a {role.value} agent answers no ask")
@@ -162,9 +158,7 @@ def grown(
     """Return checked steps as they are added to a running task, under its ``root`` run.
 
     ``project`` is what a worker must have to work in the session's project, ``origin`` who adds them.
-
-    Raises:
-        InvalidPlanError: a step would run on the script model and has no script.
+    Raises: InvalidPlanError, a step would run on the script model and has no script.
     """
     check_models(steps, default_model, "update add_steps")
     is_limited = bool(task.plan.get("limits"))

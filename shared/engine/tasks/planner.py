@@ -83,10 +83,8 @@ class Planner(Value):
         origin: Origin = OWN,
     ) -> TaskChange:
         """Return the change that adds pull workers to a task; ``project`` and ``origin`` as for :func:`grown`.
-
-        Raises:
-            InvalidPlanError: they would run on the script model and have no script.
-            LimitExceededError: with them the task would have too many steps.
+        Raises: InvalidPlanError, they would run on the script model and have no script; LimitExceededError, with them
+        the task would have too many steps.
         """
         check_total(len(steps), dispatch.count, self.max_children)
         taken = {step.step_id for step in steps}
@@ -112,10 +110,8 @@ class Planner(Value):
         """Return a checked update for the store; ``last`` are the last runs, by key, of the steps that it tries again.
 
         ``project`` is what a worker must have to work in the session's project, ``origin`` who asked for the update.
-
-        Raises:
-            InvalidPlanError: an added step has neither a model nor a script.
-            LimitExceededError: with the added steps the task would have too many.
+        Raises: InvalidPlanError, an added step has neither a model nor a script; LimitExceededError, with the added
+        steps the task would have too many.
         """
         check_total(len(steps), len(update.steps), self.max_children)
         by_id = {step.step_id: step for step in steps}

@@ -35,7 +35,6 @@ class Rerun(Value):
 
 def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     """Return what a retry of one task's steps runs again, from the step of that id; without one, what did not complete.
-
     Raises: NotFoundError.
     """
     affected, regrown = _below(steps, from_step) if from_step else (set[str](), set[str]())
@@ -79,10 +78,8 @@ def forked_plan(task: Task, steps: Sequence[Step], results: Mapping[str, StepRes
     """Return the document of a plan that runs ``from_step`` of a task again, and all that comes of it.
 
     ``results`` are those of the completed steps, by step key. Steps that did not complete run again, too.
-
-    Raises:
-        NotFoundError: the task has no such step.
-        ConflictError: its steps are not all of its plan, or the step is an item of a map step.
+    Raises: NotFoundError, the task has no such step; ConflictError, its steps are not all of its plan, or the step is
+    an item of a map step.
     """
     own = {step.step_id: step for step in steps if not (step.map_key or step.is_pull_worker)}
     _check(task, own, steps, from_step)

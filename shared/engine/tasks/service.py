@@ -79,11 +79,8 @@ class TaskService:
         task_id: str = "",
     ) -> Task:
         """Write a task into a session; ``agent`` is the run that plans it. With a ``task_id``, once.
-
-        Raises:
-            InvalidPlanError: an input is missing or wrong, or a step has neither model nor script.
-            LimitExceededError: it has more steps than a run may have children.
-            NotFoundError: there is no such session.
+        Raises: InvalidPlanError, an input is missing or wrong, or a step has neither model nor script;
+        LimitExceededError, it has more steps than a run may have children; NotFoundError, there is no such session.
         """
         session = await self.store.sessions.session(session_id)
         planner = await self.planner.at(session.project)
@@ -118,7 +115,6 @@ class TaskService:
 
     async def resume(self, task: Task, *, reason: str = "resumed", model: str = "") -> None:
         """Continue a paused task, or give the failed and cancelled steps of an ended one new runs, on another model.
-
         Raises: ConflictError when a model is named for a task that has not ended: its runs keep their models.
         """
         if model and not task.status.is_terminal:
@@ -135,7 +131,6 @@ class TaskService:
         """Run what did not complete again; with ``from_step`` also that step and all that came of it.
 
         ``model`` replaces the model of the agent steps that run again; empty: each keeps its own.
-
         Raises: NotFoundError when there is no such step.
         """
         if from_step and from_step not in {step.step_id for step in await self.store.tasks.steps(task.id)}:

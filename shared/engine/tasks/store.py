@@ -79,19 +79,14 @@ class TaskStore(Protocol):
         The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued. Nothing
         happens when the session has a task of that id already: a caller that missed the answer repeats it. A closed
         session is open again, for whichever owner adopts it.
-
-        Raises:
-            NotFoundError: there is no such session.
-            ConflictError: another session has a task of that id, or the agent that plans this one was stopped.
-            UnavailableError: a former task of that id is being removed.
+        Raises: NotFoundError, there is no such session; ConflictError, another session has a task of that id, or the
+        agent that plans this one was stopped; UnavailableError, a former task of that id is being removed.
         """
 
     async def submit(self, session: Session, task: NewTask) -> None:
         """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
-
-        Raises:
-            ConflictError: another session has a task of that id.
-            UnavailableError: a former task of that id is being removed.
+        Raises: ConflictError, another session has a task of that id; UnavailableError, a former task of that id is
+        being removed.
         """
 
     async def task(self, task_id: str) -> Task:
@@ -167,7 +162,6 @@ class TaskStore(Protocol):
         """Insert the next attempt's run and put the step back to pending until ``not_before_us``.
 
         The step has no error any more and its number of lost leases stays. Only ``promote_due`` makes it ready.
-
         Raises: InvalidTransitionError when the step is not failed, or its failure is settled.
         """
 
@@ -180,7 +174,6 @@ class TaskStore(Protocol):
         A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children
         continue. FAIL_TASK cancels steps without a lease and asks the others to stop; ``finish_task`` then fails the
         task. Nothing happens when the failure is settled already.
-
         Raises: InvalidTransitionError when the step is not failed.
         """
 
@@ -219,7 +212,6 @@ class TaskStore(Protocol):
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
         """Stop new claims of the task; return the ids of workers that hold steps of it.
-
         Raises: InvalidTransitionError when the task has ended.
         """
 
@@ -251,7 +243,6 @@ class TaskStore(Protocol):
         Steps without a lease are cancelled at once, their questions withdrawn; leased steps are asked to stop
         (``interrupts``) and end as their worker reports, or as cancelled when they are handed back or their lease
         expires. Failures need no settling.
-
         Raises: InvalidTransitionError when the task has ended.
         """
 
@@ -291,7 +282,6 @@ class TaskStore(Protocol):
 
         COMPLETE needs every step to have ended, whatever as; its failures are final. FAIL cancels what has not ended,
         as ``cancel_task`` does.
-
         Raises: InvalidTransitionError when it has ended; ConflictError: steps that have not ended keep it open.
         """
 
@@ -318,7 +308,6 @@ class TaskStore(Protocol):
         Lost leases are forgotten, and a closed session is open again. ``model`` becomes the model of the agent steps
         that are put back, and of the items that their maps expand to; empty: each keeps its own. ``origin`` becomes
         that of a root run that continues, and so of what its maps expand to.
-
         Raises: InvalidTransitionError when the task has not ended, or completed with nothing to run again (or
             ConflictError: a step of it is still leased, or a map step that waits again for its dependencies has
             children and is not among the ``regrown``: they would run, and count for it, before it is unlocked).

@@ -107,7 +107,6 @@ class CeleryRunEvents:
 
     def cancelled(self, run_id: str, node_name: str) -> None:
         """Say that a run was cancelled. Flower lists ``node_name`` among the workers.
-
         Raises: UnavailableError.
         """
         try:

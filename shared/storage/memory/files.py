@@ -205,9 +205,7 @@ def written(memory: Memory) -> str:
 
 def read_memory(text: str, name: str) -> Memory:
     """Read the file of that name. Without front matter it is a person's own note, for everywhere.
-
-    Raises:
-        BrokenMemoryError: names the problem.
+    Raises: BrokenMemoryError, names the problem.
     """
     parts = front_matter_of(text)
     fields = {} if parts is None else _fields(parts.fields)
@@ -261,7 +259,6 @@ def _texts(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 def open_memory(settings: Settings, config: Config) -> MemoryProvider:
     """Return the provider; nothing is read yet.
-
     Raises: InvalidConfigError, the module that it names cannot be used.
     """
     wanted = config.memory.provider

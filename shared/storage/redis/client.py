@@ -78,9 +78,7 @@ class RedisClients:
         """Prepare clients for ``redis://``, ``rediss://`` or ``unix:///path``; nothing is connected yet.
 
         ``blocking`` is how many reads may block at once; each subscription is one.
-
-        Raises:
-            InvalidConfigError: not such a URL.
+        Raises: InvalidConfigError, not such a URL.
         """
         try:
             return cls(
@@ -150,9 +148,7 @@ class DirectConnection:
 
     async def send(self, *command: str) -> None:
         """Send a command whose answer, and all later messages of the server, :meth:`receive` returns.
-
-        Raises:
-            RedisError, OSError, TimeoutError: Redis is away.
+        Raises: RedisError, OSError, TimeoutError, Redis is away.
         """
         if self._connection is None:
             self._connection = await self._pool.get_connection()
@@ -160,9 +156,7 @@ class DirectConnection:
 
     async def receive(self, limit_s: float = math.inf) -> Any:
         """Return the server's next message; None when it has sent nothing for so long.
-
-        Raises:
-            RedisError, OSError, TimeoutError: Redis is away, or it refuses a command that was sent.
+        Raises: RedisError, OSError, TimeoutError, Redis is away, or it refuses a command that was sent.
         """
         assert self._connection is not None  # something has been sent
         return await self._connection.read_response(timeout=limit_s, disconnect_on_error=False)

@@ -13,10 +13,7 @@ def copy_database(source: Path, target: Path) -> None:
     """Copy the database into a new file that its owner alone reads.
 
     The copy is one transaction of a reader: writers continue, and none of what they write meanwhile is in it.
-
-    Raises:
-        UnavailableError: the database cannot be read.
-        OSError: the copy cannot be written.
+    Raises: UnavailableError, the database cannot be read; OSError, the copy cannot be written.
     """
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     try:
@@ -34,10 +31,7 @@ def copy_database(source: Path, target: Path) -> None:
 
 def check_database(path: Path) -> str:
     """Return the revision of a copy's schema.
-
-    Raises:
-        ForgedError: it is damaged, or no database of ours.
-        SchemaVersionError: it is newer than this program.
+    Raises: ForgedError, it is damaged, or no database of ours; SchemaVersionError, it is newer than this program.
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as reader:

@@ -85,11 +85,8 @@ async def open_store(
     With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor`` has
     the secrets of this process, for entries of the audit log. ``credential`` is a secret that a worker's process makes
     again at each start: with rights for roles, the database lets it touch only its held rows.
-
-    Raises:
-        InvalidConfigError: not such a URL, or a file that cannot be used.
-        SchemaVersionError: the schema is not this program's.
-        UnavailableError: the database does not answer.
+    Raises: InvalidConfigError, not such a URL, or a file that cannot be used; SchemaVersionError, the schema is not
+    this program's; UnavailableError, the database does not answer.
     """
     parsed = parse_url(url)
     await asyncio.to_thread(prepare, parsed, migrate=migrate)

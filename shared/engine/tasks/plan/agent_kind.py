@@ -238,10 +238,7 @@ def read_settings(given: JsonObject, source: str = "settings") -> JsonObject:
 
 def parse_settings(words: Sequence[str]) -> JsonObject:
     """Read settings as they are typed: ``temperature=0.2``, ``thinking=off``; the last of one name counts.
-
-    Raises:
-        UsageError: one is not NAME=VALUE.
-        InvalidPlanError: a name or a value is wrong.
+    Raises: UsageError, one is not NAME=VALUE; InvalidPlanError, a name or a value is wrong.
     """
     found: dict[str, Json] = {}
     for word in words:

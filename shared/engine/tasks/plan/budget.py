@@ -80,7 +80,6 @@ class ExpansionBudget:
 
     def size_of(self, value: Json) -> int:
         """Return about how long a value is as JSON text.
-
         Raises: BudgetExceededError when the budget could never hold it, or it is nested too deep to be written.
         """
         try:

@@ -26,7 +26,6 @@ PermissionProblem = tuple[str, str]
 
 def looked_up(texts: Sequence[str], scope: Scope, budget: ExpansionBudget) -> tuple[str, ...] | None:
     """Return texts with their references looked up; None when one of them is not known yet.
-
     Raises: BudgetExceededError.
     """
     found = []

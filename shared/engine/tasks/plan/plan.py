@@ -144,9 +144,7 @@ def has_type(value: Json, type_name: InputType) -> bool:
 
 def bind_inputs(plan: Plan, given: Mapping[str, Json]) -> dict[str, Json]:
     """Return the value of every input of the plan. A text given for another type is read as JSON (a command line's).
-
-    Raises:
-        InvalidPlanError: an unknown input, a missing one, or one of the wrong type.
+    Raises: InvalidPlanError, an unknown input, a missing one, or one of the wrong type.
     """
     known = {one.name: one for one in plan.inputs}
     problems = Problems()
@@ -208,10 +206,8 @@ def bind_step(spec: StepSpec, task_inputs: JsonObject, dependencies: Mapping[str
     """Return the instructions and inputs of the claimed step's run.
 
     A map's child was bound when it was made, and stays so: a value from its item is never expanded again.
-
-    Raises:
-        TemplateError: a dependency's result has not what the plan asks of it.
-        BudgetExceededError: the result of its templates is too large for a step.
+    Raises: TemplateError, a dependency's result has not what the plan asks of it; BudgetExceededError, the result of
+    its templates is too large for a step.
     """
     if spec.bound is not None:
         return spec.bound
@@ -220,7 +216,6 @@ def bind_step(spec: StepSpec, task_inputs: JsonObject, dependencies: Mapping[str
 
 def bind(spec: StepSpec, scope: Scope, budget: ExpansionBudget) -> BoundStep:
     """Look up every reference of a step's instructions and inputs, and count what a run or a row is given.
-
     Raises: TemplateError, BudgetExceededError.
     """
     inputs = render(spec.inputs, scope, budget)

@@ -116,9 +116,7 @@ _OF_THE_MAP: Final[Mapping[str, str]] = {
 
 def load_plan(path: FilePath | str, known: PlanNames | None = None) -> Plan:
     """Read a plan from a file.
-
-    Raises:
-        InvalidPlanError: the file cannot be read, or its content is not a plan.
+    Raises: InvalidPlanError, the file cannot be read, or its content is not a plan.
     """
     return parse_plan(plan_text(path), str(path), known)
 
@@ -142,9 +140,7 @@ def plan_text(path: FilePath | str) -> str:
 
 def parse_plan(text: str, source: str, known: PlanNames | None = None) -> Plan:
     """Read a plan from YAML or JSON text; ``source`` names it in messages.
-
-    Raises:
-        InvalidPlanError: with every problem, in document order.
+    Raises: InvalidPlanError, with every problem, in document order.
     """
     from soong.shared.engine.tasks.plan.yaml_document import read_document
 

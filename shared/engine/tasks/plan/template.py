@@ -75,10 +75,8 @@ class Reference(Value):
 
     def look_up(self, scope: Scope, budget: ExpansionBudget) -> Json:
         """Return what the reference names.
-
-        Raises:
-            TemplateError: a part of the path is missing, or a filter cannot be applied.
-            BudgetExceededError: a filter would make too large a text.
+        Raises: TemplateError, a part of the path is missing, or a filter cannot be applied; BudgetExceededError, a
+        filter would make too large a text.
         """
         budget.step(1 + len(self.parts) // 4 + len(self.filters))
         try:
@@ -132,9 +130,7 @@ class Reference(Value):
 
 def parse_template(text: str) -> tuple[str | Reference, ...]:
     """Cut a string into literal text and references.
-
-    Raises:
-        TemplateError: a reference that is not closed or not of the form described above, or there are too many.
+    Raises: TemplateError, a reference that is not closed or not of the form described above, or there are too many.
     """
     return _parsed_once(text) if len(text) <= _CACHED_CHARS else _parsed(text)
 
@@ -176,10 +172,8 @@ def render(value: Json, scope: Scope, budget: ExpansionBudget) -> Json:
     """Return ``value`` with every reference in it looked up, once. Mapping keys are not templates.
 
     A string that is exactly one reference gives the value itself, which is not counted: it is there already.
-
-    Raises:
-        TemplateError: a reference that is malformed or names nothing.
-        BudgetExceededError: a text becomes too long, or the result too large.
+    Raises: TemplateError, a reference that is malformed or names nothing; BudgetExceededError, a text becomes too long,
+    or the result too large.
     """
     if isinstance(value, str):
         return render_text(value, scope, budget)
@@ -192,7 +186,6 @@ def render(value: Json, scope: Scope, budget: ExpansionBudget) -> Json:
 
 def render_text(text: str, scope: Scope, budget: ExpansionBudget) -> Json:
     """Return one string with its references looked up; the JSON value itself when it is exactly one reference.
-
     Raises: as :func:`render`.
     """
     if "${" not in text:
@@ -214,7 +207,6 @@ def render_text(text: str, scope: Scope, budget: ExpansionBudget) -> Json:
 
 def render_head(text: str, scope: Scope, budget: ExpansionBudget, most: int) -> str:
     """Return the first ``most`` characters of :func:`render_text` as text; the rest is not made.
-
     Raises: as :func:`render`.
     """
     if "${" not in text:

@@ -88,9 +88,7 @@ class Database:
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         """Run ``function`` on one consistent state of the database; it must not write.
-
-        Raises:
-            UnavailableError: the database did not answer.
+        Raises: UnavailableError, the database did not answer.
         """
         if self._writer.is_closed:
             raise UnavailableError("the database has been closed by this process")

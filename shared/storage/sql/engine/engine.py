@@ -73,9 +73,7 @@ _LOST_HINT: Final = "a connection pooler may have begun to share server processe
 
 def parse_url(url: str) -> URL:
     """Return the URL of one of the two databases, with the driver that we use.
-
-    Raises:
-        InvalidConfigError: another database, or an SQLite file named by a relative path.
+    Raises: InvalidConfigError, another database, or an SQLite file named by a relative path.
     """
     try:
         parsed = make_url(url)

@@ -83,7 +83,6 @@ def check_owner(rows: Sequence[Row], ownership: Ownership) -> None:
 
 def owned_step(tx: Transaction, ownership: Ownership, step_key: str) -> Any:
     """Return (status, kind, task_id, step_id, map_key, is_settled, run_id, attempt, ready_us).
-
     Raises: NotOwnerError; NotFoundError also for a step of another session.
     """
     check_owned(tx, ownership)

@@ -50,11 +50,8 @@ def require_own_process(url: URL) -> None:
     Two connections run transactions in turn. A pooler that shares shows one server process to both, or several to one:
     whichever free process it takes first (the last used, the longest unused, any), and also when it has only one. The
     probe leaves nothing in the server processes: other programs may use them next.
-
-    Raises:
-        UnsupportedPoolerError: a server process is shared.
-        UnavailableError: the server does not answer within ``EXCHANGE_LIMIT_S``.
-        psycopg.OperationalError: no connection can be made.
+    Raises: UnsupportedPoolerError, a server process is shared; UnavailableError, the server does not answer within
+    ``EXCHANGE_LIMIT_S``; psycopg.OperationalError, no connection can be made.
     """
     with closing(_Probe(url)) as first, closing(_Probe(url)) as second:
         for _ in range(_ROUNDS):
@@ -74,9 +71,7 @@ def keep_settings(connection: Any, settings: Mapping[str, str]) -> None:
 
     They are not startup ``options``: poolers refuse or drop those. A value is sent as a parameter, so that the
     credential of a worker is in no statement text, which other connections of its role can read (pg_stat_activity).
-
-    Raises:
-        UnsupportedPoolerError: a setting is lost.
+    Raises: UnsupportedPoolerError, a setting is lost.
     """
     names = list(settings)
     connection.autocommit = True

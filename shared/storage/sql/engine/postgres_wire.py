@@ -121,9 +121,7 @@ class PostgresWire:
 
     def execute(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
         """Send a statement; outside a :meth:`batch` also wait for its answer.
-
-        Raises:
-            psycopg.Error: with the classes and the SQLSTATE of psycopg's cursors.
+        Raises: psycopg.Error, with the classes and the SQLSTATE of psycopg's cursors.
         """
         if self._is_open:
             self._awaited = self._send(text, values)
@@ -167,9 +165,7 @@ class PostgresWire:
 
     def commit(self, *, is_awaited: bool) -> None:
         """Commit, if a transaction has begun. Without waiting, the next operation raises an error.
-
-        Raises:
-            psycopg.Error: a posted statement, or the commit, failed.
+        Raises: psycopg.Error, a posted statement, or the commit, failed.
         """
         if self._is_posted:
             self._commit()

@@ -33,11 +33,9 @@ _LOCK_ID: Final = 7_266_110_103  # any number, the same for all of ours
 
 def prepare(url: URL, *, migrate: bool) -> None:
     """Make sure the database has our schema, creating or migrating it when ``migrate``.
-
-    Raises:
-        SchemaVersionError: it has another, and it is newer, or ``migrate`` is off, or our role may not migrate.
-        InvalidConfigError: the file cannot be made or lies on a network file system.
-        UnavailableError: the database does not answer.
+    Raises: SchemaVersionError, it has another, and it is newer, or ``migrate`` is off, or our role may not migrate;
+    InvalidConfigError, the file cannot be made or lies on a network file system; UnavailableError, the database does
+    not answer.
     """
     if url.get_backend_name() == "sqlite":
         _prepare_file(Path(url.database or ""), may_create=migrate)

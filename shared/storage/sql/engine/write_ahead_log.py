@@ -90,7 +90,6 @@ class WriteAheadLog:
 
     def restore(self) -> None:
         """Write what a failed flush may have left out. The caller keeps all others from writing.
-
         Raises: UnavailableError.
         """
         if self.failure is None:

@@ -151,11 +151,8 @@ class Roles(Value):
 
 def grant(url: URL, roles: Roles) -> None:
     """Give the roles their rights on a migrated database, and take every other one on our tables from them.
-
-    Raises:
-        InvalidConfigError: not PostgreSQL, a role that is not there, one to which rights mean nothing, or tables that
-            are another's.
-        UnavailableError: the database does not answer.
+    Raises: InvalidConfigError, not PostgreSQL, a role that is not there, one to which rights mean nothing, or tables
+    that are another's; UnavailableError, the database does not answer.
     """
     if url.get_backend_name() != "postgresql":
         raise InvalidConfigError("database roles are PostgreSQL's: an SQLite file is read and written by its owner")

@@ -234,7 +234,6 @@ def is_tainted(tx: Transaction, run_id: str) -> bool:
 
     A function's step counts as such: its reads are not recorded. An agent passes on to those that it starts what it has
     read itself, and the results that it may have read: those of its children that have ended.
-
     Raises: NotFoundError.
     """
     below = tx.rows(BELOW, run_id=run_id)

@@ -225,7 +225,6 @@ def _send_looks(tx: Transaction, task: NewTask) -> tuple[Reply, Reply, Reply]:
 
 def _is_new(tx: Transaction, task: NewTask, held: Reply, written: Reply, left: Reply) -> bool:
     """Say whether a task is to be written; a closed session is reopened for it.
-
     Raises: NotFoundError, ConflictError, UnavailableError.
     """
     sessions_held = held()

@@ -20,6 +20,7 @@ from tests.warm import called
 
 PLAN: dict[str, Any] = {
     "title": "Asks",
+    "tags": ["nightly"],
     "steps": [
         {"id": "echo", "kind": "python", "call": "builtin.echo", "inputs": {"x": 1}},
         {
@@ -55,18 +56,32 @@ class Read:
     path: str
     words: tuple[str, ...] = ()
     tool: str = ""
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     is_list: bool = False
 
     def of(self, ids: Mapping[str, str]) -> "Read":
         """Return it with these ids in the place of their names."""
         words = tuple(word.format(**ids) for word in self.words)
-        given = {name: text.format(**ids) for name, text in self.given.items()}
+        given = {name: one.format(**ids) if isinstance(one, str) else one for name, one in self.given.items()}
         return replace(self, path=f"/v1/{self.path.format(**ids)}", words=words, given=given)
 
 
 READS = {
     "tasks": Read("tasks", ("tasks", "list"), "list_tasks", is_list=True),
+    "some tasks": Read(
+        "tasks?title=ASKS&status=running&tag=nightly&since=1h",
+        ("tasks", "list", "--title", "ASKS", "--status", "running", "--tag", "nightly", "--since", "1h"),
+        "list_tasks",
+        {"title": "ASKS", "status": ["running"], "tag": "nightly", "since": "1h"},
+        is_list=True,
+    ),
+    "some runs": Read(
+        "runs?status=parked&tag=nightly",
+        ("runs", "list", "--status", "parked", "--tag", "nightly"),
+        "list_runs",
+        {"status": ["parked"], "tag": "nightly"},
+        is_list=True,
+    ),
     "runs": Read("runs", ("runs", "list"), "list_runs", is_list=True),
     "questions": Read("approvals", ("approvals", "list"), "list_approvals", is_list=True),
     "result": Read("tasks/{task}/result", ("tasks", "show", "{task}"), "task_result", {"task": "{task}"}),

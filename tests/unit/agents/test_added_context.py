@@ -4,16 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
 from soong.shared.agents.loop import run_agent
+from soong.shared.agents.messages import answer_parts
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
-from soong.shared.tools.result import ContextNode, TextBlock, ToolResult
+from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.results.rendering import from_json, to_json
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import Talker, calls, error_told, says
@@ -175,3 +178,20 @@ async def test_arguments_nobody_should_read_are_refused_and_not_kept_in_the_hist
     assert error_told(talker)["type"] == "invalid_input"
     assert len(repr(notebook.written)) < 50_000
     assert len(repr(talker.told[1])) < 50_000
+
+
+ASKED = ModelResponse(parts=[ToolCallPart("code__read_file", {}, "c1")])
+
+
+def told(result: ToolResult) -> object:
+    stored = from_json(to_json("code.read_file", result))
+    (part,) = answer_parts(ASKED, [stored])
+    assert isinstance(part, ToolReturnPart)
+    return part.content
+
+
+@pytest.mark.spec("EXE-13")
+def test_a_hooks_context_is_shown_with_an_error() -> None:
+    result = refusal("c1", ToolFailure(ErrorType.FILE_NOT_FOUND, "gone"), None, hook_context=["it was renamed"])
+
+    assert told(result) == "file_not_found: gone\nit was renamed"

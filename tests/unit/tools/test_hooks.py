@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks.chain import Hooks
@@ -17,6 +18,8 @@ from soong.shared.tools.hooks.hook import (
     PostOutcome,
     PreHook,
     PreOutcome,
+    post_hook,
+    pre_hook,
 )
 from soong.shared.tools.ports import CallInputs
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
@@ -386,3 +389,33 @@ def test_hooks_of_two_sources_are_asked_in_their_order() -> None:
     one, two = pre(PreOutcome()), pre(PreOutcome())
 
     assert (Hooks((one,)) + Hooks((two,))).pre == (one, two)
+
+
+@pre_hook("test.before", tools="nothing.*", tags=("mcp",), timeout=timedelta(seconds=2))
+async def before(_call: HookCall) -> PreOutcome:
+    return PreOutcome()
+
+
+@post_hook("test.after", tools="nothing.*")
+async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
+    return PostOutcome()
+
+
+@pytest.mark.spec("EXE-13")
+def test_the_same_hook_may_be_registered_again_and_another_may_not() -> None:
+    async def other(_call: HookCall) -> PreOutcome:
+        return PreOutcome()
+
+    pre_hook("test.before", tools="nothing.*", tags=("mcp",), timeout=timedelta(seconds=2))(before)
+    with pytest.raises(InvalidConfigError, match=r"two hooks are called 'test\.before'"):
+        pre_hook("test.before")(other)
+    with pytest.raises(InvalidConfigError, match=r"two hooks are called 'test\.after'"):
+        pre_hook("test.after")(other)
+
+
+def test_a_plain_function_is_no_hook() -> None:
+    def plain(_call: HookCall) -> PreOutcome:
+        return PreOutcome()
+
+    with pytest.raises(InvalidConfigError, match="async def"):
+        pre_hook("test.plain")(plain)  # type: ignore[type-var]  # what a user may write

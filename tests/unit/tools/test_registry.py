@@ -2,12 +2,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.naming import NameTable, check_name, mangle, name_matches, unmangle
 from soong.shared.tools.permission_check import effective_traits
-from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.registry import ToolRegistry, Toolset
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
 
 
@@ -173,3 +176,112 @@ def test_what_is_not_declared_counts_as_open_world_where_that_is_the_safe_side(
     (tool,) = make_registry(make_tool(**overrides)).definitions()
 
     assert effective_traits(tool, {}).is_open_world is reaches_out
+
+
+@pytest.mark.spec("REG-05.a", "REG-06")
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("permission", "none", "its permission is 'none'; it is one of readonly, write"),
+        ("permission", None, "its permission is 'None'"),
+        ("description", None, "its description is not a text"),
+        ("title", 5, "its title is not a text"),
+        ("handler", None, "its handler is not a function"),
+        ("traits", True, "its traits is not a function"),
+        ("target", "path", "its target is not a function"),
+        ("tags", "office", "its tags are not a set of texts"),
+        ("tags", ["office"], "its tags are not a set of texts"),
+        ("aliases", "greet", "its aliases are not a tuple of texts"),
+        ("timeout", 20, "its timeout is not a timedelta; write timedelta(seconds=20)"),
+        ("interrupt", "never", "its interrupt is 'never'; it is cancel or block"),
+        ("open_world", "no", "its open_world is neither True, False nor None"),
+        ("defer", 1, "its defer is neither True nor False"),
+        ("call_tags", "crm", "its call_tags is not a function"),
+        ("max_result_chars", True, "max_result_chars must be at least 1"),
+        ("errors", ("timeout",), "its errors are not a tuple of ErrorType"),
+        ("metadata", None, "its metadata is not an object"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_what_belongs_there(field: str, value: Any, said: str) -> None:
+    registry = ToolRegistry()
+
+    with pytest.raises(InvalidToolError) as raised:
+        registry.register(make_tool("test.a", **{field: value}))
+
+    assert said in str(raised.value)
+    assert registry.definitions() == ()
+
+
+@pytest.mark.spec("REG-06")
+def test_a_permission_may_be_written_by_its_name() -> None:
+    tools = Toolset()
+
+    @tools.tool("team.now", permission="readonly")
+    def now() -> str:
+        """Say what time it is."""
+        return "noon"
+
+    registry = ToolRegistry()
+    registry.add(tools)
+
+    kept = registry.get("team.now")
+    assert kept is not None
+    assert kept.permission is Permission.READONLY
+    assert "readonly" in kept.tags
+
+
+PARTS = st.from_regex(r"[a-z0-9_][a-z0-9_-]{0,8}", fullmatch=True)
+NAMES = st.builds(
+    lambda first, rest: ".".join([first, *rest]),
+    st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True),
+    st.lists(PARTS, min_size=1, max_size=3),
+)
+
+
+@pytest.mark.spec("REG-02.a")
+@pytest.mark.parametrize(
+    "name", ["code.read_file", "mcp.git-hub.list_issues", "agent.dispatch_worker", "internal.load_skill"]
+)
+def test_canonical_names_are_dotted_lower_case(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.spec("REG-04.a")
+def test_a_dot_becomes_two_underscores_and_an_unknown_name_comes_back_for_the_refusal() -> None:
+    table = NameTable(["internal.load_skill"])
+
+    assert table.to_provider("internal.load_skill") == "internal__load_skill"
+    assert table.to_canonical("internal__load_skill") == "internal.load_skill"
+
+    assert NameTable(["code.search"]).to_canonical("code__delete") == "code__delete"
+
+
+@pytest.mark.spec("REG-04.a")
+@given(NAMES)
+def test_mangling_is_reversible_without_a_table(name: str) -> None:
+    assert unmangle(mangle(name)) == name
+
+
+@pytest.mark.spec("REG-04.b")
+@given(st.lists(NAMES, unique=True, max_size=20), st.integers(20, 64))
+def test_every_name_fits_the_provider_and_comes_back(names: list[str], limit: int) -> None:
+    table = NameTable(names, pattern="[a-zA-Z0-9_]+", max_length=limit)
+
+    for name in names:
+        assert len(table.to_provider(name)) <= limit
+        assert table.to_canonical(table.to_provider(name)) == name
+
+
+@pytest.mark.spec("REG-08.a")
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_match"),
+    [
+        ("code.*", "code.read_file", True),
+        ("*", "mcp.a.b", True),
+        ("mcp.*", "mcp.a.b", True),
+        ("code", "code.x", False),
+        ("code.?", "code.xy", False),
+    ],
+)
+def test_patterns_are_globs_over_the_whole_name(pattern: str, name: str, is_match: bool) -> None:
+    assert name_matches(pattern, name) is is_match

@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 
-from soong.shared.core.jsontext import dump
+from soong.shared.core.jsontext import JsonObject, dump
+from soong.shared.sandbox.redact import MARK, redactor
+from soong.shared.tools.definition import HandlerOutput, ToolContext
+from soong.shared.tools.pipeline import PipelineConfig
 from soong.shared.tools.result import ArtifactRef, ContextNode, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results import rendering
 from soong.shared.tools.results.rendering import for_model, for_person, for_telemetry, log_line, status_of
+from tests.unit.tools.parts import make_bench, make_tool
 
 REF = ArtifactRef("ab" * 32, 5_000, "text/plain", "out.txt")
 FULL = ToolResult(
@@ -164,3 +168,33 @@ def test_the_stored_payload_gives_the_result_back_and_refers_to_its_context_node
     payload = rendering.context_to_json("c1", "internal.load_skill", FULL.context_nodes[0])
     assert rendering.context_from_json("skill", payload) == FULL.context_nodes[0]
     assert rendering.context_from_json("system", {"v": 1, "text": "you are a worker"}) is None
+
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.mark.spec("EVT-05", "RES-03")
+@pytest.mark.parametrize(
+    "printed",
+    [
+        pytest.param(SECRET, id="plain"),
+        pytest.param("correct-\x1b[0mhorse\x1b[1m-battery", id="colours-inside"),
+        pytest.param("correct-\x1b]0;title\x07horse-battery", id="title-inside"),
+    ],
+)
+async def test_a_secret_is_in_no_artifact_however_it_was_printed(printed: str) -> None:
+    original = f"{'x' * 300} {printed} {'y' * 300}".encode()
+
+    async def speak(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        return ToolResult(context.tool_call_id, (TextBlock("what was printed", original=original),))
+
+    bench = make_bench(
+        [make_tool(handler=speak)], redactor=redactor([SECRET]), config=PipelineConfig(max_result_chars=200)
+    )
+    await bench.call("test.echo")
+
+    [kept] = bench.artifacts.stored
+    assert b"horse" not in kept
+    assert MARK.encode() in kept
+    assert kept.startswith(b"xxx")
+    assert kept.endswith(b"yyy")

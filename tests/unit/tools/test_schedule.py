@@ -11,6 +11,7 @@ from soong.shared.tools.definition import Permission, ToolDefinition, Traits
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.schedule import GroupKind, plan_groups, run_turn
+from soong.shared.tools.time_limit import TimeLimit
 from tests.unit.tools.parts import make_tool
 from tests.waiting import others_run
 
@@ -206,3 +207,17 @@ async def test_a_lost_lease_in_one_call_ends_the_others_and_the_turn() -> None:
         await run_turn(calls("rrr"), executor)
 
     assert executor.running == 0
+
+
+async def wait_twice_and_go_on(limit_s: float, wait_s: float) -> None:
+    async with TimeLimit(limit_s) as limit:
+        with limit.suspended():
+            with limit.suspended():
+                await asyncio.sleep(wait_s)
+            await asyncio.sleep(wait_s)
+        await asyncio.Event().wait()
+
+
+async def test_the_time_goes_on_after_the_last_of_several_waits() -> None:
+    with pytest.raises(TimeoutError):
+        await wait_twice_and_go_on(limit_s=0.02, wait_s=0.05)

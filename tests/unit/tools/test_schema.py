@@ -7,9 +7,22 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from soong.shared.core.errors import InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, digest, dump, first_sentence
+from soong.shared.tools.execution import parsed, shown_arguments
 from soong.shared.tools.foreign_schema import from_pydantic
-from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, MAX_VALUE_DEPTH, check_schema, close, schema_problems, validate
+from soong.shared.tools.result import EVERY_CALL
+from soong.shared.tools.schema import (
+    MAX_SCHEMA_DEPTH,
+    MAX_VALUE_DEPTH,
+    ArgumentDoc,
+    arguments_of,
+    check_schema,
+    close,
+    schema_problems,
+    validate,
+)
+from soong.shared.tools.value_limits import check_incoming, integral, plain, storable
+from tests.unit.tools.parts import make_bench, make_tool
 
 FULL: JsonObject = {
     "type": "object",
@@ -213,3 +226,160 @@ def test_a_model_the_subset_cannot_say_is_refused_by_name(model: Any) -> None:
         from_pydantic(model, tool="test.x")
 
     assert caught.value.tool == "test.x"
+
+
+def said(part: JsonObject) -> str:
+    (argument,) = arguments_of({"type": "object", "properties": {"x": part}})
+    return argument.says
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": "string", "minLength": 1}, "string, 1 or more characters"),
+        ({"type": "string", "minLength": 1, "maxLength": 9}, "string, at most 9 characters"),
+        ({"type": "string", "minLength": 2, "maxLength": 9}, "string, 2 to 9 characters"),
+        ({"type": "integer", "minimum": 1, "maximum": 2**53 - 1}, "integer, 1 or more"),
+        ({"type": "integer", "minimum": 0, "maximum": 5}, "integer, 0 to 5"),
+        ({"type": "number", "maximum": 0.5}, "number, at most 0.5"),
+        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, "array of string, at most 3 items"),
+        ({"type": "array"}, "array"),
+        ({"enum": ["a", 1, True]}, "any value: a, 1, true"),
+        ({}, "any value"),
+    ],
+    ids=str,
+)
+def test_a_type_is_said_with_its_bounds(part: JsonObject, says: str) -> None:
+    assert said(part) == says
+
+
+def test_fields_inside_an_argument_follow_it() -> None:
+    edit: JsonObject = {"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]}
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {
+            "edits": {"type": "array", "items": edit, "description": "What to\n  change."},
+            "where": {"type": "object", "properties": {"line": {"type": "integer", "default": 1}}},
+        },
+        "required": ["edits"],
+    }
+
+    assert arguments_of(schema) == (
+        ArgumentDoc("edits", "array of object", is_required=True, default=None, description="What to change."),
+        ArgumentDoc("edits[].old", "string", is_required=True, default=None, description=""),
+        ArgumentDoc("where", "object", is_required=False, default=None, description=""),
+        ArgumentDoc("where.line", "integer", is_required=False, default=1, description=""),
+    )
+
+
+def test_a_schema_without_properties_has_no_arguments() -> None:
+    assert arguments_of({"type": "object"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("One. Two.", "One."),
+        ("One.", "One."),
+        ("See README.md\n  first. Then go.", "See README.md first."),
+        ("No end", "No end"),
+    ],
+)
+def test_the_first_sentence_is_one_line(text: str, first: str) -> None:
+    assert first_sentence(text) == first
+
+
+def test_no_error_of_every_call_is_said_twice() -> None:
+    every = [error for errors in EVERY_CALL.values() for error in errors]
+
+    assert len(every) == len(set(every))
+
+
+NUMBER: Any = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
+
+
+@pytest.mark.spec("SCH-03.c")
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        ("  ", {}),
+        ("", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ("[1]", [1]),
+    ],
+)
+def test_a_string_that_holds_json_is_parsed_first(arguments: Json, value: Json) -> None:
+    assert parsed(arguments) == value
+
+
+def test_what_is_too_large_is_named_where_it_would_be_kept() -> None:
+    assert shown_arguments("x" * 10_000_000) == {"left_out": "10000000 characters"}
+    assert shown_arguments({"a": "x"}) == {"a": "x"}
+
+
+async def test_a_whole_float_is_an_integer_for_the_handler() -> None:
+    bench = make_bench([make_tool(input_schema=NUMBER, handler=_type_of_n)])
+
+    assert (await bench.call("test.echo", {"n": 3.0})).data == "int"
+
+
+async def _type_of_n(_context: object, call_input: Any) -> str:
+    return type(call_input["n"]).__name__
+
+
+@pytest.mark.spec("SCH-03.b")
+async def test_a_violation_names_its_path_and_its_rule_for_programs_too() -> None:
+    result = await make_bench([make_tool(input_schema=NUMBER)]).call("test.echo", {"n": "three"})
+
+    assert result.error is not None
+    assert result.error.details == {"violations": [{"path": "$.n", "rule": "type"}]}
+    assert result.error.message.startswith("$.n: ")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**53, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def nested(levels: int) -> Json:
+    value: Json = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@given(JSON)
+def test_json_passes_both_ways_unchanged(value: Json) -> None:
+    check_incoming(value)
+
+    assert plain(value) == value
+
+
+@given(JSON)
+def test_whole_numbers_become_integers_and_nothing_else_changes(value: Json) -> None:
+    assert integral(value) == value
+    assert digest(integral(value)) == digest(value)
+
+
+@pytest.mark.spec("RES-01")
+@given(st.text(st.characters(exclude_categories=()), max_size=20))
+def test_whatever_text_a_tool_returns_can_be_stored(text: str) -> None:
+    kept = storable(text)
+
+    assert kept.encode().decode() == kept
+    assert storable(kept) is kept
+
+
+def test_lone_surrogates_are_replaced_in_keys_and_texts_and_tuples_become_lists() -> None:
+    assert plain({"\ud800": ("a\udfff", 1)}) == {"\ufffd": ["a\ufffd", 1]}
+    assert dump(plain({"nul": "\0"})) == '{"nul":"\\u0000"}'

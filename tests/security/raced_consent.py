@@ -20,7 +20,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 from tests.security.scene import CANARY, SecurityHarness, make_scene
-from tests.security.test_swapped_paths import exchanging
+from tests.security.test_file_tools import exchanging
 
 SHOWN = "as it was shown\n"
 YES = Verdict(is_allowed=True, author="person", reason="looks right", decision_id="dec_1")

@@ -1,8 +1,9 @@
-"""Every column that a worker's database role may write, with hostile values in it: no reader and no neighbour stops."""
+"""Hostile rows, and what a role of the database may do."""
 
 import json
+import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import StepStatus
@@ -22,6 +24,7 @@ from tests.integration.conftest import deployment, role_urls
 from tests.integration.roles import WORKER, RoleUrls, plain
 from tests.model.builders import make_step, make_task, open_worker
 from tests.security.row_readers import read_everything, read_runs, read_tasks
+from tests.servers import PostgresServer, postgres_programs
 
 __all__ = ["deployment", "role_urls"]
 
@@ -372,3 +375,40 @@ async def test_no_value_that_is_written_past_the_row_checks_stops_anybody(
     assert {
         kind for kind in ("report", "worker", "run", "step", "node", "event", "claim") if not attack.malformed[kind]
     } == (set())
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def url(postgres_session_server: PostgresServer, tmp_path: Path) -> Iterator[str]:
+    """A database after the script; the URL is that of a worker."""
+    for part in ("owner", "orchestrator", "worker", "client"):
+        (tmp_path / f"postgres_password_{part}").write_text(f"a-password-of-{part}")
+    with postgres_session_server.fresh_database("soong_shared_role") as admin:
+        plain = make_url(admin).set(drivername="postgresql").render_as_string(hide_password=False)
+        script = ("--set", f"secrets={tmp_path}", "--file", str(ROOT / "deploy" / "postgres-roles.sql"))
+        for _ in range(2):
+            subprocess.run(
+                [postgres_programs(tmp_path, readable_by_all=False) / "psql", plain, *script], check=True, timeout=60
+            )
+        yield plain.replace("//postgres@", "//soong_worker@")
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT pg_terminate_backend(%(other)s)",
+        "SELECT pg_cancel_backend(%(other)s)",
+        "SELECT lo_create(0)",
+        "SELECT lo_creat(-1)",
+        "SELECT lo_from_bytea(0, 'x')",
+    ],
+)
+def test_a_worker_ends_no_connection_of_another_and_hides_no_large_object(url: str, statement: str) -> None:
+    with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as bad:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            bad.execute(statement.encode(), {"other": other.info.backend_pid})
+
+        assert other.execute("SELECT 1").fetchone() == (1,)

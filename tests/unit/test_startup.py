@@ -1,7 +1,30 @@
-"""What a process that stays keeps of the cycles that its runs leave."""
+"""What a process sets for itself: garbage collector, open files, logs, threads, clocks and ids."""
 
+import asyncio
+import io
+import json
+import os
 import subprocess
 import sys
+import threading
+from base64 import b32hexencode
+from collections.abc import Iterator
+from contextvars import ContextVar
+from itertools import count
+from pathlib import Path
+from random import Random, getrandbits
+
+import pytest
+import structlog
+
+from soong.shared.core.foreign import in_thread
+from soong.shared.core.identity import base32, ids_from, new_id
+from soong.shared.core.log import configure, get_logger
+from soong.shared.core.timing import rfc3339
+from soong.shared.sandbox.redact import redactor
+from tests.model.clock import FakeClock
+from tests.simulation.loop import VirtualLoop
+from tests.waiting import blocking_looks
 
 PROGRAM = """
 import gc
@@ -54,3 +77,211 @@ def test_a_start_is_not_searched_for_cycles_nor_an_end_and_a_command_that_stays_
     assert int(while_starting) == 0
     assert int(later) > 1
     assert rest == ["True", "False", "True"]
+
+
+RAISE = "import resource; from soong.shared.core.startup import raise_open_files as r; r(2); "
+SHOWN = RAISE + "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+
+
+def limited(limits: str, program: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'{limits}; exec "$0" -c "$1"', sys.executable, program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"), [("ulimit -Sn 64", 8192), ("ulimit -n 2000; ulimit -Sn 64", 2000)], ids=["most", "hard"]
+)
+def test_the_limit_is_raised_as_far_as_it_may_be(limits: str, raised: int) -> None:
+    assert limited(limits, SHOWN).stdout.strip() == str(raised)
+
+
+def test_too_low_a_limit_is_refused_with_what_to_do() -> None:
+    refused = limited("ulimit -n 100", SHOWN)
+
+    assert refused.returncode == 1
+    assert (
+        "UsageError: 100 files may be open at once (RLIMIT_NOFILE), 288 are needed; run `ulimit -n 288`"
+        in refused.stderr
+    )
+
+
+@pytest.mark.parametrize("service", ["up", "worker", "orchestrator"])
+def test_a_service_does_not_start_under_too_low_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SOONG_DATABASE_URL", f"sqlite:///{tmp_path}/soong.db")
+    monkeypatch.setenv("SOONG_REDIS_URL", "redis://127.0.0.1:1/0")
+    called = f"import sys; sys.argv = ['soong', '{service}']; from soong.orchestrator.cli.main import main; main()"
+
+    refused = limited("ulimit -n 40", called)
+
+    assert (refused.returncode, "40 files may be open at once" in refused.stderr) == (2, True)
+    assert not (tmp_path / "soong.db").exists()
+
+
+SECRET = "hunter2-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.mark.spec("OPS-05.c")
+def test_each_line_of_the_log_is_one_json_object_with_its_event_process_time_and_facts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure("info", process="worker")
+    log = get_logger("tests")
+
+    log.debug("not_said")
+    log.info("lease_lost", run="run_1", fence=3)
+    log.warning("two\nlines", text="a\nb")
+
+    first, second = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert first.pop("timestamp").endswith("Z")
+    assert first == {
+        "event": "lease_lost", "level": "info", "module": "tests", "process": "worker", "run": "run_1", "fence": 3,
+    }  # fmt: skip
+    assert (second["event"], second["text"]) == ("two\nlines", "a\nb")
+
+
+@pytest.mark.spec("EVT-05.c")
+def test_no_field_and_no_traceback_of_a_log_line_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure("info", process="test", clean=redactor([SECRET]).text)
+    log = get_logger("tests")
+
+    try:
+        raise ValueError(SECRET)
+    except ValueError as error:
+        log.exception("it_failed", words=[SECRET, {SECRET: 1}], error=error, count=3)
+
+    written = stream.getvalue()
+    assert SECRET not in written
+    assert "it_failed" in written
+    assert '"count": 3' in written
+
+
+_WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+async def test_a_stop_iteration_which_no_future_takes_is_an_error_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(next, iter(()))
+
+
+async def test_a_cancelled_call_that_has_begun_runs_to_its_end_and_harms_no_other() -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        go_on.wait(30)
+        ended.set()
+
+    future = in_thread(call)
+    await in_thread(begun.wait, 30)
+    future.cancel()
+    go_on.set()
+
+    assert await in_thread(ended.wait, 30)
+    with pytest.raises(asyncio.CancelledError):
+        await future
+
+
+def test_a_call_that_ends_after_its_loop_is_closed_harms_no_later_loop() -> None:
+    go_on = threading.Event()
+
+    async def leave() -> None:
+        _ = in_thread(go_on.wait, 30)
+
+    async def call() -> int:
+        go_on.set()
+        return await in_thread(lambda: 3)
+
+    asyncio.run(leave())
+
+    assert asyncio.run(call()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of what this is about
+def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
+    async def call() -> int:
+        return await asyncio.wait_for(in_thread(lambda: 7), 20)
+
+    assert asyncio.run(call()) == 7  # this process has threads now, which its child has not
+    child = os.fork()
+    if child == 0:
+        os._exit(asyncio.run(call()))
+    for _ in blocking_looks():
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)
+            return
+
+
+def test_a_loop_that_is_not_asyncios_makes_the_calls_itself() -> None:
+    def lost(message: str) -> None:
+        raise AssertionError(message)
+
+    async def called() -> tuple[str, int]:
+        _WHO.set("caller")
+        return await in_thread(_WHO.get), await in_thread(threading.get_ident)
+
+    loop = VirtualLoop(FakeClock(), Random(1), lost)  # type: ignore[abstract]  # it has what a call asks of a loop
+
+    assert loop.run(called()) == ("caller", threading.get_ident())
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1, "1970-01-01T00:00:00.000001Z"),
+        (-1, "1969-12-31T23:59:59.999999Z"),
+        (1_790_000_000_000_000, "2026-09-21T14:13:20Z"),
+        (1_790_000_000_500_000, "2026-09-21T14:13:20.500000Z"),
+        (253_402_300_799_999_999, "9999-12-31T23:59:59.999999Z"),
+    ],
+)
+def test_instants_are_rfc_3339_to_the_microsecond(us: int, text: str) -> None:
+    assert rfc3339(us) == text
+
+
+def test_ids_sort_by_the_time_they_were_made() -> None:
+    made = [new_id("run") for _ in range(100)]
+
+    assert made == sorted(made)
+    assert len(set(made)) == 100
+
+
+def test_ids_come_from_the_source_that_was_given_until_it_is_taken_back() -> None:
+    numbers = count(1)
+
+    with ids_from(lambda: f"{next(numbers):04}"):
+        given = [new_id("run"), new_id("task")]
+    fresh = new_id("run")
+
+    assert given == ["run_0001", "task_0002"]
+    assert fresh.startswith("run_0")
+    assert len(fresh) == len("run_") + 26
+
+
+def test_ids_are_in_base_32_as_rfc_4648_has_it() -> None:
+    numbers = [0, 1, 2**128 - 1, *(getrandbits(128) for _ in range(1_000))]
+
+    assert [base32(number) for number in numbers] == [
+        b32hexencode(number.to_bytes(16, "big"))[:26].decode().lower() for number in numbers
+    ]

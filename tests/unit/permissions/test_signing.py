@@ -1,9 +1,10 @@
-"""Signatures over decisions, proofs over requests, and the key file (PER-12)."""
+"""Signatures over decisions, proofs over requests, the key file, and the process that answered (PER-12)."""
 
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
@@ -14,11 +15,11 @@ from soong.shared.core.errors import ForgedError, InvalidConfigError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.gate import request_of
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.request import Choice, Decision, PermissionRequest
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest, Provenance, provenance_from
 from soong.shared.permissions.signing import KeyFile, Signer, SigningKey, check_proof, prove, verify
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.result import ErrorType
-from tests.model.builders import make_decision
+from tests.model.builders import make_decision, make_provenance
 from tests.unit.permissions.calls import make_call
 
 OTHER: dict[type, object] = {int: 7, str: "other", type(None): ErrorType.PERMISSION_DENIED, Choice: Choice.DENY}
@@ -209,3 +210,48 @@ def test_a_key_is_good_for_what_it_signed_until_it_was_retired(key: SigningKey, 
         key.check(decision)
 
     assert refusal.value.what == what
+
+
+SHELL = {"pid": 1, "started_us": 2, "program": "/bin/sh", "is_run": False}
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.parametrize(
+    "provenance", [make_provenance(), make_provenance(is_run=True), Provenance(address="192.0.2.7")]
+)
+def test_a_provenance_is_read_back_as_it_was_written(provenance: Provenance) -> None:
+    assert provenance_from(provenance.as_json()) == provenance
+
+
+@pytest.mark.spec("PER-13.h")
+def test_what_a_run_started_or_what_names_nobody_is_no_persons() -> None:
+    assert make_provenance().problem == ""
+    assert Provenance(address="192.0.2.7").problem == ""
+    assert make_provenance(is_run=True).problem == (
+        "process 4242 (/usr/bin/soong) belongs to a run, and runs do not answer for people"
+    )
+    assert Provenance("here").problem == "the answer names no process that gave it"
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"host": 1, "processes": [SHELL]},
+        {"address": ["192.0.2.7"]},
+        {"processes": {"pid": 1}},
+        {"processes": [1]},
+        {"processes": [{**SHELL, "pid": "1"}]},
+        {"processes": [{**SHELL, "more": 1}]},
+        {"processes": [{"pid": 1}]},
+    ],
+    ids=str,
+)
+def test_a_provenance_that_is_malformed_answers_nothing(value: dict[str, Any]) -> None:
+    assert provenance_from(value).problem
+
+
+@pytest.mark.spec("PER-13.h")
+def test_a_mark_that_is_anything_but_false_counts() -> None:
+    assert provenance_from({"processes": [{**SHELL, "is_run": None}]}).problem

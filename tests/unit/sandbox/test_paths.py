@@ -1,3 +1,5 @@
+"""Paths: what they lead to, what their names mean, and opening them without a link."""
+
 import os
 from pathlib import Path
 
@@ -5,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from soong.shared.sandbox.paths import PathPolicy, is_below, shown_path
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file
+from soong.shared.sandbox.names import SENSITIVE, is_control, is_sensitive, plain, readable
+from soong.shared.sandbox.paths import PathPolicy, is_below, is_linked_elsewhere, shown_path, stands_linked
 from tests.unit.tools.parts import make_run_dirs
 
 POLICY = PathPolicy(Path("/home/u/.soong-home"))
@@ -221,3 +225,149 @@ def test_a_path_that_passes_through_a_sensitive_name_is_sensitive_wherever_it_le
 
     assert located.resolved == tmp_path / "notes.txt"
     assert located.is_sensitive
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("~/.logins", "/home/u/.logins"),
+        ("secrets/", "/p/secrets/x"),
+        ("secrets/**", "/p/secrets/a/b"),
+        ("./private", "private"),
+        ("/etc/passwords", "/etc/passwords"),
+        ("*.sec?et", "a/b.SECRET"),
+        ("Geheim\u00e4", "/p/geheima\u0308/x"),
+        ("[ab].txt", "/p/[ab].txt"),
+        ("{a,b}", "/p/{a,b}"),
+    ],
+    ids=str,
+)
+def test_a_pattern_of_the_user_is_understood_as_people_write_them(pattern: str, path: str) -> None:
+    assert is_sensitive(path, (*SENSITIVE, pattern))
+    assert not is_sensitive(path, SENSITIVE)
+
+
+@pytest.mark.parametrize("pattern", ["/", "~", "", "../x", "a\0b"], ids=repr)
+def test_a_pattern_that_names_nothing_is_refused_when_the_policy_is_made(pattern: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"paths\.sensitive"):
+        PathPolicy(sensitive=(pattern,))
+
+
+@pytest.mark.spec("FS-09")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "p/.git",
+        "p/.git/config",
+        "p/.git/hooks/pre-commit",
+        "p/.git/modules/sub/hooks/x",
+        "p/.git/worktrees/w/config.worktree",
+        "p/.git/commondir",
+        "p/.git/worktrees/w/gitdir",
+        "p/.git/rebase-merge/git-rebase-todo",
+        "p/GIT~1/config",
+        "p/.g\u200cit/hooks/x",
+        "p/.git /config",
+        "p/.mcp.json",
+        "p/.MCP.JSON",
+        "p/.soong/config.toml",
+        "p/.soong/tools/x.json",
+        "p/.soong/skills/s/SKILL.md",
+        "p/.\uff33oong/hooks/x",
+        "p/.claude",
+        "p/.Claude/agents/x.md",
+        "h/.claude/worktrees/fix/.claude/agents/x.md",
+        "p/sub/mcp.json",
+    ],
+)
+def test_a_control_is_known_by_name_through_every_spelling(path: str) -> None:
+    assert is_control(tuple(map(plain, Path(path).parts)))
+
+
+@pytest.mark.spec("FS-09")
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("p/.git/info/exclude", "p/config", "p/hooks/x", "p/.soong/runs/r/x", "p/.github/hooks/x", "p/mcp.jsonl"),
+        *("h/.claude/worktrees/fix/src/a.py", "h/.codex/worktrees/fix/a.py", "p/.hgignore", "p/claude/agents/x.md"),
+    ],
+)
+def test_an_ordinary_name_is_no_control(path: str) -> None:
+    assert not is_control(tuple(map(plain, Path(path).parts)))
+
+
+@given(st.text(max_size=30))
+def test_a_readable_name_stays_on_one_line_and_shows_what_it_is_made_of(name: str) -> None:
+    shown = readable(name)
+
+    assert shown.isprintable()
+    assert shown == name or shown.startswith('"')
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(
+    ("folder", "mode", "expected"),
+    [
+        ("", 0o644, True),
+        ("src", 0o600, True),
+        (".venv/lib/python3.11/site-packages/x", 0o644, False),
+        ("node_modules/x", 0o640, False),
+        ("node_modules/x", 0o600, True),
+    ],
+)
+def test_a_second_name_counts_unless_a_package_manager_explains_it(
+    tmp_path: Path, folder: str, mode: int, expected: bool
+) -> None:
+    (tmp_path / "original").write_text("x")
+    (tmp_path / "original").chmod(mode)
+    name = tmp_path / folder / "name"
+    name.parent.mkdir(parents=True, exist_ok=True)
+    os.link(tmp_path / "original", name)
+
+    assert stands_linked(name) is expected
+
+
+def test_one_name_what_is_no_file_and_what_only_the_systems_owner_fills_are_not_linked(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+
+    assert not stands_linked(tmp_path / "x")
+    assert not stands_linked(tmp_path / "gone")
+    assert not stands_linked(tmp_path)
+
+    (tmp_path / "a").write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+
+    assert not is_linked_elsewhere(Path("/usr/share/zoneinfo/UTC"), (tmp_path / "a").stat())
+
+
+def refusal(path: Path, *, folder: bool = False) -> PathRefusal:
+    with pytest.raises(PathRefusedError) as caught, (opened_directory if folder else opened_file)(path):
+        pass
+    return caught.value.refusal
+
+
+@pytest.mark.spec("FS-07.e")
+def test_no_link_is_followed_anywhere_in_a_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/x").write_text("hi")
+    (tmp_path / "dir").symlink_to("real")
+    (tmp_path / "file").symlink_to("real/x")
+
+    assert refusal(tmp_path / "file") is PathRefusal.CHANGED
+    # A link where a directory is wanted is none, as far as the operating system says.
+    assert refusal(tmp_path / "dir/x") in (PathRefusal.CHANGED, PathRefusal.NOT_FOUND)
+    assert refusal(tmp_path / "dir", folder=True) is PathRefusal.CHANGED
+
+
+def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hi")
+
+    assert refusal(tmp_path / "y") is PathRefusal.NOT_FOUND
+    assert refusal(tmp_path / "x/y") is PathRefusal.NOT_FOUND
+    assert refusal(tmp_path / ("n" * 300)) is PathRefusal.INVALID
+
+
+def test_a_file_of_the_kernel_is_refused_although_it_claims_to_be_regular() -> None:
+    assert refusal(Path(f"/proc/{os.getpid()}/environ")) is PathRefusal.NOT_REGULAR
+    assert refusal(Path("/sys/kernel"), folder=True) is PathRefusal.NOT_REGULAR

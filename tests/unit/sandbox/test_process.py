@@ -1,3 +1,5 @@
+"""Child processes: their bounds, their output, and which programs they are."""
+
 import asyncio
 import os
 import sys
@@ -12,7 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.sandbox.command import ChildCommand, Finished
-from soong.shared.sandbox.process import ProcessRunner, run
+from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
+from soong.shared.sandbox.process import TAIL_BYTES, OutputTranscript, ProcessRunner, run
+from soong.shared.sandbox.programs import FALLBACK_PATH, child_environment, find_program
+from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.threads import check, run_blocking
 from tests.unit.sandbox.families import is_alive
 from tests.waiting import until
@@ -200,3 +205,122 @@ async def test_an_effect_that_happened_is_reported_where_asked_for(keep: bool) -
     else:
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+SECRET = "canary-secret-value"
+
+
+def make_transcript(max_bytes: int = 1_000_000, *secrets: str) -> OutputTranscript:
+    return OutputTranscript(max_bytes, redactor(secrets))
+
+
+def test_what_fits_is_kept_whole_with_bytes_that_are_no_text() -> None:
+    transcript = make_transcript()
+    transcript.hear("stdout", b"caf\xc3")
+    transcript.hear("stdout", b"\xa9 \xff\n")
+    transcript.hear("stderr", b"log")
+
+    assert transcript.raw("stdout") == "café \udcff\n"
+    assert transcript.shown("stdout") == "café \ufffd\n"
+    assert (transcript.said, transcript.is_cut()) == ({"stdout": 8, "stderr": 3}, False)
+
+
+def test_what_exceeds_the_limit_by_no_more_than_the_ring_is_still_whole() -> None:
+    transcript = make_transcript(10)
+    transcript.hear("stdout", b"x" * 10 + b"y" * TAIL_BYTES)
+
+    assert transcript.raw("stdout") == "x" * 10 + "y" * TAIL_BYTES
+
+
+def test_of_a_flood_the_beginning_and_the_end_are_kept() -> None:
+    transcript = make_transcript(100_000)
+    for number in range(200_000):
+        transcript.hear("stdout", f"line {number}\n".encode())
+
+    text = transcript.shown("stdout")
+    assert transcript.is_cut()
+    assert text.startswith("line 0\n")
+    assert text.endswith("line 199999\n")
+    assert f"some {transcript.left_out('stdout')} bytes left out" in text
+    assert len(text) < 400_000
+
+
+def test_only_whole_lines_are_reported_as_progress() -> None:
+    transcript = make_transcript()
+    for piece in (b"one\ntwo\n", b"half a secr"):
+        transcript.hear("stdout", piece)
+
+    assert transcript.last_lines("stdout", 5, 100) == ["one", "two"]
+    transcript.hear("stdout", b"et\r")
+    assert transcript.last_lines("stdout", 2, 100) == ["two", "half a secret"]
+    assert transcript.last_lines("stderr", 5, 100) == []
+
+
+def test_a_line_of_progress_is_inert_and_bounded() -> None:
+    transcript = make_transcript()
+    transcript.hear("stdout", b"\x1b[31m" + b"r" * 500 + b"\x1b]52;c;x\x07\n")
+
+    assert transcript.last_lines("stdout", 5, 100) == ["r" * 100]
+
+
+def make_program(path: Path, text: str = "#!/bin/sh\n", mode: int = 0o755) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.spec("CMD-05")
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(".:/usr/bin::bin:/bin", "/usr/bin:/bin"), (".", FALLBACK_PATH), ("/usr/bin/:/usr/bin", "/usr/bin")],
+    ids=["relative", "nothing-left", "twice"],
+)
+def test_no_relative_entry_is_in_the_path_of_a_child(monkeypatch: pytest.MonkeyPatch, path: str, expected: str) -> None:
+    monkeypatch.setenv("PATH", path)
+
+    assert child_environment()["PATH"] == expected
+
+
+def test_without_a_path_the_usual_folders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATH")
+
+    assert child_environment()["PATH"] == FALLBACK_PATH
+
+
+def test_a_path_is_found_from_the_cwd_and_its_folder_shown_without_links(tmp_path: Path) -> None:
+    program = make_program(tmp_path / "real/run.sh")
+    (tmp_path / "link").symlink_to(program.parent)
+    (program.parent / "alias").symlink_to("run.sh")
+
+    assert find_program("./link/run.sh", {}, cwd=tmp_path) == program
+    assert find_program("link/alias", {}, cwd=tmp_path) == program.parent / "alias"
+    assert find_program(str(program), {}, cwd=Path("/")) == program
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("", PathRefusal.INVALID),
+        ("a\0b", PathRefusal.INVALID),
+        ("\ud800", PathRefusal.INVALID),
+        ("x" * 5000, PathRefusal.INVALID),
+        (".", PathRefusal.NOT_REGULAR),
+        ("./", PathRefusal.NOT_REGULAR),
+        ("./folder", PathRefusal.NOT_REGULAR),
+        ("./text", PathRefusal.INVALID),
+        ("./absent", PathRefusal.NOT_FOUND),
+        ("text/below", PathRefusal.NOT_FOUND),
+        ("absent", PathRefusal.NOT_FOUND),
+        ("folder", PathRefusal.NOT_FOUND),
+    ],
+    ids=lambda value: ascii(value)[:12],
+)
+def test_what_is_no_program_is_refused_by_name(tmp_path: Path, name: str, refusal: PathRefusal) -> None:
+    (tmp_path / "folder").mkdir()
+    make_program(tmp_path / "text", mode=0o644)
+
+    with pytest.raises(PathRefusedError) as refused:
+        find_program(name, {"PATH": str(tmp_path)}, cwd=tmp_path)
+
+    assert refused.value.refusal is refusal

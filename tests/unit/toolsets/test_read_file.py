@@ -1,11 +1,18 @@
+"""code.read_file: pages, roots, names in other Unicode forms, and instruction files."""
+
 import asyncio
 import os
+import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from soong.shared.tools.result import ErrorType
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.ports import Verdict
+from soong.shared.tools.result import ContextNode, ErrorType
+from soong.shared.toolsets.code.read_file import MAX_INSTRUCTION_BYTES
 from tests.unit.toolsets.parts import Project, make_project, text_of
 
 
@@ -176,3 +183,185 @@ async def test_a_name_that_could_pass_for_anything_else_is_quoted(project: Proje
     result = await project.call("read_file", path="a\nb\u202e.txt")
 
     assert result.summary == '"a\\nb\\u202e.txt": lines 1-1'
+
+
+READS: list[tuple[str, dict[str, Json]]] = [
+    ("read_file", {"path": "{}/text.txt"}),
+    ("list_dir", {"path": "{}"}),
+    ("list_dir", {"path": "{}", "recursive": True}),
+    ("search", {"path": "{}", "query": "canary"}),
+]
+IDS = ["read", "list", "list all", "search"]
+
+
+def at(arguments: dict[str, Json], folder: Path) -> dict[str, Json]:
+    return {name: value.format(folder) if isinstance(value, str) else value for name, value in arguments.items()}
+
+
+def make(folder: Path, *roots: Path) -> Project:
+    """Return a project whose session reads in these folders besides its own."""
+    project = make_project(folder, place={"read_roots": roots})
+    for place in (project.root, project.outside):
+        (place / "text.txt").write_text("canary\n")
+    return project
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+@pytest.mark.spec("FS-02.c", "FS-03.d")
+@pytest.mark.parametrize(("tool", "arguments"), READS, ids=IDS)
+async def test_a_read_outside_asks_and_happens_only_with_consent(
+    tmp_path: Path, tool: str, arguments: dict[str, Json]
+) -> None:
+    project = make(tmp_path)
+    call = at(arguments, project.outside)
+
+    read = await project.call(tool, **call)
+    project.bench.gate.verdict = Verdict(is_allowed=False, author="rule", error=ErrorType.PERMISSION_DENIED)
+    denied = await project.error(tool, **call)
+
+    assert read.error is None
+    assert not project.target.is_inside_roots
+    assert project.target.scope == str(project.outside)
+    assert denied is ErrorType.PERMISSION_DENIED
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+@pytest.mark.parametrize(("tool", "arguments"), READS, ids=IDS)
+async def test_a_read_in_the_project_or_in_a_root_is_inside(
+    tmp_path: Path, tool: str, arguments: dict[str, Json]
+) -> None:
+    project = make(tmp_path, tmp_path / "outside")
+
+    for folder in (project.root, project.outside):
+        assert (await project.call(tool, **at(arguments, folder))).error is None
+        assert project.target.is_inside_roots
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+async def test_a_link_leads_out_of_the_roots(tmp_path: Path) -> None:
+    project = make(tmp_path)
+    (project.root / "link.txt").symlink_to(project.outside / "text.txt")
+    (project.root / "folder").symlink_to(project.outside)
+
+    for path in ("link.txt", "folder/text.txt", "../outside/text.txt"):
+        await project.call("read_file", path=path)
+        assert not project.target.is_inside_roots
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+async def test_a_sensitive_file_inside_a_root_still_asks(tmp_path: Path) -> None:
+    project = make(tmp_path, tmp_path / "outside")
+    (project.outside / ".env").write_text("KEY=1\n")
+
+    await project.call("read_file", path=str(project.outside / ".env"))
+
+    assert project.target.is_sensitive
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+async def test_the_runs_own_folder_and_the_users_skills_are_read_and_other_runs_are_not(tmp_path: Path) -> None:
+    project = make(tmp_path)
+    own, other, skills = tmp_path / "run", tmp_path / "run_other", project.home / "skills"
+    for folder in (own, other, skills):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "text.txt").write_text("x\n")
+
+    inside = []
+    for folder in (own, skills, other):
+        await project.call("read_file", path=str(folder / "text.txt"))
+        inside.append(project.target.is_inside_roots)
+
+    assert inside == [True, True, False]
+
+
+@pytest.mark.spec("FS-06", "PER-02")
+async def test_the_root_of_the_file_system_as_a_read_root_is_every_folder(tmp_path: Path) -> None:
+    project = make(tmp_path, Path("/"))
+
+    await project.call("read_file", path=str(project.outside / "text.txt"))
+
+    assert project.target.is_inside_roots
+
+
+STORED = unicodedata.normalize("NFD", "Résumé/café.txt")
+TYPED = unicodedata.normalize("NFC", STORED)
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(("stored", "typed"), [(STORED, TYPED), (TYPED, STORED)], ids=["NFC", "NFD"])
+async def test_a_listed_name_is_found_in_the_other_form(project: Project, stored: str, typed: str) -> None:
+    file = project.file(stored, "one\n")
+
+    read = await project.data("read_file", path=typed)
+    edited = await project.call("edit_file", path=typed, edits=[{"old": "one", "new": "two"}])
+    written = await project.call("write_file", path=typed, content="three\n", overwrite=True)
+    folder = await project.data("list_dir", path=typed.partition("/")[0])
+    found = await project.data("search", query="three", path=typed.partition("/")[0])
+
+    assert read["text"] == "one\n"
+    assert (edited.error, written.error) == (None, None)
+    assert file.read_text() == "three\n"
+    assert len(list(file.parent.iterdir())) == len(folder["entries"]) == 1
+    assert found["matches"]
+
+
+async def test_an_exact_name_is_taken_before_its_twin_and_of_two_twins_none(project: Project) -> None:
+    for name in (STORED, TYPED):
+        project.file(name, f"{len(name)}\n")
+
+    exact = [(await project.data("read_file", path=name))["text"] for name in (STORED, TYPED)]
+
+    assert exact == [f"{len(STORED)}\n", f"{len(TYPED)}\n"]
+
+
+async def nodes(project: Project, path: str, **arguments: int) -> tuple[ContextNode, ...]:
+    return (await project.call("read_file", path=path, **arguments)).context_nodes
+
+
+@pytest.mark.spec("FS-08")
+async def test_an_instruction_file_speaks_through_a_link_of_such_a_name_inside_the_project(project: Project) -> None:
+    project.file("AGENTS.md", "one\n")
+    (project.root / "CLAUDE.md").symlink_to("AGENTS.md")
+    (project.root / "notes.md").symlink_to("AGENTS.md")
+
+    assert len(await nodes(project, "CLAUDE.md")) == 1
+    assert await nodes(project, "notes.md") == ()  # a call that nothing tells to run alone adds nothing
+
+
+@pytest.mark.spec("FS-08.b")
+async def test_an_instruction_file_outside_the_project_adds_nothing(project: Project) -> None:
+    (project.outside / "AGENTS.md").write_text("theirs\n")
+    (project.root / "CLAUDE.md").symlink_to(project.outside / "AGENTS.md")
+
+    assert await nodes(project, "CLAUDE.md") == ()
+    assert await nodes(project, str(project.outside / "AGENTS.md")) == ()
+
+
+@pytest.mark.spec("FS-08")
+@pytest.mark.parametrize("name", ["README.md", "agents.txt", "AGENTS.md.bak", "AGENTS.md/x"])
+async def test_another_file_adds_nothing(project: Project, name: str) -> None:
+    project.file(name, "one\n")
+
+    assert await nodes(project, name) == ()
+
+
+@pytest.mark.spec("FS-08", "RES-03")
+async def test_an_instruction_file_in_a_sensitive_place_or_with_another_name_adds_nothing(project: Project) -> None:
+    project.file(".env/AGENTS.md", "secret\n")
+    (project.outside / "x").write_text("secret\n")
+    os.link(project.outside / "x", project.root / "AGENTS.md")
+
+    assert await nodes(project, ".env/AGENTS.md") == ()
+    assert await nodes(project, "AGENTS.md") == ()
+
+
+@pytest.mark.spec("FS-08")
+async def test_a_block_is_bounded_and_an_empty_file_gives_none(project: Project) -> None:
+    project.file("AGENTS.md", "\u00e4\n" * MAX_INSTRUCTION_BYTES)
+    project.file("CLAUDE.md", " \n")
+
+    (node,) = await nodes(project, "AGENTS.md")
+
+    assert len(node.text.encode()) < MAX_INSTRUCTION_BYTES + 300
+    assert node.text.endswith(f"[cut at {MAX_INSTRUCTION_BYTES} bytes]")
+    assert await nodes(project, "CLAUDE.md") == ()

@@ -27,7 +27,6 @@ from soong.shared.core.jsontext import Json
 if TYPE_CHECKING:
     from soong.orchestrator.embedded.starter import Attachment
     from soong.orchestrator.http.own_api import Attached, OwnApi
-    from soong.orchestrator.operations.calls import DirectCalls
 
 MOST_OF_A_PAGE: Final = 200
 
@@ -86,7 +85,11 @@ class Api(Calls):
                 except HomeUnreachableError as error:
                     self._leave_home(error, is_reading=is_reading)
             if answer is None:
-                calls = await self._here(may_start=self.may_start and not is_reading)
+                if self._own is None:
+                    from soong.orchestrator.http.own_api import OwnApi
+
+                    self._own = OwnApi(self.channel, self.attached or (lambda may_start: attached(may_start=may_start)))
+                calls = await self._own.calls(may_start=(self.may_start and not is_reading) or self.is_held)
                 answer = await held.enter_async_context(calls.sent(method, path, query, body, headers))
             yield answer
 
@@ -130,13 +133,6 @@ class Api(Calls):
         self._home = None
         if error.was_sent and not is_reading:
             raise UnavailableError("the service ended while it was asked; look what it has done, then try again")
-
-    async def _here(self, *, may_start: bool) -> "DirectCalls":
-        if self._own is None:
-            from soong.orchestrator.http.own_api import OwnApi
-
-            self._own = OwnApi(self.channel, self.attached or (lambda may_start: attached(may_start=may_start)))
-        return await self._own.calls(may_start=may_start or self.is_held)
 
 
 async def attached(*, may_start: bool) -> "Attachment":

@@ -68,7 +68,7 @@ def build(arguments: Sequence[str]) -> TyperGroup:
         if name == named:
             _mount(app, name, entry)
         else:
-            app.command(name, help=entry.summary)(_elsewhere)
+            app.command(name, help=entry.summary)(lambda: None)  # the place of a command that is not called
     program = typer.main.get_command(app)
     assert isinstance(program, TyperGroup)
     _share_options(program)
@@ -162,7 +162,3 @@ def _commands_below(group: TyperGroup) -> Iterator[TyperCommand | TyperGroup]:
         yield command
         if isinstance(command, TyperGroup):
             yield from _commands_below(command)
-
-
-def _elsewhere() -> None:
-    """Hold the place of a command that was not called."""

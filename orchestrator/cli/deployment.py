@@ -135,7 +135,12 @@ async def gc(
             seen = await collector.preview(limits)
             show({"dry_run": True, **seen.as_json()}, lambda: preview_text(seen), is_json=is_json)
         else:
-            done = await collector.collect(limits, _tell_removed)
+            done = await collector.collect(
+                limits,
+                lambda done: (
+                    say(f"  {done.tasks} tasks, {done.steps} steps removed …") if done.tasks % 100 == 0 else None
+                ),
+            )
             show({"dry_run": False, **done.as_json()}, lambda: text_of(done), is_json=is_json)
 
 
@@ -159,11 +164,6 @@ def text_of(done: "CollectionReport") -> str:
         f"{bytes_text(done.file_bytes)} of files)\n"
         f"{bytes_text(done.used_bytes)} are stored now"
     )
-
-
-def _tell_removed(done: "CollectionReport") -> None:
-    if done.tasks % 100 == 0:
-        say(f"  {done.tasks} tasks, {done.steps} steps removed …")
 
 
 def backup(

@@ -129,13 +129,11 @@ class LostLeases:
         lost = [step for step in steps if step["lost_leases"] > before.get(step["key"], 0)]
         by_worker = Counter(step["lost_to"] for step in lost)
         again = Counter(step["lost_to"] for step in lost if step["status"] not in ENDED)
-        return [f"{one_line(worker, 200)}{_consequence(again[worker])}" for worker in by_worker]
-
-
-def _consequence(number: int) -> str:
-    if not number:
-        return ""
-    return "; 1 step starts again" if number == 1 else f"; {number} steps start again"
+        words = {0: "", 1: "; 1 step starts again"}
+        return [
+            one_line(worker, 200) + words.get(again[worker], f"; {again[worker]} steps start again")
+            for worker in by_worker
+        ]
 
 
 class LineDisplay:

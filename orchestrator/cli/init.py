@@ -3,7 +3,6 @@
 import os
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -12,20 +11,13 @@ import typer
 from soong.orchestrator.cli.console import emit, listed, output, say, show, why_nobody_is_asked
 from soong.orchestrator.cli.options import ALLOW, INPUT, JSON, RESULT_AS_JSON, SETTING
 from soong.orchestrator.cli.run import RunArguments, run_plan
+from soong.orchestrator.client.examples import START, audited_package, example_named, examples
 from soong.orchestrator.client.program import program, program_elsewhere
 from soong.shared.core.errors import UsageError
-from soong.shared.core.installation import PACKAGE
 from soong.shared.core.settings import load_settings
-from soong.shared.core.value import Value
 
-EXAMPLES: Final = PACKAGE / "examples"
-START: Final = EXAMPLES / "init"
-"""The files that a project begins with."""
-AUDITED: Final = "celery"
-"""A package that every installation has, for the audit to read."""
 DEFAULT: Final = "audit"
 _FILES: Final = {"plan.yaml": "plan.yaml", "steps.py": "steps.py", ".soong/agents/reader.md": "reader.md"}
-_SHOWN: Final = frozenset({".py", ".yaml", ".md"})
 
 
 def command(
@@ -72,47 +64,6 @@ def written_new(path: Path, source: Path, *, mode: int = 0o644) -> Path:
     return path
 
 
-class Example(Value):
-    """One plan, and the files that go with it: all of its own folder, or those next to it that have its name."""
-
-    name: str
-    plan: Path
-
-    @property
-    def summary(self) -> str:
-        """Return what its first line says it shows."""
-        first = self.plan.read_text(encoding="utf-8").partition("\n")[0]
-        return first.removeprefix("#").strip()
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        siblings = sorted(file for file in self.plan.parent.iterdir() if file.suffix in _SHOWN and file.is_file())
-        if self.plan.parent == EXAMPLES:
-            return tuple(file for file in siblings if file.stem == self.name)
-        return tuple(siblings)
-
-
-def examples() -> tuple[Example, ...]:
-    plans = (*EXAMPLES.glob("*.yaml"), *(plan for plan in EXAMPLES.glob("*/*.yaml") if plan.stem == plan.parent.name))
-    return tuple(sorted((Example(plan.stem, plan) for plan in plans), key=lambda one: one.name))
-
-
-def example_named(name: str) -> Example:
-    """Return an example. Raises: UsageError, naming those that there are."""
-    known = {one.name: one for one in examples()}
-    if name not in known:
-        raise UsageError(f"there is no example {name!r}; choose one of {', '.join(known)}")
-    return known[name]
-
-
-def audited_package() -> Path:
-    """Return the folder of a code base that is installed everywhere."""
-    spec = find_spec(AUDITED)
-    assert spec is not None, "it is a dependency of this program"
-    assert spec.origin is not None, "a package with an __init__.py"
-    return Path(spec.origin).parent
-
-
 def demo(
     name: str = typer.Argument(DEFAULT, metavar="[NAME]", help="The example (--list shows them)."),
     *,
@@ -139,23 +90,17 @@ def demo(
         return
     example = example_named(name)
     if copy_to is not None:
-        _copy(example, copy_to, is_json=is_json)
+        written = _copied({file.name: file for file in example.files}, copy_to, "choose another folder with --copy DIR")
+        plan = str(copy_to / example.plan.name)
+        show({"plan": plan, "files": [str(path) for path in written]}, lambda: plan, is_json=is_json)
+        if not is_json:
+            say(f"edit it, then: {program()} {shlex.join(['run', plan])}")
         return
     if name == DEFAULT:
         project, given, allow = _for_the_audit(project, given, allow)
     raise typer.Exit(
         run_plan(RunArguments(example.plan, project or Path(), given, model, setting, allow, budget, is_json))
     )
-
-
-def _copy(example: Example, folder: Path, *, is_json: bool) -> None:
-    """Copy the files of an example. Raises: UsageError."""
-    files = {file.name: file for file in example.files}
-    written = _copied(files, folder, "choose another folder with --copy DIR")
-    plan = folder / example.plan.name
-    show({"plan": str(plan), "files": [str(path) for path in written]}, lambda: str(plan), is_json=is_json)
-    if not is_json:
-        say(f"edit it, then: {program()} {shlex.join(['run', str(plan)])}")
 
 
 def _for_the_audit(

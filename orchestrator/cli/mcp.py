@@ -10,6 +10,7 @@ import os
 import sys
 import webbrowser
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,9 @@ import typer
 
 from soong.orchestrator.approvals.approval import check_person_now
 from soong.orchestrator.cli.console import output, say
-from soong.orchestrator.cli.mcp_servers import NAME, app, asked, must_be_known, opened
+from soong.orchestrator.cli.mcp_servers import NAME, app, asked
 from soong.orchestrator.client.logs import configure_logs
-from soong.shared.core import timing
+from soong.orchestrator.operations.mcp_servers import forget_login, must_be_known, opened_servers
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import Settings, load_settings
@@ -49,8 +50,8 @@ async def login(
     from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
 
     settings = load_settings()
-    tools = opened(settings)
-    must_be_known(tools.servers, [name])
+    tools = opened_servers(settings)
+    must_be_known(tools, [name])
     config = tools.servers.config.servers[name]
     if not config.url:
         raise UsageError(f"{name} is a program and not a server over HTTP; it gets secrets by `env` in config.toml")
@@ -71,15 +72,7 @@ async def login(
 @app.command()
 async def logout(name: str = NAME) -> None:
     """Forget the login at a server, and revoke it there if the authorization server can."""
-    from soong.shared.toolsets.mcp.catalogue import LoginFolder
-
-    settings = load_settings()
-    tools = opened(settings)
-    must_be_known(tools.servers, [name])
-    config, folder = tools.servers.config.servers[name], LoginFolder(settings.home)
-    made = folder.read(name, config.url)
-    had_one = folder.remove(name)
-    is_revoked = made is not None and await _revoked(made, config)
+    had_one, is_revoked = await forget_login(load_settings(), name)
     if not had_one:
         output(f"there is no login at {name}")
         return
@@ -92,7 +85,9 @@ async def _logged_in(name: str, config: "McpServerConfig", scope: str, *, is_hea
     port = 0 if config.oauth is None else config.oauth.redirect_port
     clock = SystemClock()
     if is_headless:
-        return await log_in(name, config, PastedReceiver(_pasted, port), _shown, clock, scope=scope)
+        words = "the browser ends at a page that cannot be shown; paste its address"
+        pasted = PastedReceiver(partial(asyncio.to_thread, typer.prompt, words), port)
+        return await log_in(name, config, pasted, _shown, clock, scope=scope)
     async with LoopbackReceiver.listening(port) as receiver:
         return await log_in(name, config, receiver, _visited, clock, scope=scope)
 
@@ -106,37 +101,6 @@ async def _visited(url: str) -> None:
     say("waiting for the browser …")
     with suppress(webbrowser.Error):
         await asyncio.to_thread(webbrowser.open, url)
-
-
-async def _pasted() -> str:
-    words = "the browser ends at a page that cannot be shown; paste its address"
-    return str(await asyncio.to_thread(typer.prompt, words))
-
-
-async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
-    """Revoke the tokens of a login (RFC 7009); say whether the authorization server accepted that."""
-    import httpx2
-
-    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_reach, client_of
-
-    endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
-    token = str(made.tokens.get("refresh_token") or made.access_token)
-    if not endpoint:
-        return False
-    try:
-        client = client_of(made.client, config, made.server)
-        await check_reach(httpx2.URL(endpoint), config.url)
-        data = {"token": token, "client_id": client.client_id}
-        credentials = None
-        if client.client_secret and client.token_endpoint_auth_method == BASIC:
-            credentials = httpx2.BasicAuth(client.client_id, client.client_secret)
-        elif client.client_secret:
-            data["client_secret"] = client.client_secret
-        async with bounded_client(timing.EXCHANGE_LIMIT_S, credentials) as web:
-            response = await web.post(endpoint, data=data)
-    except (httpx2.HTTPError, httpx2.InvalidURL, SoongError, ValueError):
-        return False
-    return response.status_code == httpx2.codes.OK
 
 
 @app.command()

@@ -2,26 +2,28 @@
 
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
-from soong.orchestrator.cli.console import Columns, details, emit, listed, number_of, one_line, output, say, table
+from soong.orchestrator.cli.console import Columns, details, emit, listed, number_of, output, say, table
 from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable, pairs_of
 from soong.orchestrator.cli.summary import Document
-from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.orchestrator.operations.mcp_servers import (
+    must_be_known,
+    opened_servers,
+    remove_server,
+    server_document,
+    write_servers,
+)
+from soong.shared.core.config import load_config
+from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import inert
-from soong.shared.core.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from soong.shared.core.config import Config
-    from soong.shared.toolsets.mcp.definitions import ServerTools
-    from soong.shared.toolsets.mcp.pool import McpServers
-    from soong.shared.toolsets.mcp.toolset import McpTools
+from soong.shared.core.settings import load_settings
+from soong.shared.toolsets.mcp.config_file import found_files, imported_servers, without_server
+from soong.shared.toolsets.mcp.toolset import McpTools, look, look_now
 
 app = CommandTable()
 NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
@@ -31,9 +33,9 @@ _FAILED: Final = 1
 @app.command("list")
 def list_servers(*, is_json: bool = JSON) -> None:
     """List the servers, what state they were last seen in, and how many tools they give."""
-    tools = opened(load_settings())
+    tools = opened_servers(load_settings())
     _look_at_missing(tools)
-    shown = [_server_json(tools, name) for name in sorted(tools.servers.config.servers)]
+    shown = [server_document(tools, name) for name in sorted(tools.servers.config.servers)]
     if not shown and not is_json:
         say("no MCP server is configured; `soong mcp add NAME -- COMMAND…` adds one, `soong mcp import` takes others'")
         return
@@ -52,19 +54,21 @@ def list_servers(*, is_json: bool = JSON) -> None:
 @app.command()
 def show(name: str = NAME, *, is_json: bool = JSON) -> None:
     """Show a server: its tools, their permission and definition, and which are left out and why."""
-    tools = opened(load_settings())
-    must_be_known(tools.servers, [name])
+    tools = opened_servers(load_settings())
+    must_be_known(tools, [name])
     _look_at_missing(tools, [name])
-    shown = _server_json(tools, name)
+    shown = server_document(tools, name)
     show_result(shown, lambda: _text(shown), is_json=is_json)
 
 
 def _text(shown: Document) -> str:
+    scope = shown["resources_scope"]
+    resources = f"scope of a grant or rule: {scope}" if scope else "switched off"
     facts = [
         ("where", shown["place"]),
         ("server", f"{shown['server'] or '-'} {shown['version']}".rstrip()),
         ("protocol", shown["protocol"] or "-"),
-        ("resources", _resources_line(shown)),
+        ("resources", resources if shown["has_resources"] else "none"),
         ("login", shown["login"] or "takes none"),
         ("hints", "trusted" if shown["trusted"] else "not trusted: every tool asks"),
         *([("problem", shown["problem"])] if shown["problem"] else []),
@@ -86,8 +90,8 @@ async def refresh(
     is_json: bool = JSON,
 ) -> None:
     """Ask servers what they offer now; exit code 1 when one cannot be asked."""
-    tools = opened(load_settings())
-    must_be_known(tools.servers, names or ())
+    tools = opened_servers(load_settings())
+    must_be_known(tools, names or ())
     raise typer.Exit(await asked(tools, names or list(tools.servers.enabled), is_json=is_json))
 
 
@@ -107,8 +111,6 @@ async def add(
 
     A server that wants a login is added: `soong mcp login` makes it.
     """
-    from soong.shared.toolsets.mcp.config_file import without_server
-
     section: dict[str, Any] = {"command": "", "url": url}
     if command:
         section |= {"command": command[0], "args": command[1:]}
@@ -116,8 +118,8 @@ async def add(
     section |= {"env": pairs_of(env, "--env", hint), "headers": pairs_of(header, "--header", hint)}
     section |= {"tags": tag, "trusted": is_trusted}
     settings = load_settings()
-    _written(settings, {name: section})
-    tools = opened(settings)
+    write_servers(settings, {name: section})
+    tools = opened_servers(settings)
     code = await asked(tools, [name], is_json=is_json)
     snapshot = tools.servers.snapshot(name)
     if code and snapshot is not None and f"soong mcp login {name}" not in snapshot.problem:
@@ -130,16 +132,7 @@ async def add(
 @app.command()
 def remove(name: str = NAME) -> None:
     """Remove a server from config.toml, with its snapshot."""
-    from soong.shared.toolsets.mcp.catalogue import LoginFolder
-    from soong.shared.toolsets.mcp.config_file import without_server
-
-    settings = load_settings()
-    tools = opened(settings)
-    must_be_known(tools.servers, [name])
-    without_server(settings.home, name)
-    tools.servers.snapshots.remove(name)
-    with suppress(FileNotFoundError):
-        LoginFolder(settings.home).remove(name)
+    remove_server(load_settings(), name)
     output(f"removed {name}")
 
 
@@ -155,59 +148,30 @@ def import_servers(
 
     A value that looks like a secret is written to a file of its own in the home, and referred to.
     """
-    from soong.shared.toolsets.mcp.config_file import found_files, imported_servers
-
     settings = load_settings()
     files = [file] if file is not None else found_files(Path.home())
     if not files:
         raise UsageError("no mcp.json of Claude Code, Cursor or VS Code is found; name one: soong mcp import FILE")
-    known = set(_config(settings).mcp.servers)
+    known = set(load_config(settings.home).mcp.servers)
     taken, notes = imported_servers(files, settings.home, known, only, keeps=not is_dry)
     if is_json:
         emit({"servers": taken, "notes": notes, "files": [str(each) for each in files]})
     for note in notes:
         say(note)
     if taken and not is_dry:
-        _written(settings, taken)
+        write_servers(settings, taken)
     if not is_json:
         output("\n".join(f"{'would take' if is_dry else 'took'} {name}" for name in taken) or "nothing to take")
     if taken and not is_dry:
         say("soong mcp refresh asks them what they offer")
 
 
-# -- parts
 def _shown_name(tool: dict[str, Any]) -> str:
     """Return the name of a tool, with the server's own where that cannot be read from it."""
     return f"{tool['name']} ({inert(tool['native_name'])})" if ".xn--" in tool["name"] else str(tool["name"])
 
 
-def _config(settings: Settings) -> "Config":
-    from soong.shared.core.config import load_config
-
-    return load_config(settings.home)
-
-
-def opened(settings: Settings) -> "McpTools":
-    """Return the servers of a home, none of them started, with what they were last seen to offer."""
-    from soong.shared.core.config import with_config
-    from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
-
-    config = _config(settings)
-    most = timedelta(milliseconds=with_config(settings, config).tool_max_timeout_ms)
-    return McpTools(servers_of(settings.home, config), most)
-
-
-def must_be_known(servers: "McpServers", names: Sequence[str]) -> None:
-    """Raises: UsageError, when a name is not that of a server."""
-    for name in names:
-        if name not in servers.config.servers:
-            known = ", ".join(sorted(servers.config.servers)) or "none"
-            raise UsageError(f"there is no MCP server {name!r} in config.toml; known: {known}")
-
-
-def _look_at_missing(tools: "McpTools", names: Sequence[str] = ()) -> None:
-    from soong.shared.toolsets.mcp.toolset import look
-
+def _look_at_missing(tools: McpTools, names: Sequence[str] = ()) -> None:
     wanted = names or list(tools.servers.enabled)
     missing = [name for name in wanted if name in tools.servers.enabled and tools.servers.snapshot(name) is None]
     if missing:
@@ -215,23 +179,15 @@ def _look_at_missing(tools: "McpTools", names: Sequence[str] = ()) -> None:
         look(tools.servers, missing)
 
 
-async def asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
+async def asked(tools: McpTools, names: Sequence[str], *, is_json: bool) -> int:
     """Ask servers, report, and return the exit code."""
-    from soong.shared.toolsets.mcp.toolset import look_now
-
     off = [name for name in names if name not in tools.servers.enabled]
     if off:
         raise UsageError(f"{', '.join(off)} is not enabled; remove `enabled = false` first")
     await look_now(tools.servers, names)
-    shown = [_server_json(tools, name) for name in names]
+    shown = [server_document(tools, name) for name in names]
     show_result(shown, lambda: "\n".join(map(_report, shown)), is_json=is_json)
     return _FAILED if any(one["problem"] for one in shown) else 0
-
-
-def _resources_line(one: Document) -> str:
-    if not one["has_resources"]:
-        return "none"
-    return f"scope of a grant or rule: {one['resources_scope']}" if one["resources_scope"] else "switched off"
 
 
 def _report(one: dict[str, Any]) -> str:
@@ -240,61 +196,3 @@ def _report(one: dict[str, Any]) -> str:
     lines = [f"{one['name']}: {number_of(len(one['tools']), 'tool')}, protocol {one['protocol']}"]
     lines += [f"  left out {inert(each['tool'])}: {each['reason']}" for each in one["left_out"]]
     return "\n".join(lines)
-
-
-def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
-    from soong.shared.toolsets.mcp.toolset import resources_scope
-
-    config = tools.servers.config.servers[name]
-    snapshot = tools.servers.snapshot(name)
-    found = tools.tools_of(name)
-    problem = "" if snapshot is None else snapshot.problem
-    state = "off" if not config.enabled else "not asked" if snapshot is None else "failed" if problem else "ok"
-    return {
-        "name": name,
-        "state": state,
-        "problem": problem,
-        "login": tools.servers.login_state(name),
-        "place": config.url or " ".join((config.command, *config.args)),
-        "trusted": config.trusted,
-        "tags": list(config.tags),
-        "server": "" if snapshot is None else one_line(snapshot.name),
-        "version": "" if snapshot is None else one_line(snapshot.version),
-        "protocol": "" if snapshot is None else one_line(snapshot.protocol),
-        "has_resources": snapshot is not None and snapshot.has_resources,
-        "resources_scope": f"exact:{resources_scope(name, config)}" if config.resources else "",
-        "digest": "" if snapshot is None else snapshot.digest,
-        "tools": _tools_json(found),
-        "left_out": [{"tool": each.tool, "reason": each.reason} for each in found.excluded],
-    }
-
-
-def _tools_json(found: "ServerTools") -> list[dict[str, Any]]:
-    return [
-        {
-            "name": tool.name,
-            "native_name": tool.metadata["native_name"],
-            "permission": tool.permission.value,
-            "open_world": tool.reaches_out,
-            "declared": ", ".join(map(str, tool.metadata["hints"])) or "-",  # type: ignore[arg-type]
-            "definition": tool.metadata["definition"],
-            "scope": f"exact:{tool.name}@{tool.metadata['definition']}",
-        }
-        for tool in found.definitions
-    ]
-
-
-def _written(settings: Settings, sections: dict[str, dict[str, Any]]) -> None:
-    """Add sections to config.toml; a secret does not belong into it. Raises: UsageError, InvalidConfigError."""
-    from soong.shared.toolsets.mcp.config_file import looks_secret, with_servers
-
-    for name, section in sections.items():
-        values = {**section.get("env", {}), **section.get("headers", {})}
-        secret = next((key for key, value in values.items() if looks_secret(key, value)), None)
-        if secret is not None:
-            hint = f"set a variable and write {secret}=env:NAME, or write it to a file and {secret}=file:/path"
-            raise UsageError(f"the value of {secret} of {name!r} looks like a secret; {hint}")
-    try:
-        with_servers(settings.home, sections)
-    except InvalidConfigError as error:
-        raise UsageError(str(error)) from error

@@ -4,7 +4,6 @@ import typer
 
 from soong.orchestrator.cli.console import Columns, listed, number_of, say, second_of
 from soong.orchestrator.cli.options import JSON, CommandTable
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.operations.administration import NOTICES_SHOWN, messages, send_again
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
@@ -25,7 +24,9 @@ async def list_command(
         "message": lambda one: one["id"] or "-",
         "channel": "channel",
         "state": "state",
-        "events": _events_text,
+        "events": lambda one: (
+            ", ".join(sorted({*one["events"]})) + (f" ({number})" if (number := len(one["events"])) > 1 else "")
+        ),
         "attempts": "attempts",
         "next or end": lambda one: second_of(one["due"] or one["ended"]),
         "error": "error",
@@ -63,8 +64,3 @@ async def retry(
     """Send again what was given up; a channel whose receiver answered 410 Gone is used again."""
     count = await send_again(message, channel)
     say(f"{number_of(count, 'event')} will be sent again" if count else "nothing was given up")
-
-
-def _events_text(message: Document) -> str:
-    number = len(message["events"])
-    return ", ".join(sorted(set(message["events"]))) + (f" ({number})" if number > 1 else "")

@@ -72,14 +72,14 @@ def chosen() -> Verbosity:
 
 def workers_option(text: str) -> Any:
     """Return ``--workers``, a number or a range; its help says what they are for."""
-    return typer.Option(None, "--workers", metavar="N|MIN-MAX", parser=_range, help=text)
 
+    def read(word: str) -> WorkerRange:
+        try:
+            return WorkerRange.of(word)
+        except ValueError as error:
+            raise typer.BadParameter(f"{word!r}: {error}") from error
 
-def _range(text: str) -> WorkerRange:
-    try:
-        return WorkerRange.of(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}") from error
+    return typer.Option(None, "--workers", metavar="N|MIN-MAX", parser=read, help=text)
 
 
 def pairs_of(words: Iterable[str], option: str, hint: str) -> dict[str, str]:

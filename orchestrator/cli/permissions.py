@@ -135,9 +135,11 @@ def call_text(explained: "CallExplanation") -> str:
     if explained.error:
         rows.append(("error", explained.error))
     facts = explained.facts or {}
+    found = facts.get("traits")
+    traits = [name.removeprefix("is_") for name, holds in found.items() if holds] if isinstance(found, dict) else []
     rows += [(name, str(facts[name])) for name in ("risk", "shown", "host") if facts.get(name)]
     if explained.facts is not None:
-        rows.append(("traits", ", ".join(_held(facts.get("traits"))) or "none"))
+        rows.append(("traits", ", ".join(traits) or "none"))
     if explained.effect == "ask":
         scope = explained.grant_scope
         rows.append(("a session grant", f"would cover {scope}" if scope else "is not offered: it asks each time"))
@@ -166,10 +168,6 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
     ):
         for place, value in enumerate(values):
             yield f"{'' if place else name:<13} {inert(value)}"
-
-
-def _held(traits: object) -> list[str]:
-    return [name.removeprefix("is_") for name, holds in traits.items() if holds] if isinstance(traits, dict) else []
 
 
 class PreviewStoppedError(Exception):

@@ -56,11 +56,9 @@ def settings_in_force(settings: Settings, file: Config) -> list[dict[str, str]]:
 
 
 def _text(name: str, value: object) -> str:
-    if name in _URLS:
-        return without_password(str(value))
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
-    return "" if value is None else str(value)
+    return without_password(str(value)) if name in _URLS else "" if value is None else str(value)
 
 
 class Shell(StrEnum):

@@ -140,7 +140,7 @@ def _body(given: RunArguments) -> Document:
 def _plan_text(plan: Path) -> str:
     """Return the text of a plan. Raises: UsageError, InvalidPlanError."""
     if str(plan) == "-":
-        from soong.orchestrator.cli.plan_modules import standard_input
+        from soong.orchestrator.cli.plan_files import standard_input
 
         return standard_input()
     try:
@@ -170,8 +170,8 @@ class _LocalPlan:
 
     @cached_property
     def _read(self) -> "tuple[Settings, Catalogue, Plan]":
-        from soong.orchestrator.cli.plan_modules import PlanModules
         from soong.orchestrator.client.catalog import Catalogue
+        from soong.orchestrator.client.plan_modules import PlanModules
         from soong.orchestrator.operations.submissions import read_plan
         from soong.shared.core.settings import load_settings
 
@@ -214,7 +214,7 @@ class _LocalPlan:
             return previewed(PreviewBody.model_construct(**self._body), catalogue, settings.of_user)
 
     def keep_modules(self, task_id: str) -> None:
-        from soong.orchestrator.cli.plan_modules import keep_modules
+        from soong.orchestrator.client.plan_modules import keep_modules
 
         keep_modules(self._read[0], task_id)
 

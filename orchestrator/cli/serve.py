@@ -4,9 +4,7 @@
 """
 
 import asyncio
-import errno
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -56,7 +54,14 @@ async def command(
     wanted = port if port is not None else settings.http_port or PORT
     configure_logs(settings, "http")
     with closing(listen(settings.http_host, wanted, settings.http_allow_hosts)) as listener:
-        await _serve(await attach(settings, may_start=False), listener, lambda: _tell(settings, listener))
+
+        def tell() -> None:
+            address = address_of(listener)
+            say(f"HTTP API: {address}/v1/   a token: soong tokens create --principal NAME --right read")
+            if not is_loopback(settings.http_host):
+                say("  it listens beyond this machine: put TLS in front of it")
+
+        await _serve(await attach(settings, may_start=False), listener, tell)
 
 
 async def _serve(attachment: Attachment, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -78,12 +83,6 @@ async def until_told(control: ControlClient | None, what: str = "the HTTP API") 
     if ended is not None and ended.done():
         say(f"the service has ended, and {what} with it")
     await cancelled(told, ended)
-
-
-def _tell(settings: Settings, listener: socket.socket) -> None:
-    say(f"HTTP API: {address_of(listener)}/v1/   a token: soong tokens create --principal NAME --right read")
-    if not is_loopback(settings.http_host):
-        say("  it listens beyond this machine: put TLS in front of it")
 
 
 async def console(
@@ -228,65 +227,16 @@ async def flower(
     ),
 ) -> None:
     """Open Flower on the running service and stay until Ctrl-C or until the service ends."""
+    from soong.orchestrator.client.flower import read_auth, running_flower
+
     settings = load_settings()
     file = auth_file or prepare_home(settings) / AUTH_FILE
     credentials = read_auth(file, may_make=auth_file is None)
-    await _serve_flower(settings, file, credentials, address, port)
-
-
-def read_auth(file: Path, *, may_make: bool) -> str:
-    """Return ``user:password``. A missing file is written with mode 0600 if ``may_make``.
-    Raises: UsageError, it cannot be read, is open to others, or has another form.
-    """
-    if may_make and not file.exists():
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(f"soong:{secrets.token_urlsafe(18)}\n")
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-        mode = file.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--auth-file {str(file)!r} cannot be read: {error}") from error
-    if may_make and mode & 0o077:
-        raise UsageError(f"{str(file)!r} holds a password and is open to others; run: chmod 600 {str(file)!r}")
-    user, separator, password = text.partition(":")
-    if not separator or not user or not password:
-        raise UsageError(f"{str(file)!r} must hold one line USER:PASSWORD")
-    return text
-
-
-async def _serve_flower(settings: Settings, file: Path, credentials: str, address: str, port: int) -> None:
-    from flower.app import Flower
-    from flower.options import options
-    from flower.urls import settings as flower_settings
-    from tornado.ioloop import IOLoop
-
-    from soong.orchestrator.client.bootstrap import open_broker
-
     service = await deployment(settings, hint="SOONG_REDIS_URL")
     record = None if settings.redis_url else read_record(settings.home)
     control = None if record is None else await ControlClient.open(record.control)
-    options.basic_auth = [credentials]
-    options.read_only = True
-    options.address = address
-    options.port = port
-    options.natural_time = True
-    options.max_tasks = 20_000
-    flower = Flower(capp=open_broker(service), options=options, io_loop=IOLoop.current(), **flower_settings)
-    try:
-        flower.start_http_server()
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-            raise UsageError(f"port {port} of {address} is taken; choose another with --port") from error
-        raise
-    say(f"Flower: http://{address}:{port}/   user {credentials.partition(':')[0]}, password in {file}")
-    if address not in (LOOPBACK, "localhost", "::1"):
-        say("  it listens beyond this machine: put TLS in front of it")
-    flower.events.start()
-    flower.started = True
-    flower.update_workers()
-    try:
+    with running_flower(service, credentials, address, port):
+        say(f"Flower: http://{address}:{port}/   user {credentials.partition(':')[0]}, password in {file}")
+        if address not in (LOOPBACK, "localhost", "::1"):
+            say("  it listens beyond this machine: put TLS in front of it")
         await until_told(control, "Flower")
-    finally:
-        flower.events.stop()
-        flower.executor.shutdown(wait=False, cancel_futures=True)

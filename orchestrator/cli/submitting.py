@@ -204,12 +204,16 @@ async def continue_task(
         session = await api.get(f"/v1/sessions/{task['session']}")
 
     def settings() -> "Settings":
-        from soong.orchestrator.cli.plan_modules import with_kept_modules
+        from soong.orchestrator.client.plan_modules import with_kept_modules
         from soong.shared.core.settings import load_settings
 
         return with_kept_modules(load_settings(workers=workers, slots=slots), task["id"])
 
-    async with _at_service(settings, has_modules=_has_modules(task["id"])) as (service, held, interrupts):
+    try:  # whether modules were kept for it, which its service has to have
+        has_modules = task["id"] in (service_home() / "plan-modules.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        has_modules = False
+    async with _at_service(settings, has_modules=has_modules) as (service, held, interrupts):
         if task["status"] != "completed" or changes_completed:
             await held.post(f"/v1/tasks/{task['id']}/{operation}", dict(body))
         if is_detached:
@@ -221,11 +225,3 @@ async def continue_task(
             say(f"  its session asks a person, and {nobody}: what no rule covers is denied after a while")
         watch = Watch(service, held, interrupts, task, is_json, is_new=False)
         return await watch.follow(is_asked=is_asked and not nobody)
-
-
-def _has_modules(task_id: str) -> bool:
-    """Whether modules were kept for a task, which its service has to have."""
-    try:
-        return task_id in (service_home() / "plan-modules.json").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False

@@ -149,26 +149,20 @@ def _limits(task: Document) -> list[str]:
     return [f"limits: {', '.join(shown)}"] if shown else []
 
 
-def _number(task: Document) -> int:
-    return sum(task["step_counts"].values())
-
-
 def _steps(task: Document) -> str:
-    rows = [_row(step) for step in task["steps"][:ROWS_SHOWN]]
+    rows = [
+        (
+            f"{'  ' if step['map'] else ''}{SYMBOLS[step['status']]} {inert(step['id'])}",
+            status_text(step),
+            time_text(seconds_of(step)),
+            str(step["attempt"]) if step["attempt"] > 1 else "",
+            (step["status"] == "failed" and (step["error"] or {}).get("message")) or step["lacks"],
+        )
+        for step in task["steps"][:ROWS_SHOWN]
+    ]
     text = table(("step", "status", "time", "attempt", "why"), rows, uncut=("why",))
-    more = _number(task) - len(rows)
+    more = sum(task["step_counts"].values()) - len(rows)
     return text + (f"\n… and {number_of(more, 'step')} more" if more > 0 else "")
-
-
-def _row(step: Document) -> tuple[str, ...]:
-    why = step["error"]["message"] if step["error"] is not None and step["status"] == "failed" else ""
-    return (
-        f"{'  ' if step['map'] else ''}{SYMBOLS[step['status']]} {inert(step['id'])}",
-        status_text(step),
-        time_text(seconds_of(step)),
-        str(step["attempt"]) if step["attempt"] > 1 else "",
-        why or step["lacks"],
-    )
 
 
 def _last_steps(task: Document) -> list[Document]:
@@ -179,7 +173,7 @@ def _last_steps(task: Document) -> list[Document]:
 
 
 def _results(task: Document) -> list[str]:
-    if _number(task) > len(task["steps"]):
+    if sum(task["step_counts"].values()) > len(task["steps"]):
         return [
             "",
             f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the",

@@ -105,7 +105,7 @@ def validate(
 
     The modules that the plan names are imported, in a process of their own that has 20 seconds.
     """
-    from soong.orchestrator.cli.plan_modules import read_plan
+    from soong.orchestrator.cli.plan_files import read_plan
 
     read = read_plan(plan, _names_of(plan, project, imports=True))
     if is_json:
@@ -120,9 +120,9 @@ def validate(
 
 def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames":
     """Return what a plan file may name; with ``imports`` its modules are imported, in a process of their own."""
-    from soong.orchestrator.cli.module_import import import_apart
-    from soong.orchestrator.cli.plan_modules import PlanModules
     from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.client.module_import import import_apart
+    from soong.orchestrator.client.plan_modules import PlanModules
 
     settings = load_settings()
     catalogue = Catalogue.of(settings).at(project.absolute())
@@ -144,7 +144,7 @@ async def graph(
     drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
 ) -> None:
     """Draw a plan, or a task in its current state."""
-    from soong.orchestrator.cli.plan_modules import read_plan
+    from soong.orchestrator.cli.plan_files import read_plan
     from soong.shared.engine.tasks.plan.checks import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
 
@@ -293,7 +293,7 @@ async def fork(
     ),
 ) -> None:
     """Write a plan that repeats a task from one step on; every other completed step has its recorded result."""
-    from soong.orchestrator.cli.plan_modules import write_fork
+    from soong.orchestrator.cli.plan_files import write_fork
 
     await write_fork(task, start, file)
 

@@ -101,8 +101,10 @@ async def make_call(
         result = session.result_of(call_id)  # None: it was interrupted before it began
         if result is not None:
             _report(session, tool, result, is_json=is_json)
-    code = EXIT_INTERRUPTED if interrupts[0] or result is None else _exit_code(result)
-    if result is not None and result.error is not None and result.error.type in LEFT_BEHIND:
+    error = result.error if result is not None else None
+    code = EXIT_DENIED if error is not None and error.type.is_denial else EXIT_FAILED if error is not None else 0
+    code = EXIT_INTERRUPTED if interrupts[0] or result is None else code
+    if error is not None and error.type in LEFT_BEHIND:
         _leave(code)  # the interpreter would wait for that thread
     return code
 
@@ -116,12 +118,6 @@ def _report(session: "DirectSession", tool: str, result: ToolResult, *, is_json:
     write(result_text(result, path_of=path_of))
     if is_terminal():
         say(f"recorded in {session.run_dir}")
-
-
-def _exit_code(result: ToolResult) -> int:
-    if result.error is None:
-        return 0
-    return EXIT_DENIED if result.error.type.is_denial else EXIT_FAILED
 
 
 def _leave(code: int) -> None:

@@ -86,7 +86,9 @@ class Watch:
                 self._changed.clear()
                 view = self._view
                 if not view.is_known:
-                    self._raise_failure()
+                    stream = self._streams[self.task["id"]]
+                    if stream.done() and (failure := stream.exception()) is not None:
+                        raise failure
                     continue
                 self._take_in(view)
                 await self._look_at_questions(view)
@@ -125,11 +127,6 @@ class Watch:
             else:
                 return
 
-    def _raise_failure(self) -> None:
-        stream = self._streams[self.task["id"]]
-        if stream.done() and (failure := stream.exception()) is not None:
-            raise failure
-
     async def _look_at_questions(self, view: TaskView) -> None:
         """Read the questions that wait, when they are others than before."""
         waiting = view.head["approvals"]
@@ -157,16 +154,11 @@ class Watch:
             async with asyncio.timeout(timing.RELEASE_LIMIT_S):
                 await self.api.post(f"{self._path}/pause", {"reason": reason})
                 when_paused()
-                while await self._running():  # noqa: ASYNC110  # of another process
+                while (await self.api.get(f"{self._path}/progress"))["step_counts"].get("running"):  # noqa: ASYNC110
                     await asyncio.sleep(timing.LEAST_PAUSE_S)
         except (TimeoutError, UnavailableError):
             return False
         return True
-
-    async def _running(self) -> int:
-        """Return how many steps workers hold."""
-        progress = await self.api.get(f"{self._path}/progress")
-        return int(progress["step_counts"].get("running", 0))
 
     async def _interrupted(self) -> int:
         """Pause what this command started; a second Ctrl-C ends the service that it started at once.
@@ -186,10 +178,11 @@ class Watch:
                         await is_paused.wait()
             self.service.kill()
         elif not await pausing:
-            say(
-                f"{await self._left()} after {timing.RELEASE_LIMIT_S:g} s; what is left is handed back when its worker "
-                "ends"
-            )
+            left = ""
+            with suppress(SoongError):
+                left = still_running((await self.api.get(f"{self._path}/result", brief=True))["steps"])
+            left = left or "not everything stopped"
+            say(f"{left} after {timing.RELEASE_LIMIT_S:g} s; what is left is handed back when its worker ends")
         await cancelled(pausing, second)
         await self.api.close()  # before the service that it listens to may go
         await self.service.leave()
@@ -197,12 +190,6 @@ class Watch:
         if self.is_json:
             emit({"id": self.task["id"], "status": "interrupted", "exit_code": EXIT_INTERRUPTED})
         return EXIT_INTERRUPTED
-
-    async def _left(self) -> str:
-        words = ""
-        with suppress(SoongError):
-            words = still_running((await self.api.get(f"{self._path}/result", brief=True))["steps"])
-        return words or "not everything stopped"
 
     async def _report(self) -> int:
         self.api.is_held = False  # the rows alone tell it, if the service has gone

@@ -6,10 +6,9 @@ A limit counts live leases while the row of its scope is locked, so however many
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
@@ -17,13 +16,10 @@ from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.console import Columns, one_line, output, say, show, table, table_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.cli.summary import Document
-from soong.orchestrator.operations.administration import limit_concurrency
+from soong.orchestrator.operations.administration import limit_concurrency, opened_pauses
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
 from soong.shared.engine.tasks.claims import SCOPE_HELP
-
-if TYPE_CHECKING:
-    from soong.shared.agents.run_models import Pauses
 
 app = CommandTable()
 
@@ -70,20 +66,17 @@ def text_of(view: Document) -> str:
     held = [(run, worker["name"]) for worker in view["workers"] for run in worker["runs"]]
     rows = [(run["run"], run["step"].partition("/")[2], run["title"], name) for run, name in held]
     unended = [one_line(run["unended"], 0) for run, _ in held if run["unended"]]
+    number = view["parked"]
+    parked = "1 run is parked and holds" if number == 1 else f"{number} runs are parked and hold"
     parts = [
         workers,
         table(("queue", "waiting", "free slots"), waiting) if waiting else "",
         _limits_text(view["limits"]),
         table(("run", "step", "title", "worker"), rows) if rows else "",
         "\n".join(unended),
-        _parked(view["parked"]),
+        f"{parked} no slot while waiting for consent; see `soong approvals list`" if view["parked"] else "",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _parked(number: int) -> str:
-    runs = "1 run is parked and holds" if number == 1 else f"{number} runs are parked and hold"
-    return f"{runs} no slot while waiting for consent; see `soong approvals list`" if number else ""
 
 
 def _limits_text(limits: Sequence[Document]) -> str:
@@ -152,7 +145,7 @@ models = CommandTable()
 @models.command()
 async def paused(*, is_json: bool = JSON) -> None:
     """List the models that agents wait for, and for how many seconds at most."""
-    async with _opened_pauses() as pauses:
+    async with opened_pauses() as pauses:
         found = sorted((await pauses.paused()).items())
     show(
         {"paused": [{"model": model, "seconds": round(left_s, 1)} for model, left_s in found]},
@@ -166,24 +159,11 @@ async def resume(
     model: str = typer.Argument("", help="Name of the model; without it the pauses of all models."),
 ) -> None:
     """End the pause of a model: agents that wait for it ask again within a second."""
-    async with _opened_pauses() as pauses:
+    async with opened_pauses() as pauses:
         lifted = await pauses.lift(model)
     if not lifted:
         raise UsageError(f"{model or 'no model'} is not paused; `soong models paused` lists the pauses")
     say(f"resumed {', '.join(lifted)}")
-
-
-@asynccontextmanager
-async def _opened_pauses() -> "AsyncIterator[Pauses]":
-    from soong.orchestrator.client.bootstrap import opened_pauses
-    from soong.orchestrator.embedded.starter import deployment
-    from soong.shared.core.settings import load_settings
-
-    settings = await deployment(load_settings())
-    if not settings.redis_url:
-        raise UsageError("no service runs in this home, so no model is paused")
-    async with opened_pauses(settings) as pauses:
-        yield pauses
 
 
 def worker(

@@ -12,6 +12,7 @@ from typing import Final
 from soong.orchestrator.embedded.folders import has_no_rows, prepare_home, require_rows
 from soong.orchestrator.operations.keys import KeyRing
 from soong.orchestrator.schemas.base import instant
+from soong.shared.agents.run_models import Pauses
 from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
@@ -179,3 +180,16 @@ async def send_again(message: str, channel: str) -> int:
                 raise NotFoundError("message that was given up", message)
             message_id = known[0]
         return await store.outbox.retry(message_id=message_id, channel=channel, now_us=SystemClock().now_us())
+
+
+@asynccontextmanager
+async def opened_pauses() -> AsyncIterator[Pauses]:
+    """Open the pauses of models of the living service. Raises: UsageError, there is none."""
+    from soong.orchestrator.client import bootstrap
+    from soong.orchestrator.embedded.starter import deployment
+
+    settings = await deployment(load_settings())
+    if not settings.redis_url:
+        raise UsageError("no service runs in this home, so no model is paused")
+    async with bootstrap.opened_pauses(settings) as pauses:
+        yield pauses

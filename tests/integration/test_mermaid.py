@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.plan_modules import PlanModules
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.plan_modules import PlanModules
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.plan_modules import plan_text
+from soong.orchestrator.cli.plan_files import plan_text
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget

@@ -1,4 +1,4 @@
-"""The plan that a command names, and its modules: Python files next to it that register its scripted agents (DIS-13).
+"""The modules of a plan: Python files next to it that register its scripted agents (DIS-13).
 
 A user who runs their own file on their own service may load code from its folder. A plan that comes over HTTP, from
 a program, over standard input or to a deployment names no modules. The service that a command starts imports them as if
@@ -8,28 +8,20 @@ writes, and never read from a task's rows.
 
 import json
 import os
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
-import yaml
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit_text, say, visible
-from soong.orchestrator.cli.module_import import import_apart, import_here
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.module_import import import_apart, import_here
 from soong.orchestrator.embedded.folders import prepare_home
-from soong.shared.core.errors import InvalidConfigError, UsageError
-from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
-from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
-from soong.shared.engine.tasks.plan.yaml_document import read_document
 from soong.shared.permissions.configured import configured_write_roots, writable_by_rule
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.controls import module_files
@@ -40,9 +32,6 @@ Importer: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[str]], Re
 FILE: Final = "plan-modules.json"
 MAX_TASKS: Final = 200
 """Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
-
-COLUMNS: Final = 110
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./()-]*")
 
 
 class PlanModules(Value):
@@ -127,71 +116,3 @@ def _read(settings: Settings) -> Mapping[str, Mapping[str, list[str]]]:
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}
-
-
-def read_plan(path: Path, known: PlanNames) -> Plan:
-    """Read and check a plan.
-    Raises: InvalidPlanError, with every problem; UsageError, standard input is a terminal, or is not UTF-8 text.
-    """
-    return load_plan(path, known) if str(path) != "-" else parse_plan(standard_input(), "<stdin>", known)
-
-
-def standard_input() -> str:
-    """Return the plan that is piped in. Raises: UsageError."""
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError("the plan '-' is standard input, and standard input is a terminal; pipe the plan into it")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text (byte {error.start}); send a plan as UTF-8") from error
-
-
-async def write_fork(text: str, from_step: str, file: Path) -> None:
-    """Write the plan of a fork to ``file``, which must be new; ``-`` is standard output."""
-    async with Api() as api:
-        plan = (await api.get(f"/v1/tasks/{await api.find('task', text)}/fork", **{"from": from_step}))["plan"]
-    written = plan_text(plan)
-    if file == Path("-"):
-        emit_text(written)
-        return
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(written)
-    except FileExistsError:
-        raise UsageError(f"{str(file)!r} exists; name a new file") from None
-    except OSError as error:
-        raise UsageError(f"{str(file)!r} cannot be written: {error.strerror}") from None
-    say(f"{visible(str(file))}: change what you like, then `soong run {visible(str(file))}`")
-    if isinstance(modules := plan.get("modules"), list | tuple) and modules:
-        say(f"  its modules ({visible(', '.join(map(str, modules)))}) must be next to it")
-
-
-def plan_text(plan: JsonObject) -> str:
-    """Return a plan as YAML that people can change, or as JSON where YAML would say something else.
-
-    Raises: InvalidPlanError when it is too large for a plan.
-    """
-    plain = _plain(plan)
-    written = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=COLUMNS)
-    return written if read_document(written, "the fork").value == plain else json.dumps(plain, indent=2)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are, and quotes what a reader might take for something else."""
-
-    def ignore_aliases(self, _data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

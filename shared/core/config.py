@@ -315,7 +315,6 @@ class Config(ConfigSection):
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
-        """The files that MCP servers and channels refer to."""
         return tuple(Path(name).expanduser() for kind, name in self._references() if kind == "file")
 
     def _references(self) -> Iterator[tuple[str, str]]:

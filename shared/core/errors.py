@@ -73,7 +73,6 @@ class InvalidPlanError(UsageError):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The listed problems, and how many more there are."""
         return (*map(str, self.problems), *([self.rest] if self.rest else ()))
 
     @property

@@ -169,7 +169,6 @@ def words_of(error: BaseException) -> str:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the type's name of an exception of foreign code."""
     return type(_original(error)).__name__
 
 
@@ -301,7 +300,6 @@ class StepWork:
         return [call for call in self._calls if isinstance(call, asyncio.Task)]
 
     async def until_ended(self) -> None:
-        """Wait until nothing is left."""
         while self._calls:
             await asyncio.wait(tuple(self._calls))
 

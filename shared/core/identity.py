@@ -77,7 +77,6 @@ def step_key(task_id: str, step_id: str) -> str:
 
 
 def step_id_of(key: str) -> str:
-    """Return a step's id in its task, given its key."""
     return key.partition("/")[2]
 
 
@@ -130,6 +129,5 @@ class RunIdentity(Value):
     origin: Origin = OWN
 
     def as_json(self) -> dict[str, Json]:
-        """Return the fields under their own names, for payloads and events."""
         told: dict[str, Json] = {name: str(getattr(self, name)) for name in self.__struct_fields__ if name != "origin"}
         return {**told, "dispatched_by": self.origin.principal, "is_foreign": self.origin.is_foreign}

@@ -103,7 +103,6 @@ class QuietHours(ConfigSection):
         return self
 
     def covers(self, local: time) -> bool:
-        """Say whether a time of day in the zone is quiet."""
         start, end = time.fromisoformat(self.start), time.fromisoformat(self.end)
         return start <= local < end if start < end else local >= start or local < end
 

@@ -347,7 +347,6 @@ def source_of(name: str) -> Literal["environment", "file", "default"]:
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
     parts = urlsplit(url)
     if not parts.password:
         return url

@@ -126,5 +126,4 @@ def guard_streams() -> None:
 
 
 def drawing_stream(stream: TextIO) -> TextIO:
-    """Return where a picture is drawn that belongs to a standard stream."""
     return stream.drawing if isinstance(stream, InertStream) else stream

@@ -124,7 +124,6 @@ class PermissionRequest(Value, forbid_unknown_fields=True):
 
     @property
     def offers_session(self) -> bool:
-        """Say whether allow_for_session may be answered (PER-08)."""
         return bool(self.scope)
 
 

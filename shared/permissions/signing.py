@@ -42,7 +42,6 @@ class Signer:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a signer with a fresh key that is kept nowhere."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return cls(Ed25519PrivateKey.generate())
@@ -74,7 +73,6 @@ class Signer:
             ) from error
 
     def sign(self, decision: Decision) -> Decision:
-        """Return the decision with our key id and signature."""
         named = replace(decision, key_id=self.key_id, signature="")
         return replace(named, signature=self._key.sign(canonical(named.signed_fields())).hex())
 

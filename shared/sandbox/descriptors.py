@@ -152,7 +152,6 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 
 def kind_of(mode: int) -> str:
-    """Name the kind of object for a message."""
     kinds = {
         stat.S_IFREG: "a regular file",
         stat.S_IFDIR: "a directory",

@@ -69,7 +69,6 @@ class SubreaperPipes:
         return (*own, *map(str, self.far_ends), str(limit_s), *program)
 
     def start(self) -> None:
-        """Have the subreaper start its program."""
         self._close(*self.far_ends)
         with contextlib.suppress(BrokenPipeError):  # somebody killed it; then there is no report
             os.write(self._control, b"1")
@@ -160,7 +159,6 @@ class DuplexProcess:
 
     @property
     def last_errors(self) -> str:
-        """The end of what it wrote to its error stream."""
         return bytes(self._errors).decode("utf-8", "replace").strip()
 
     def kill(self) -> None:

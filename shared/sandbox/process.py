@@ -54,7 +54,6 @@ class ProcessRunner:
     """The :class:`soong.shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
     async def run(self, command: ChildCommand) -> Finished:
-        """Run it, under a subreaper where there can be one."""
         if not HAS_SUBREAPER:
             return await run(command)
         with SubreaperPipes() as pipes:
@@ -83,7 +82,6 @@ class ProcessRunner:
         env: Mapping[str, str],
         inherited: tuple[int, ...] = (),
     ) -> DuplexProcess:
-        """Start it, under a subreaper where there can be one."""
         del access
         return await DuplexProcess.start(argv, cwd=cwd, env=env, inherited=inherited, max_line_bytes=MAX_LINE_BYTES)
 
@@ -252,7 +250,6 @@ class OutputTranscript:
         return f"{beginning}\n[… some {left_out} bytes left out …]\n{end}"
 
     def shown(self, stream: Stream) -> str:
-        """Return the output as text for a reader."""
         return inert_text(self.raw(stream))
 
     def last_lines(self, stream: Stream, count: int, max_chars: int) -> list[str]:

@@ -189,7 +189,6 @@ class Redactor(Value):
         return found
 
     def stream(self) -> "StreamRedactor":
-        """Return a redactor for text that comes in pieces."""
         return StreamRedactor(self)
 
 
@@ -210,7 +209,6 @@ class StreamRedactor:
 
     @property
     def pending(self) -> str:
-        """The text that is held back, with its secrets."""
         return self._pending
 
     def feed(self, piece: str) -> str:
@@ -265,7 +263,6 @@ def is_key(head: bytes) -> bool:
 
 
 def holds_key(descriptor: int) -> bool:
-    """Say whether the head of an open file holds a private key or a login."""
     return is_key(os.pread(descriptor, HEAD_BYTES, 0))
 
 

@@ -60,7 +60,6 @@ class RootedFolder(Value):
         return self.root / self.below
 
     def make(self, name: str = "") -> None:
-        """Make the folder, and those on the way to it, unless they exist."""
         with self.opened(name, makes=True):
             pass
 
@@ -89,7 +88,6 @@ class RootedFolder(Value):
                 raise
 
     def fill(self, folders: Iterable[str], files: Mapping[str, bytes], *, is_flushed: bool = True) -> None:
-        """Make these folders and put these files in place."""
         for name in folders:
             self.make(name)
         for name, data in files.items():

@@ -293,7 +293,6 @@ class PulseMonitor:
 
     @classmethod
     def opened(cls) -> "PulseMonitor":
-        """Open the pipe, with an end that the program inherits."""
         reading, writing = os.pipe()
         os.set_inheritable(writing, True)
         return cls(reading, writing)

@@ -104,7 +104,6 @@ class ToolEnvironment(Value):
 
 
 def builtin_sources(environment: ToolEnvironment) -> Iterable[ToolAdapter]:
-    """Yield the sources that come with Soong and need no store."""
     config, known = environment.config, environment.redactor
     limits = (environment.max_timeout, environment.max_result_chars)
     yield CodeTools(environment.paths, config, environment.runner, known, *limits)

@@ -53,7 +53,6 @@ class BubblewrapRunner(Value):
     inner: ProcessRunner = msgspec.field(default_factory=ProcessRunner)
 
     async def run(self, command: ChildCommand) -> Finished:
-        """Run it, in a sandbox of its own."""
         found = await asyncio.to_thread(self._found)
         if found is None:
             return await self.inner.run(command)
@@ -89,7 +88,6 @@ class BubblewrapRunner(Value):
     async def start(
         self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, env: Mapping[str, str]
     ) -> DuplexProcess:
-        """Start it, in a sandbox of its own."""
         found = await asyncio.to_thread(self._found)
         if found is None:
             return await self.inner.start(argv, access, cwd=cwd, env=env)

@@ -86,7 +86,6 @@ def find_header(lines: list[bytes]) -> Header:
 
 
 def is_hunk_line(line: bytes) -> bool:
-    """Say whether a line could begin a hunk."""
     return line.endswith(b"\n") and HUNK_LINE.match(line) is not None
 
 

@@ -153,7 +153,6 @@ class EditRequest(Value):
 
     @property
     def size(self) -> str:
-        """Say how much is asked for."""
         count, word = (len(self.edits), "edit") if self.diff is None else (len(self.diff.hunks), "hunk")
         return f"{count} {word}" + ("" if count == 1 else "s")
 

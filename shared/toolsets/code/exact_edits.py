@@ -69,7 +69,6 @@ def shared_prefix(first: bytes, second: bytes) -> int:
 
 
 def is_utf8(content: bytes) -> bool:
-    """Say whether bytes are UTF-8 text."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:

@@ -107,7 +107,6 @@ class _FilePage:
             self.cut.append(number)
 
     def has_room(self) -> bool:
-        """Say whether more lines are wanted."""
         return not self.is_full and not self.is_binary
 
     def sees_more(self) -> bool:

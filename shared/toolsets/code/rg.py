@@ -240,7 +240,6 @@ class SearchExclusions(Value):
             await run_blocking(lambda stop: self._look_into(found, stop))
 
     def is_shown(self, match: Match) -> bool:
-        """Say whether a line of a file below the base is part of the search."""
         if match.path not in self._judged:
             self._judged[match.path] = self._is_searched(match.path)
         return self._judged[match.path] and not match.is_in(self.keys.get(match.path, ()))

@@ -12,7 +12,6 @@ from typing import Final
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a list of names."""
     return frozenset(text.split())
 
 

@@ -112,7 +112,6 @@ class _DiffReader:
     context: int = 0
 
     def hunk(self) -> Hunk:
-        """Read the hunk that begins here and move behind it."""
         first = self.at
         old_start, old_count, new_start, new_count = self._numbers()
         self.at += 1

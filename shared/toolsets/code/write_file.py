@@ -190,7 +190,6 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
 
 
 def holds_key_now(state: State) -> bool:
-    """Say whether a private key begins the file that is to be written."""
     return state.content is not None and is_key(state.content[:HEAD_BYTES])
 
 

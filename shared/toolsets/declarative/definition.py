@@ -79,7 +79,6 @@ class Bounds(Value):
 
     @classmethod
     def of(cls, config: Config, max_timeout: timedelta = MAX_TIMEOUT) -> "Bounds":
-        """Read them from a configuration."""
         roots = tuple(Path(os.path.realpath(root)) for root in config.paths.allowed_write_roots)
         return cls(roots, max_timeout, min(config.commands.max_output_bytes, MAX_STDOUT_BYTES))
 

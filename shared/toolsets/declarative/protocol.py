@@ -221,7 +221,6 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
 
 
 def _fields(document: JsonObject) -> dict[str, Any]:
-    """Return the fields of a document that holds to the schema; null is as good as absent."""
     fields = _without_null(document)
     if isinstance(error := fields.get("error"), Mapping):
         fields["error"] = _without_null(error)

@@ -81,7 +81,6 @@ class ProgramOutput:
         return "\n".join(block_of(self._transcripts[stream], stream, title).text for stream, title in said)
 
     def last_lines(self, stream: Stream, max_chars: int) -> str:
-        """Return the last lines of a stream as text for a reader."""
         return last_lines(self._text(stream), max_chars)
 
     async def kept(self, context: ToolContext, *, has_stdout: bool) -> KeptOutput:

@@ -146,7 +146,6 @@ class SnapshotFolder:
             log.info("mcp_snapshot_not_written", server=snapshot.server_id, error=str(error))
 
     def remove(self, server_id: str) -> None:
-        """Forget a server."""
         if self._folder is not None:
             (self._folder / f"{server_id}.json").unlink(missing_ok=True)
 
@@ -249,11 +248,9 @@ class ServerLogin(BaseModel):
 
     @property
     def can_be_renewed(self) -> bool:
-        """Say whether there is a refresh token that was not refused."""
         return bool(self.tokens.get("refresh_token")) and not self.is_ended
 
     def has_expired(self, now_us: int) -> bool:
-        """Say whether its access token has run out."""
         return self.expires_us is not None and self.expires_us <= now_us
 
     def state(self, now_us: int) -> str:

@@ -108,7 +108,6 @@ class ServerConnection:
 
     @property
     def is_over(self) -> bool:
-        """Say whether it can be used no more."""
         return self._over.is_set() or (self._owner is not None and self._owner.done())
 
     @property
@@ -118,7 +117,6 @@ class ServerConnection:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The parts of the login that no result may repeat."""
         return () if self._login is None else self._login.secrets
 
     @property
@@ -220,7 +218,6 @@ class ServerConnection:
             await asyncio.sleep(timing.AWAY_S)
 
     async def _look(self, client: "Client") -> None:
-        """Take what the server offers now, page by page."""
         capabilities = client.server_capabilities
         listed, cut = ([], "") if capabilities.tools is None else await listed_pages(client.list_tools, "tools")
         tools, left_out = sound_tools(listed)
@@ -280,7 +277,6 @@ class ServerConnection:
         return self._pipes.transport()
 
     async def _roots(self, context: object) -> "ListRootsResult":
-        """Return the one folder that a server may work in: the project."""
         from mcp_types import ListRootsResult, Root
         from pydantic import FileUrl
 
@@ -288,7 +284,6 @@ class ServerConnection:
         return ListRootsResult(roots=[Root(uri=FileUrl(self.project.as_uri()), name=self.project.name)])
 
     async def _elicited(self, context: object, params: object) -> "ElicitResult":
-        """Pass on what the server asks a person during a call."""
         del context
         return await answer_of(self.calls, params)
 

@@ -133,7 +133,6 @@ class CallElicitations:
                 self._asking.discard(task)
 
     async def close(self) -> None:
-        """Withdraw what is still asked."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
@@ -251,7 +250,6 @@ def _result(answer: ElicitationAnswer) -> "ElicitResult":
 
 
 def message_of(params: object) -> str:
-    """Return a server's words as they may be shown."""
     return inert_text(str(getattr(params, "message", "")))[:MAX_MESSAGE_CHARS]
 
 

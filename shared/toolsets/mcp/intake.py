@@ -57,7 +57,6 @@ def raw_result(answer: Any) -> Mapping[str, Any]:
 
 
 def native_code(code: int) -> int:
-    """Return the code that a server gave its error."""
     return code - _MOVED if code - _MOVED in _OF_THE_SDK else code
 
 
@@ -75,7 +74,6 @@ class Intake:
     _depth: int = 0
 
     def sent(self, message: Message) -> None:
-        """Note what is sent to the server."""
         method, params = message.get("method"), message.get("params")
         if method is None:
             self.asked.discard(str(message.get("id")))

@@ -63,7 +63,6 @@ class LoginAuth(httpx2.Auth):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The parts of the login that no result may repeat."""
         tokens = {} if self._login is None else self._login.tokens
         return tuple(str(tokens[name]) for name in ("access_token", "refresh_token") if tokens.get(name))
 

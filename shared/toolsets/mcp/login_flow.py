@@ -94,7 +94,6 @@ class LoopbackReceiver(RedirectReceiver):
             self._came = asyncio.get_running_loop().create_future()
 
     async def result(self) -> AuthorizationCodeResult:
-        """See :class:`RedirectReceiver`."""
         try:
             async with asyncio.timeout(timing.PERSON_LIMIT_S):
                 return await asyncio.shield(self._came)
@@ -143,7 +142,6 @@ class PastedReceiver(RedirectReceiver):
         self._read = read
 
     async def result(self) -> AuthorizationCodeResult:
-        """See :class:`RedirectReceiver`."""
         return redirect_of((await self._read()).strip(), self._state)
 
 

@@ -59,7 +59,6 @@ class McpServers:
 
     @property
     def enabled(self) -> dict[str, McpServerConfig]:
-        """The servers that are switched on, by id, in order."""
         return {name: server for name, server in sorted(self.config.servers.items()) if server.enabled}
 
     def snapshot(self, server_id: str) -> ServerSnapshot | None:
@@ -104,7 +103,6 @@ class McpServers:
                 self._forget(connection)
 
     async def close(self) -> None:
-        """Stop every server and wait for that."""
         self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()

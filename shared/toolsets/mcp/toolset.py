@@ -69,7 +69,6 @@ def _authorized(folder: LoginFolder, clock: Clock) -> "Callable[[str, McpServerC
 
 
 def source_of(server_id: str) -> str:
-    """Return a tool's origin for `soong tools`."""
     return f"MCP server {server_id}"
 
 
@@ -94,7 +93,6 @@ class McpTools(Value):
         self.servers.changed.append(lambda server: self._register_again(registry, server))
 
     def tools_of(self, server_id: str) -> ServerTools:
-        """Return the tools of a server, and those that are left out."""
         snapshot = self.servers.snapshot(server_id)
         if snapshot is None:
             return ServerTools((), ())

@@ -254,7 +254,6 @@ class TaskTools(Value):
         return {"step": step_id, "progress": progress}
 
     def _claimed(self, context: ToolContext) -> Claim | None:
-        """Return the additional step of the run."""
         return None if self.claims is None else self.claims.held_by(_lease(context))
 
     def _not_held(self, own: Step, context: ToolContext, asked: str) -> ToolError:
@@ -287,7 +286,6 @@ def _lease(context: ToolContext) -> Lease:
 
 
 def _one_report(call_input: JsonObject) -> str | None:
-    """Say what is wrong with a report's parts."""
     given = [name for name in _REPORTS if name in call_input]
     if len(given) == 1:
         return None
@@ -305,7 +303,6 @@ def _completed(claim: Claim, output: Json) -> StepEnd:
 
 
 def step_id_of(claim: Claim) -> str:
-    """Return the id of the claimed step in its task."""
     return claim.step_key.removeprefix(f"{claim.identity.task_id}/")
 
 

@@ -61,7 +61,6 @@ def task_tool(
 
 
 def task_facts(task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Json]:
-    """Return the summary of a task: its state and the number of steps in each state."""
     by_status: dict[str, Json] = {status.value: count for status, count in counts.items() if count}
     facts: dict[str, Json] = {"id": task.id, "title": task.title, "status": task.status.value, "steps": by_status}
     if task.reason:

@@ -205,7 +205,6 @@ def _joined(start: str, target: str) -> str:
 
 
 def main() -> None:
-    """Read standard input to its end and write the text."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     html = sys.stdin.buffer.read().decode("utf-8", "replace")

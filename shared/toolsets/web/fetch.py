@@ -93,7 +93,6 @@ class WebTools(Value):
         return (fetch,)
 
     async def fetch(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        """Fetch what was permitted and return a page of its text."""
         from soong.shared.sandbox.network import open_client
 
         egress, url = context.egress, context.target.shown

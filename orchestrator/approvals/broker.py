@@ -48,7 +48,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
-from soong.shared.permissions.scope import Grant, GrantBook
+from soong.shared.permissions.rules import Grant, GrantBook
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ConsentStore, DecisionReceipt, OpenQuestions
 from soong.shared.sandbox.redact import Redactor

@@ -29,8 +29,7 @@ from soong.shared.permissions.request import (
     RequestState,
     offered_choices,
 )
-from soong.shared.permissions.rules import Effect
-from soong.shared.permissions.scope import Grant, offered_scope
+from soong.shared.permissions.rules import Effect, Grant, offered_scope
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import NO_PROGRESS, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType

@@ -25,8 +25,7 @@ from soong.shared.permissions import gate
 from soong.shared.permissions.gate import answered_by_hook, check_binding, request_of, verdict_of_policy
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge, with_egress
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
-from soong.shared.permissions.rules import CallFacts, Effect
-from soong.shared.permissions.scope import GrantBook
+from soong.shared.permissions.rules import CallFacts, Effect, GrantBook
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType

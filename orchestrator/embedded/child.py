@@ -18,7 +18,7 @@ from soong.orchestrator.embedded.preforked_workers import PreforkedProcess
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.value import Value
-from soong.shared.sandbox.duplex import HAS_SUBREAPER
+from soong.shared.sandbox.command import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
 
 EXIT_USAGE: Final = 2

@@ -15,7 +15,7 @@ from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.duplex import HAS_SUBREAPER
+from soong.shared.sandbox.command import HAS_SUBREAPER
 
 SOCKET_PATH_LIMIT = 107
 """Longest path of a unix socket on Linux: ``sun_path`` has 108 bytes, the last of which is zero."""

@@ -29,7 +29,7 @@ from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.duplex import HAS_SUBREAPER
+from soong.shared.sandbox.command import HAS_SUBREAPER
 
 MODULE: Final = "soong.worker"
 LOADER_VARIABLES: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})

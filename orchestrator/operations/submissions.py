@@ -31,8 +31,7 @@ from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Effect
-from soong.shared.permissions.scope import is_within
+from soong.shared.permissions.rules import Effect, is_within
 from soong.shared.permissions.store import ConsentStore
 
 MAX_STEP_GRANTS = 1_000

@@ -16,8 +16,16 @@ from soong.shared.core.config import CONFIG_FILE, Config, NetworkConfig, RuleCon
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
-from soong.shared.permissions.rules import Effect, Rule, is_of_step, read_folder, read_host, read_scope
-from soong.shared.permissions.scope import ScopeKind, is_too_wide
+from soong.shared.permissions.rules import (
+    Effect,
+    Rule,
+    ScopeKind,
+    is_of_step,
+    is_too_wide,
+    read_folder,
+    read_host,
+    read_scope,
+)
 from soong.shared.tools.definition import Permission, RunDirs, ToolDefinition, Withheld
 from soong.shared.tools.surface import RunMode, SurfaceRequest, ToolRule
 

@@ -15,8 +15,7 @@ from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.timing import rfc3339
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind, is_normal, is_too_wide
 
 PREVIEW_VERSION: Final = 1
 

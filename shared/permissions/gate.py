@@ -13,8 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.permissions.policy import Policy, PolicyVerdict
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
-from soong.shared.permissions.rules import CallFacts, Effect
-from soong.shared.permissions.scope import offered_scope
+from soong.shared.permissions.rules import CallFacts, Effect, offered_scope
 from soong.shared.permissions.signing import prove
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import Risk, Target

@@ -21,8 +21,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
-from soong.shared.permissions.scope import Scope, ScopeKind, is_within
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind, is_of_step, is_within
 from soong.shared.sandbox.hosts import EgressPolicy, is_host_within
 from soong.shared.tools.definition import Risk
 from soong.shared.tools.ports import GateCall, Verdict

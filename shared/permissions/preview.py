@@ -33,8 +33,7 @@ from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepPreview, distinct
 from soong.shared.permissions.policy import Policy, judge
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind, is_too_wide, is_within
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import normal_host
 from soong.shared.sandbox.paths import PathPolicy

@@ -21,8 +21,19 @@ from typing import Final, cast
 from msgspec.structs import replace
 
 from soong.shared.core import timing
-from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandEnd, Finished, Stream
-from soong.shared.sandbox.duplex import HAS_SUBREAPER, MAX_LINE_BYTES, DuplexProcess, Report, SubreaperPipes, kill_group
+from soong.shared.sandbox.command import (
+    HAS_SUBREAPER,
+    MAX_LINE_BYTES,
+    ChildCommand,
+    CommandAccess,
+    CommandEnd,
+    DuplexProcess,
+    Finished,
+    Report,
+    Stream,
+    SubreaperPipes,
+    kill_group,
+)
 from soong.shared.sandbox.redact import Redactor, decoded, inert_text
 from soong.shared.sandbox.threads import unbroken
 

@@ -1,10 +1,11 @@
 """Python tools of the user's own and of other libraries (REG-06, REG-07, REG-12).
 
 A module that ``SOONG_TOOLS`` names has ``tools``, an adapter (usually a :class:`soong.shared.tools.registry.Toolset`),
-a function ``register(registry)``, a classifier of risks (``@risk_classifier``), or several of these. It is the user's own program and runs with the rights of the process; policy and permission decide on its
-tools, as on every other tool. Soong's own namespaces are not for it: their names are trusted (PER-11). A tool of
-another library declares neither what it touches nor what it reads. It counts as a write that reaches anywhere, so it
-asks, unless the user who registers it names it among ``readonly``.
+a function ``register(registry)``, a classifier of risks (``@risk_classifier``), or several of these. It is the user's
+own program and runs with the rights of the process; policy and permission decide on its tools, as on every other tool.
+Soong's own namespaces are not for it: their names are trusted (PER-11). A tool of another library declares neither what
+it touches nor what it reads. It counts as a write that reaches anywhere, so it asks, unless the user who registers it
+names it among ``readonly``.
 """
 
 import asyncio

@@ -11,8 +11,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, policy_for
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.definition import Permission, Risk, Target, Traits
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType

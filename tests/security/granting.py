@@ -5,8 +5,7 @@ from pathlib import Path
 
 from soong.shared.permissions.gate import scope_of, verdict_of_policy
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.rules import Effect
-from soong.shared.permissions.scope import Grant, GrantBook
+from soong.shared.permissions.rules import Effect, Grant, GrantBook
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 from tests.unit.tools.parts import PipelineHarness

@@ -8,8 +8,7 @@ from typing import Any
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.permissions.gate import verdict_of_policy
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.rules import Effect, parse_allow
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Scope, ScopeKind, parse_allow
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.unit.toolsets.parts import Project, make_project

@@ -14,7 +14,7 @@ import pytest
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import dump
-from soong.shared.permissions.scope import offered_scope
+from soong.shared.permissions.rules import offered_scope
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.security.granting import GrantingGate, granting

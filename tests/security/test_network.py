@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy, reachable
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.sandbox.hosts import EgressPolicy, HostRefusedError
 from soong.shared.sandbox.network import open_client
 from soong.shared.tools.definition import Risk, Target

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from soong.shared.permissions.configured import withheld_by_rule
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.toolset import CodeTools

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from soong.shared.sandbox.duplex import HAS_SUBREAPER
+from soong.shared.sandbox.command import HAS_SUBREAPER
 from tests.system.cli_scene import CliHarness, scene, until
 
 pytestmark = pytest.mark.skipif(not HAS_SUBREAPER, reason="workers are forked on Linux alone")

@@ -18,8 +18,7 @@ from soong.shared.agents.acp_agents import RUN_COMMAND, WRITE_FILE, AcpAgent
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
-from soong.shared.sandbox.command import CommandAccess, CommandRunner, SandboxUnavailableError
-from soong.shared.sandbox.duplex import DuplexProcess
+from soong.shared.sandbox.command import CommandAccess, CommandRunner, DuplexProcess, SandboxUnavailableError
 from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.tools.definition import RunDirs, access_of
 from soong.shared.tools.result import ErrorType

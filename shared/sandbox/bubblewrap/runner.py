@@ -18,8 +18,14 @@ from msgspec.structs import replace
 from soong.shared.core.value import Value
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout, SandboxView
 from soong.shared.sandbox.bubblewrap.wrapped import BubblewrapProbe, WrappedCommand, probe, wrapped
-from soong.shared.sandbox.command import ChildCommand, CommandAccess, Finished, SandboxUnavailableError, Stream
-from soong.shared.sandbox.duplex import DuplexProcess
+from soong.shared.sandbox.command import (
+    ChildCommand,
+    CommandAccess,
+    DuplexProcess,
+    Finished,
+    SandboxUnavailableError,
+    Stream,
+)
 from soong.shared.sandbox.process import ProcessRunner
 
 NAME: Final = "bubblewrap"

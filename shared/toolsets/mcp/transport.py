@@ -1,7 +1,7 @@
 """The transport to a server: a program under a subreaper over its pipes, or a URL over streamable HTTP.
 
 The SDK's own stdio transport starts a plain child, which outlives a killed worker; ours is a
-:class:`soong.shared.sandbox.duplex.DuplexProcess`. A server's messages pass the
+:class:`soong.shared.sandbox.command.DuplexProcess`. A server's messages pass the
 :mod:`~soong.shared.toolsets.mcp.intake` on both ways, and are bounded: they are held in memory.
 """
 
@@ -16,7 +16,7 @@ import anyio
 from soong.shared.core import timing
 from soong.shared.core.jsontext import dump, inert
 from soong.shared.core.log import get_logger
-from soong.shared.sandbox.duplex import DuplexProcess
+from soong.shared.sandbox.command import DuplexProcess
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
 if TYPE_CHECKING:

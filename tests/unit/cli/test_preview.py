@@ -6,8 +6,7 @@ import pytest
 from soong.orchestrator.cli import console
 from soong.orchestrator.cli.permissions import PreviewStoppedError, consented, preview_text
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
-from soong.shared.permissions.rules import Effect
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Scope, ScopeKind
 
 pytestmark = pytest.mark.spec("PER-17")
 

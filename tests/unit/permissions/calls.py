@@ -6,8 +6,7 @@ from msgspec.structs import replace
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
 

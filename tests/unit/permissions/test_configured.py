@@ -8,8 +8,7 @@ from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.permissions.configured import configured_write_roots, policy_of
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind
 from tests.unit.permissions.calls import make_facts
 
 HOME = "/home/someone"

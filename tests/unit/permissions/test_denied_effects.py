@@ -23,8 +23,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import ScopeKind
+from soong.shared.permissions.rules import Effect, Rule, ScopeKind
 from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreAction, PreHook, PreOutcome

@@ -5,8 +5,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy, judge
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.definition import Risk, Target
 from soong.shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, POLICIES, make_facts, make_path

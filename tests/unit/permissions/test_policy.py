@@ -11,8 +11,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.permissions.configured import WORKER_SOURCE, policy_of, surface_request
 from soong.shared.permissions.policy import Mode, Policy, evaluate, judge
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.ports import GateCall

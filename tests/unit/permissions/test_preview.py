@@ -15,8 +15,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.policy import Mode, NetworkMode, NetworkPolicy, Policy, judge
 from soong.shared.permissions.preview import Previewer
-from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools import permission_check as risk
 from soong.shared.tools.definition import Permission, Risk, RunDirs, Target, ToolContext, ToolDefinition

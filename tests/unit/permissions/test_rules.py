@@ -11,8 +11,18 @@ from soong.orchestrator.cli.console import visible
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.configured import writable_by_rule
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Effect, Rule, parse_allow, reads_untrusted
-from soong.shared.permissions.scope import Grant, GrantBook, Scope, ScopeKind, is_within, offered_scope
+from soong.shared.permissions.rules import (
+    Effect,
+    Grant,
+    GrantBook,
+    Rule,
+    Scope,
+    ScopeKind,
+    is_within,
+    offered_scope,
+    parse_allow,
+    reads_untrusted,
+)
 from soong.shared.tools.definition import Permission, Target, ToolDefinition
 from tests.unit.permissions.calls import make_path, make_tool
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from soong.shared.permissions.policy import Mode, Policy, judge, reachable
-from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind, is_of_step
 from soong.shared.tools.definition import Risk, Target
 from tests.unit.permissions.calls import FACTS, POLICIES, make_facts, make_path
 

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.command import ChildCommand, Finished
-from soong.shared.sandbox.duplex import Report
+from soong.shared.sandbox.command import ChildCommand, Finished, Report
 from soong.shared.sandbox.process import ProcessRunner
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python
 from tests.waiting import others_run, until

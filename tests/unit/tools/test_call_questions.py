@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PostOutcome, PreOutcome

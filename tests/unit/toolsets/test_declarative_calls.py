@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.config import parse_config
 from soong.shared.core.identity import Role
-from soong.shared.permissions.scope import offered_scope
+from soong.shared.permissions.rules import offered_scope
 from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface

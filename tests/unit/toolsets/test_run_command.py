@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.shared.core.config import CommandsConfig
-from soong.shared.permissions.scope import offered_scope
+from soong.shared.permissions.rules import offered_scope
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import redactor

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from soong.shared.core.jsontext import Json
 from soong.shared.permissions.gate import verdict_of_policy
 from soong.shared.permissions.policy import Policy, judge, with_egress
-from soong.shared.permissions.rules import CallFacts, Effect, Rule
-from soong.shared.permissions.scope import Scope, ScopeKind
+from soong.shared.permissions.rules import CallFacts, Effect, Rule, Scope, ScopeKind
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ToolFailure, ToolResult
 from soong.shared.toolsets.web.fetch import WebTools

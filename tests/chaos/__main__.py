@@ -8,9 +8,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.chaos.figures import figures, lines
-from tests.chaos.monkey import Monkey, Pace
-from tests.chaos.work import Work
+from tests.chaos.monkey import Monkey, Pace, Work, figures, lines
 from tests.system.auditor import Report, audit
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import effects_file

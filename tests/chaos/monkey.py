@@ -1,18 +1,73 @@
-"""The monkey: what is killed, when, and what is started again. All of it is drawn from one seed before it begins."""
+"""The monkey: what is killed, when, and what is started again, drawn from one seed; the work meanwhile; its figures."""
 
 import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median, quantiles
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tests.system.auditor import audit
+from soong.shared.core.errors import UnavailableError
+from soong.shared.engine.tasks.spec import TaskStatus
+from tests.system.auditor import Tables, audit, read_tables
 from tests.system.deployment import Deployment, kill
-from tests.system.faults.scene import start_workers
+from tests.system.faults.scene import start_workers, waves
 from tests.system.faults.servers import MortalServer
+
+WIDTH, DEPTH = 5, 10
+STEP_S = 2.5
+
+
+@dataclass
+class Work:
+    """``steps`` steps over ``seconds``."""
+
+    service: Deployment
+    steps: int
+    seconds: float
+    submitted: int = 0
+    refused: int = 0
+    ended: Counter[TaskStatus] = field(default_factory=Counter)
+    settled_s: float = 0.0
+
+    async def submit_all(self) -> None:
+        """Submit one DAG after another; a refused one again, for it may or may not stand."""
+        tasks = -(-self.steps // (WIDTH * DEPTH))
+        # The last ones need time too: all are submitted before the last tenth.
+        every_s = self.seconds * 0.9 / tasks
+        began_at = time.monotonic()
+        for number in range(tasks):
+            await asyncio.sleep(max(0.0, began_at + number * every_s - time.monotonic()))
+            await self._submit()
+
+    async def _submit(self) -> None:
+        while True:
+            try:
+                await self.service.submit(waves(WIDTH, DEPTH, STEP_S))
+            except UnavailableError:
+                self.refused += 1
+                await asyncio.sleep(0.2)
+            else:
+                self.submitted += 1
+                return
+
+    async def until_ended(self, within_s: float) -> None:
+        """Wait until no task is open, at most so long: what is open then is the auditor's to name."""
+        began_at = time.monotonic()
+        while time.monotonic() - began_at < within_s:
+            try:
+                tasks = await self.service.store.tasks.list_tasks(limit=100_000)
+            except UnavailableError:
+                tasks = ()
+            if tasks and all(task.status.is_terminal for task in tasks):
+                break
+            await asyncio.sleep(0.5)
+        self.settled_s = time.monotonic() - began_at
+        self.ended = Counter(task.status for task in await self.service.store.tasks.list_tasks(limit=100_000))
+
 
 FAULTS = {"FAULT_COMMITS": "lost_answer:0.01"}
 SLOTS = 8
@@ -133,3 +188,51 @@ async def _sleep_before(ends_at: float, seconds: float) -> bool:
     left_s = ends_at - time.monotonic()
     await asyncio.sleep(max(0.0, min(seconds, left_s)))
     return left_s > seconds
+
+
+ENDS = frozenset({"step_completed", "step_failed", "step_handed_back", "step_lease_expired"})
+
+
+def figures(service: Deployment, monkey: Monkey, work: Work) -> dict[str, object]:
+    """Gather what is worth keeping."""
+    tables = read_tables(service.database_url)
+    found = recoveries_s(tables, monkey.kills)
+    logs = service.logs(all_of_it=True)
+    return {
+        "seed": monkey.seed,
+        "tasks": len(tables.tasks),
+        "steps": len(tables.steps),
+        "submissions refused and repeated": work.refused,
+        **{f"fault: {name}": number for name, number in sorted(monkey.faults.items())},
+        "fault: commit applied, told as an error": logs.count("fault: lost_answer"),
+        "audits meanwhile": monkey.looks,
+        "steps held by killed workers": len(found),
+        "recovery p50 s": round(median(found), 1) if found else None,
+        "recovery p95 s": round(quantiles(found, n=20)[-1], 1) if len(found) > 1 else None,
+        "recovery max s": round(max(found), 1) if found else None,
+        "stale writers told so": logs.count('"event": "lease_lost"') + logs.count('"event": "incarnation_lost"'),
+        "settled after the last fault s": round(work.settled_s, 1),
+    }
+
+
+def recoveries_s(tables: Tables, kills: Sequence[Kill]) -> list[float]:
+    """Return for each step that a killed worker held how long it took until another one had claimed it."""
+    killed_us = {worker["id"]: kill.time_us for kill in kills for worker in tables.workers if worker["pid"] == kill.pid}
+    found = []
+    for events in tables.events.values():
+        lost_us: int | None = None
+        holder = ""
+        for event in events:
+            if event["type"] == "step_claimed":
+                if lost_us is not None:
+                    found.append((event["time_us"] - lost_us) / 1e6)
+                holder, lost_us = str(event["data"]["worker"]), None
+            elif event["type"] == "step_lease_expired" and holder in killed_us:
+                lost_us = killed_us[holder]
+            elif event["type"] in ENDS:
+                lost_us = None
+    return found
+
+
+def lines(found: Mapping[str, object]) -> Iterator[str]:
+    yield from (f"{name:<42}{value!s:>12}" for name, value in found.items())

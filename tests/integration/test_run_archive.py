@@ -21,7 +21,7 @@ from tests.integration.away_store import AwayStore
 from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
-from tests.model.memory.logs import note_run
+from tests.model.memory.rows import note_run
 from tests.model.memory.store import MemoryStore
 from tests.waiting import others_run
 

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 
 from tests.model.memory import MemoryStore
+from tests.simulation.borders import Fault
 from tests.simulation.deployment import AuditedStore
-from tests.simulation.faults import Fault
 from tests.simulation.runs import Report, simulate
 from tests.simulation.sqlite import sqlite_stores
 

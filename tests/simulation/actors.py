@@ -26,12 +26,9 @@ from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import Connections, RunParts, WorkerProcess
 from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.one_loop import NoAsks
-from tests.simulation.asking import HOME, SIGNER, AskedCalls
-from tests.simulation.borders import border_notifier, border_store
-from tests.simulation.faults import Dice, Fault
+from tests.simulation.borders import Dice, Fault, LossyBoard, Queues, SimBroker, border_notifier, border_store
 from tests.simulation.loop import Strand, VirtualLoop
-from tests.simulation.messages import LossyBoard, Queues, SimBroker
-from tests.simulation.work import ScriptedWork, SimulationHarness
+from tests.simulation.work import HOME, SIGNER, AskedCalls, ScriptedWork, SimulationHarness
 
 
 class Ground(Protocol):
@@ -332,7 +329,7 @@ class WorkerActor(Actor):
     def acts(self, claim: Claim) -> None:
         self.ground.acts(self, claim)
 
-    # -- the consumer of messages (tests.simulation.messages.Consumer)
+    # -- the consumer of messages (tests.simulation.borders.Consumer)
     @property
     def is_consuming(self) -> bool:
         return self._is_started and not self.is_held and self._busy_threads < self.slots

@@ -4,21 +4,120 @@ It keeps the rows as they were before the commit, knows which method was called 
 the first promise that is broken.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from soong.shared.core.errors import NotOwnerError, SoongError
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.record import Run, RunStatus
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
-from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, ClaimMode, FailurePolicy, StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, Step, StepEnd, Task
-from tests.model.memory.ending import result_of
+from tests.model.memory.ending import counted_leases, result_of, scopes_of
 from tests.model.memory.rows import Rows
 from tests.simulation.borders import READS
-from tests.simulation.claims import ClaimAuditor
+from tests.simulation.work import total
+
+
+class UnjustClaimError(AssertionError):
+    """A step was claimed that should have waited for another."""
+
+
+@dataclass(slots=True)
+class ClaimAuditor:
+    """``passed`` counts, for each session with work that could be claimed, the claims that went to others since."""
+
+    passed: Counter[str] = field(default_factory=Counter)
+    unparked: set[str] = field(default_factory=set)
+    longest_wait: int = 0
+    claims: int = 0
+    additional_claims: int = 0
+
+    def check(
+        self, rows: Rows, worker_id: str, wish: Mapping[str, Any], advance: Advance, changed: Sequence[Step]
+    ) -> None:
+        """Judge the claims of one transaction, which are told in the order in which they were made."""
+        claimed = [rows.steps[claim.step_key] for claim in advance.claims]
+        begun = {step.key for step in changed if step.status is StepStatus.RUNNING}
+        if {step.key for step in claimed} != begun:
+            raise UnjustClaimError(f"told of {[step.key for step in claimed]}, claimed {begun}")
+        if len(claimed) > wish["claim"]:
+            raise UnjustClaimError(f"{len(claimed)} steps for a claim of {wish['claim']}")
+        if not claimed:
+            return
+        self.claims += len(claimed)
+        leases = counted_leases(rows)
+        self._check_limits(rows, leases)
+        for step in claimed:
+            leases.subtract(scopes_of(step))
+        waiting = [step for step in rows.steps.values() if _is_claimable(step, rows, wish)] + claimed
+        for step in claimed:
+            self._check_one(rows, step, waiting, leases, worker_id, wish)
+            waiting.remove(step)
+            leases.update(scopes_of(step))
+
+    def additional(self, rows: Rows, step: Step) -> None:
+        """Judge a claim of a run that goes on with its own step: it was its session's turn like any other."""
+        self.additional_claims += 1
+        self.passed[step.session_id] = 0
+        self._check_limits(rows, counted_leases(rows))
+
+    def _check_limits(self, rows: Rows, leases: Counter[str]) -> None:
+        over = {scope: leases[scope] for scope, limit in rows.concurrency_limits.items() if leases[scope] > limit}
+        if over:
+            raise UnjustClaimError(f"leases beyond their concurrency limits {rows.concurrency_limits}: {over}")
+
+    def _check_one(
+        self,
+        rows: Rows,
+        step: Step,
+        waiting: Sequence[Step],
+        leases: Counter[str],
+        worker_id: str,
+        wish: Mapping[str, Any],
+    ) -> None:
+        if step.worker_id != worker_id or step.pool not in wish["pools"] or set(step.needs) - set(wish["capabilities"]):
+            raise UnjustClaimError(f"{worker_id} with {wish} was given {step}")
+        able = [
+            one
+            for one in waiting
+            if all(leases[name] < rows.concurrency_limits.get(name, 1 << 30) for name in scopes_of(one))
+        ]
+        own = [one for one in able if one.session_id == step.session_id]
+        better = [one for one in own if self._place(one) > self._place(step)]
+        if better:
+            raise UnjustClaimError(f"{step.key} was claimed before {better[0].key}, whose turn was before it")
+        self.passed[step.session_id] = 0
+        bound = len(rows.sessions) - 1
+        for session_id in sorted({one.session_id for one in able} - {step.session_id}):
+            self.passed[session_id] += 1
+            self.longest_wait = max(self.longest_wait, self.passed[session_id])
+            if self.passed[session_id] > bound:
+                raise UnjustClaimError(f"{self.passed[session_id]} claims of others went before one of {session_id}")
+
+    def moved(self, was: Step | None, step: Step) -> None:
+        """Remember what was parked and may go on: it goes before what has not begun, until it begins anew."""
+        if was is not None and (was.status, step.status) == (StepStatus.BLOCKED, StepStatus.READY):
+            self.unparked.add(step.key)
+        elif was is None or was.status in STEP_ENDS or step.status is StepStatus.BLOCKED:
+            self.unparked.discard(step.key)
+
+    def _place(self, step: Step) -> tuple[bool, int]:
+        return step.key in self.unparked, step.priority
+
+
+def _is_claimable(step: Step, rows: Rows, wish: Mapping[str, Any]) -> bool:
+    return (
+        step.status is StepStatus.READY
+        and step.claim_mode is ClaimMode.ASSIGNED
+        and rows.tasks[step.task_id].status is TaskStatus.RUNNING
+        and step.pool in wish["pools"]
+        and set(step.needs) <= set(wish["capabilities"])
+    )
 
 
 class BrokenPromiseError(AssertionError):
@@ -352,3 +451,76 @@ def _check_finished(task: Task, rows: Rows) -> None:
     _promise(not open_ones and not unsettled, f"{task.id} was finished with {open_ones} open, {unsettled} unsettled")
     is_whole = all(step.status is _S.COMPLETED for step in steps if not step.is_pull_worker)
     _promise((task.status is TaskStatus.COMPLETED) == is_whole, f"{task.id} was finished as {task.status}")
+
+
+_EVENT_OF: Final = {
+    StepStatus.COMPLETED: EventType.STEP_COMPLETED,
+    StepStatus.FAILED: EventType.STEP_FAILED,
+    StepStatus.CANCELLED: EventType.STEP_CANCELLED,
+    StepStatus.SKIPPED: EventType.STEP_SKIPPED,
+}
+
+
+def check_end(rows: Rows, given: Mapping[str, Mapping[str, Json]]) -> None:
+    """``given`` are the outputs that each run was told of its dependencies. Raises: BrokenPromiseError."""
+    for run_id, run in rows.runs.items():
+        numbers = [event.seq for event in rows.events.get(run_id, ())]
+        if numbers != list(range(1, run.last_seq + 1)):
+            raise BrokenPromiseError(f"the events of {run_id} are {numbers}, its row says {run.last_seq}")
+        if not run.status.is_terminal:
+            raise BrokenPromiseError(f"{run_id} is {run.status} when all has ended")
+    for task in rows.tasks.values():
+        _check_task(rows, task.id, task.status)
+    for step in rows.steps.values():
+        _check_ends_once(rows, step)
+        if step.is_pull_worker:
+            continue
+        if step.status is StepStatus.COMPLETED and step.kind is StepKind.AGENT:
+            _check_result(rows, step, given[step.run_id])
+        if step.status is StepStatus.FAILED:
+            _check_failure(step)
+
+
+def _check_task(rows: Rows, task_id: str, status: TaskStatus) -> None:
+    is_whole = all(step.status is StepStatus.COMPLETED for step in rows.steps_of(task_id) if not step.is_pull_worker)
+    if is_whole != (status is TaskStatus.COMPLETED) and status is not TaskStatus.CANCELLED:
+        raise BrokenPromiseError(f"{task_id} is {status}, and all its steps completed: {is_whole}")
+
+
+def _check_ends_once(rows: Rows, step: Step) -> None:
+    """The log of the step's last run tells its end, once."""
+    if not step.run_id:
+        return
+    types = [str(event.type) for event in rows.events[step.run_id]]
+    ends = [kind for kind in types if kind in {end.value for end in _EVENT_OF.values()}]
+    if ends != [_EVENT_OF[step.status].value]:
+        raise BrokenPromiseError(f"{step.key} is {step.status}, and the log of its run tells the ends {ends}")
+
+
+def _check_result(rows: Rows, step: Step, given: Mapping[str, Json]) -> None:
+    """Of what it was told when it ran: a dependency it had gone on without may have been tried again since."""
+    script = _script(step)
+    items = list(range(int(str(script["items"]))))
+    expected = {"sum": 1 + total([given[name] for name in script["from_ids"]]), "items": items}
+    if step.output != expected:
+        raise BrokenPromiseError(f"{step.key} gave {step.output}, and {expected} is right")
+    written = [node.payload["number"] for node in rows.nodes.get(step.run_id, ()) if node.kind is NodeKind.ASSISTANT]
+    if written != list(range(int(str(script["writes"])))):
+        raise BrokenPromiseError(f"the run of {step.key} wrote {written}, each once and in order was wanted")
+
+
+def _check_failure(step: Step) -> None:
+    """A step that can succeed fails for one reason only: it lost its lease too often."""
+    if step.kind is StepKind.AGENT and step.error is not None:
+        may = {"poisoned"}
+        match _script(step)["does"]:
+            case "ok" | "stubborn" | "asks":
+                may |= {"time_limit"} if step.spec.timeout_s is not None else set()
+            case _:
+                may |= {"execution_failed", "provider_failed", "time_limit"}
+        if step.error.type not in may:
+            raise BrokenPromiseError(f"{step.key} failed: {step.error}")
+
+
+def _script(step: Step) -> dict[str, Any]:
+    return dict(step.spec.inputs if step.spec.bound is None else step.spec.bound.inputs)

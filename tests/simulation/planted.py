@@ -13,8 +13,7 @@ from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
 from tests.model.memory import MemoryStore
 from tests.model.memory.ending import parked
-from tests.model.memory.logs import held_run, write_events
-from tests.model.memory.rows import Rows, transaction
+from tests.model.memory.rows import Rows, held_run, transaction, write_events
 
 
 class FencelessStore(MemoryStore):

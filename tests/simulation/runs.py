@@ -14,8 +14,8 @@ from structlog.typing import EventDict, WrappedLogger
 from soong.shared.core.identity import ids_from
 from soong.shared.storage.sql.store import SqlStore
 from tests.model.memory import MemoryStore
+from tests.simulation.borders import Fault
 from tests.simulation.deployment import AuditedStore, Deployment
-from tests.simulation.faults import Fault
 
 TAIL: Final = 60
 """Lines of its story that a failing seed shows."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.model.memory import MemoryStore
-from tests.simulation.faults import Fault
+from tests.simulation.borders import Fault
 from tests.simulation.planted import (
     DoubleStore,
     FencelessStore,

@@ -1,25 +1,42 @@
-"""The tables of the in-memory store, and what makes a method a transaction."""
+"""The tables of the in-memory store, what makes a method a transaction, the logs of runs, and the making of rows."""
 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from soong.shared.core.errors import NotFoundError, NotOwnerError
-from soong.shared.engine.runs.budgets import Budget, Charge
-from soong.shared.engine.runs.events import Event, NewEvent, Node
-from soong.shared.engine.runs.record import ListFilter, Run
+from msgspec import structs
+from msgspec.structs import replace
+
+from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, NotOwnerError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.budgets import Budget, Charge, task_scope
+from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.record import EndReason, ListFilter, NewRun, Run, RunEvent, RunStatus, Usage, advance_run
 from soong.shared.engine.runs.store import CallAbort, CallRow
-from soong.shared.engine.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
+from soong.shared.engine.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
 from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
-from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.spec import StepEvent, StepKind, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
+from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.access.token import ApiToken
-from soong.shared.permissions.audit_log import AuditEntry
+from soong.shared.permissions.audit_log import (
+    REPORTED,
+    AuditEntry,
+    AuditNote,
+    Head,
+    Use,
+    linked,
+    of_report,
+    of_session,
+    redacted,
+)
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import SigningKey
+from soong.shared.sandbox.redact import Redactor
 
 V = TypeVar("V")
 
@@ -209,3 +226,254 @@ def _found(table: dict[str, V], kind: str, key: str) -> V:
         return table[key]
     except KeyError:
         raise NotFoundError(kind, key) from None
+
+
+_CHAIN = "aud_memory"
+
+
+def held_run(rows: Rows, run_id: str, fence: int) -> Run:
+    """Return the run if it is running under that fence. Raises: LeaseLostError."""
+    run = rows.runs.get(run_id)
+    if run is None or run.status is not RunStatus.RUNNING or run.fence != fence:
+        raise LeaseLostError(run_id, fence)
+    return run
+
+
+def write_events(rows: Rows, run_id: str, events: Sequence[NewEvent], now_us: int) -> None:
+    run = rows.run(run_id)
+    numbered = tuple(
+        Event(run_id, run.last_seq + place, event.type, event.time_us or now_us, event.data)
+        for place, event in enumerate(events, start=1)
+    )
+    rows.events[run_id] = rows.events.get(run_id, ()) + numbered
+    rows.runs[run_id] = replace(run, last_seq=run.last_seq + len(numbered))
+
+
+def write_nodes(rows: Rows, run_id: str, nodes: Sequence[NewNode], now_us: int) -> None:
+    for new in nodes:
+        run = rows.run(run_id)
+        number = run.last_node + 1
+        parent = run.last_node if new.parent is None else new.parent
+        node = Node(run_id, number, parent, new.kind, new.payload, now_us)
+        rows.nodes[run_id] = (*rows.nodes.get(run_id, ()), node)
+        rows.runs[run_id] = replace(run, last_node=number)
+
+
+def note_run(rows: Rows, run_id: str, type_: EventType, now_us: int, /, **data: Json) -> None:
+    """Write one event of the store's own into a run's log."""
+    write_events(rows, run_id, [NewEvent(type_, data)], now_us)
+
+
+def note_step(rows: Rows, step: Step, type_: EventType, now_us: int, /, **data: Json) -> None:
+    """Write one event of a step into the log of its run, of a map step into that of its task's root run."""
+    run_id = step.run_id or rows.task(step.task_id).root_run_id
+    note_run(rows, run_id, type_, now_us, step=step.key, **data)
+
+
+def tell_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Write that a step was opened or a map completed by the end of another step, if no log says so yet."""
+    since_us = rows.untold.pop(step_key, None)
+    if since_us is None:
+        return
+    step = rows.step(step_key)
+    type_ = _OPENED[step.kind is StepKind.MAP] if step.status is not StepStatus.COMPLETED else EventType.STEP_COMPLETED
+    run_id = step.run_id or rows.task(step.task_id).root_run_id
+    write_events(rows, run_id, [NewEvent(type_, {"step": step.key}, since_us)], now_us)
+
+
+_OPENED = {False: EventType.STEP_READY, True: EventType.STEP_EXPANDING}
+
+
+def move_run(rows: Rows, run_id: str, event: RunEvent) -> Run:
+    """Move a run by the table."""
+    run = rows.run(run_id)
+    rows.runs[run_id] = replace(run, status=advance_run(run.status, event))
+    return rows.runs[run_id]
+
+
+_END_EVENTS = {
+    RunEvent.COMPLETE: EventType.RUN_COMPLETED,
+    RunEvent.FAIL: EventType.RUN_FAILED,
+    RunEvent.CANCEL: EventType.RUN_CANCELLED,
+}
+
+
+def end_run(rows: Rows, run_id: str, event: RunEvent, reason: EndReason, now_us: int) -> None:
+    """End a run with its event; one that has ended already stays as it is."""
+    if rows.run(run_id).status.is_terminal:
+        return
+    run = move_run(rows, run_id, event)
+    rows.runs[run_id] = replace(run, end_reason=reason, ended_us=now_us)
+    note_run(rows, run_id, _END_EVENTS[event], now_us, end_reason=reason.value)
+
+
+class MemoryAudit(Part):
+    """The audit part of the store."""
+
+    @transaction
+    def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
+        add_notes(self.rows, notes, now_us)
+
+    @transaction
+    def audit_entries(
+        self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
+    ) -> Sequence[AuditEntry]:
+        found = [
+            entry
+            for entry in self.rows.audit.values()
+            if entry.ordinal > after
+            and session_id in {"", entry.session_id}
+            and (not kinds or entry.kind in {str(kind) for kind in kinds})
+            and entry.time_us >= since_us
+        ]
+        return found[:limit]
+
+    @transaction
+    def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        given = {decision.id: decision for decision in self.rows.decisions.values()}
+        found = []
+        for decision_id, (run_id, call_id, used_us) in sorted(self.rows.consumed.items()):
+            call = self.rows.calls.get((run_id, call_id))
+            used = None if call is None else call.input_digest
+            found.append(Use(decision_id, run_id, call_id, used_us, given.get(decision_id), used))
+        return [use for use in found if use.decision_id > after][:limit]
+
+    @transaction
+    def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
+        taken = [
+            number
+            for number, (run_id, _) in self.rows.reports.items()
+            if self.rows.session(self.rows.run(run_id).identity.session_id).owner_id in ("", owner_id)
+        ][:limit]
+        for number in taken:
+            run_id, event = self.rows.reports.pop(number)
+            identity = self.rows.run(run_id).identity
+            add_notes(self.rows, [of_report(identity, event.type, event.data)], now_us)
+        return len(taken)
+
+
+def add_notes(rows: Rows, notes: Sequence[AuditNote], now_us: int) -> None:
+    """Link notes to the end of the chain."""
+    for note in notes:
+        last = rows.audit.get(len(rows.audit))
+        head = Head() if last is None else Head(last.number, last.digest)
+        entry = linked(redacted(note, Redactor()), _CHAIN, head, now_us)
+        rows.audit[entry.number] = replace(entry, ordinal=entry.number)
+
+
+def add_reports(rows: Rows, run_id: str, events: Sequence[NewEvent]) -> None:
+    """Leave the events that belong into the audit log for the run's owner."""
+    for event in events:
+        if event.type in REPORTED:
+            rows.reports[max(rows.reports, default=0) + 1] = (run_id, event)
+
+
+def adopt(rows: Rows, owner_id: str) -> Sequence[Session]:
+    """Give every open session without an owner to one that lives."""
+    owner = rows.owners.get(owner_id)
+    if owner is None or owner.state is ProcessState.GONE:
+        return []
+    free = [session for session in rows.sessions.values() if not session.owner_id and not session.is_closed]
+    adopted = [replace(session, owner_id=owner_id, owner_epoch=session.owner_epoch + 1) for session in free]
+    rows.sessions.update({session.id: session for session in adopted})
+    return adopted
+
+
+def add_session(rows: Rows, session: Session) -> None:
+    """Insert a session, unless there is one of its id."""
+    if session.id not in rows.sessions:
+        rows.sessions[session.id] = session
+        add_notes(rows, [of_session(session)], session.created_us)
+
+
+def create_task(rows: Rows, task: NewTask) -> None:
+    """See :meth:`soong.shared.engine.tasks.store.TaskStore.create_task`."""
+    session = rows.session(task.session_id)
+    now_us = task.created_us
+    stands = rows.tasks.get(task.id)
+    if stands is not None and stands.session_id != task.session_id:
+        raise ConflictError(f"there is a task {task.id} in another session already")
+    if stands is not None:
+        return
+    planner = task.root_run.identity.parent_run_id
+    if planner and rows.task(rows.run(planner).identity.task_id).status is not TaskStatus.RUNNING:
+        raise ConflictError(NO_PLANNER)
+    if session.is_closed:
+        rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
+    insert_run(rows, task.root_run, RunStatus.RUNNING, now_us)
+    rows.tasks[task.id] = Task(
+        id=task.id,
+        session_id=task.session_id,
+        title=task.title,
+        status=TaskStatus.RUNNING,
+        plan=task.plan,
+        inputs=task.inputs,
+        root_run_id=task.root_run.identity.run_id,
+        created_us=now_us,
+        kind=task.kind,
+        trace_parent=task.trace_parent,
+        tags=task.tags,
+    )
+    if not task.limits.is_unlimited:
+        rows.budgets[task_scope(task.id)] = task.limits
+    note_run(rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
+    insert_steps(rows, task.steps, now_us)
+
+
+def insert_run(rows: Rows, new: NewRun, status: RunStatus, now_us: int) -> None:
+    rows.runs[new.identity.run_id] = Run(
+        identity=new.identity,
+        status=status,
+        surface=new.surface,
+        attempt=new.attempt,
+        retry_of=new.retry_of,
+        fence=0,
+        worker_id="",
+        last_seq=0,
+        last_node=0,
+        usage=Usage(),
+        end_reason=None,
+        created_us=now_us,
+        started_us=now_us if status is RunStatus.RUNNING else None,
+        ended_us=None,
+        token=new.token,
+    )
+    note_run(rows, new.identity.run_id, EventType.RUN_CREATED, now_us, attempt=new.attempt)
+    write_nodes(rows, new.identity.run_id, new.nodes, now_us)
+
+
+def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int, *, done: frozenset[str] = frozenset()) -> None:
+    """Insert steps with their runs and open those that wait for nothing; what is ``done`` is not waited for."""
+    for new in news:
+        _insert_step(rows, new, done, now_us)
+    for new in news:
+        if done.issuperset(new.depends_on):
+            open_step(rows, new.key, now_us)
+
+
+def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) -> None:
+    if new.run is not None:
+        insert_run(rows, new.run, RunStatus.QUEUED, now_us)
+    row = structs.asdict(new)
+    del row["run"]
+    run_id, attempt = (new.run.identity.run_id, new.run.attempt) if new.run else ("", 1)
+    open_deps = len(set(new.depends_on) - done)
+    step = Step(**(row | {"open_deps": open_deps, "run_id": run_id, "attempt": attempt}))
+    rows.steps[step.key] = step
+    for needed in dict.fromkeys(new.depends_on):
+        rows.dependents[needed] = (*rows.dependents.get(needed, ()), step.key)
+    note_step(rows, step, EventType.STEP_CREATED, now_us)
+
+
+def open_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Make a pending step that waits for nothing more claimable, or due for expansion if it is a map."""
+    unlock_step(rows, step_key, now_us)
+    tell_step(rows, step_key, now_us)
+
+
+def unlock_step(rows: Rows, step_key: str, now_us: int) -> None:
+    """Do the same as the end of another step does: its claim, or its owner, writes since when it is open."""
+    step = rows.step(step_key)
+    status = advance_step(step.status, StepEvent.EXPAND if step.kind is StepKind.MAP else StepEvent.UNLOCK)
+    rows.steps[step_key] = replace(step, status=status, not_before_us=None)
+    rows.untold[step_key] = now_us

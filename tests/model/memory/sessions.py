@@ -24,9 +24,20 @@ from soong.shared.engine.tasks.change import outcome_in_closed_session
 from soong.shared.engine.tasks.spec import StepStatus, TaskEvent, TaskKind, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from tests.model.memory.ending import cancel_all
-from tests.model.memory.logs import add_reports, end_run, held_run, note_run, write_events, write_nodes
-from tests.model.memory.making import add_session, adopt
-from tests.model.memory.rows import Part, Rows, page_before, transaction
+from tests.model.memory.rows import (
+    Part,
+    Rows,
+    add_reports,
+    add_session,
+    adopt,
+    end_run,
+    held_run,
+    note_run,
+    page_before,
+    transaction,
+    write_events,
+    write_nodes,
+)
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 

@@ -27,11 +27,19 @@ from soong.shared.engine.tasks.step import (
     WaitingSteps,
 )
 from soong.shared.engine.tasks.store import StepSnapshot
-from tests.model.memory.claiming import choose, claim_steps, limits_now
-from tests.model.memory.ending import cancel_step, is_parked, parked, pending_of, poison, result_of, write_end
-from tests.model.memory.logs import move_run, note_step
-from tests.model.memory.making import add_session, create_task
-from tests.model.memory.rows import Part, meets, page_before, transaction
+from tests.model.memory.ending import (
+    cancel_step,
+    choose,
+    claim_steps,
+    is_parked,
+    limits_now,
+    parked,
+    pending_of,
+    poison,
+    result_of,
+    write_end,
+)
+from tests.model.memory.rows import Part, add_session, create_task, meets, move_run, note_step, page_before, transaction
 
 
 class MemorySteps(Part):

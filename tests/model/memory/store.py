@@ -4,16 +4,12 @@ import threading
 from typing import Self
 
 from soong.shared.engine.sessions.session import HeartbeatWriter
-from tests.model.memory.budgets import MemoryBudgets
-from tests.model.memory.changing import MemoryChanging, MemoryRetrying
-from tests.model.memory.claiming import MemoryAdditionalClaims
-from tests.model.memory.consent import MemoryConsent
-from tests.model.memory.keys import MemoryAccess, MemoryKeys
-from tests.model.memory.logs import MemoryAudit
+from tests.model.memory.consent import MemoryAccess, MemoryConsent, MemoryKeys
+from tests.model.memory.ending import MemoryAdditionalClaims
 from tests.model.memory.outbox import MemoryEventFeed, MemoryNotificationOutbox
-from tests.model.memory.owning import MemoryOwning
-from tests.model.memory.rows import Rows
-from tests.model.memory.runs import MemoryRuns
+from tests.model.memory.owning import MemoryChanging, MemoryOwning, MemoryRetrying
+from tests.model.memory.rows import MemoryAudit, Rows
+from tests.model.memory.runs import MemoryBudgets, MemoryRuns
 from tests.model.memory.sessions import MemoryAsks, MemoryHeartbeatWriter, MemorySessions
 from tests.model.memory.steps import MemorySteps
 

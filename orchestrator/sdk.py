@@ -23,13 +23,13 @@ from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.operations.authentication import Caller, local_caller
 from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
+from soong.orchestrator.operations.outcome import snapshot_of
 from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
 from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.progress import until_over
 from soong.orchestrator.operations.responder import ProgramResponder
-from soong.orchestrator.operations.run_feed import pass_on_answers
-from soong.orchestrator.operations.snapshots import snapshot_of
 from soong.orchestrator.operations.submissions import AskBody, StepGrantBody, SubmissionBody, previewed
 from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult

@@ -12,9 +12,9 @@ from acp import schema
 from soong.orchestrator.acp.questions import ENDED, FrontEndQuestions
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.events import follow_live
+from soong.orchestrator.operations.outcome import snapshot_of, tasks_planned_by
 from soong.orchestrator.operations.progress import until_over
-from soong.orchestrator.operations.run_feed import follow_live
-from soong.orchestrator.operations.snapshots import snapshot_of, tasks_planned_by
 from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import SoongError, UnavailableError

@@ -11,15 +11,15 @@ import typer
 from soong.orchestrator.cli.console import Columns, emit, listed, output, say, second_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.operations.administration import (
+    OVERLAP,
     all_tokens,
+    entries,
     make_api_token,
     opened_keys,
     opened_store,
     revoke_token,
 )
-from soong.orchestrator.operations.audit import entries
-from soong.orchestrator.operations.audit import verify as verified
-from soong.orchestrator.operations.keys import OVERLAP
+from soong.orchestrator.operations.administration import verify as verified
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError

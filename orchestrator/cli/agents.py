@@ -27,7 +27,7 @@ _ID = typer.Argument(..., metavar="ID", help="The definition's id.")
 @app.command("list")
 def list_agents(project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
     """List the definitions: the built-in ones, those of this home and those of a project."""
-    from soong.orchestrator.schemas.agent import AgentSchema
+    from soong.orchestrator.schemas.tool import AgentSchema
 
     known = sorted(_known(project), key=lambda one: one.id)
     columns: Columns = {
@@ -50,7 +50,7 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
 @app.command()
 def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = JSON) -> None:
     """Show a definition: its model, tools, limits and instructions."""
-    from soong.orchestrator.schemas.agent import AgentSchema
+    from soong.orchestrator.schemas.tool import AgentSchema
     from soong.shared.engine.tasks.problems import Unknown
 
     known = _known(project)
@@ -129,7 +129,7 @@ def validate(
     is_json: bool = JSON,
 ) -> None:
     """Check the files of definitions and list every problem with its line."""
-    from soong.orchestrator.schemas.agent import AgentFileSchema
+    from soong.orchestrator.schemas.tool import AgentFileSchema
     from soong.shared.agents.definition_files import claude_file, definition_file
 
     readers = {True: claude_file, False: definition_file}

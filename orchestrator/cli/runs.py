@@ -165,7 +165,7 @@ async def replay(
     """
     from soong.orchestrator.client.catalog import Catalogue
     from soong.orchestrator.operations.administration import opened_store
-    from soong.orchestrator.operations.ids import find_task
+    from soong.orchestrator.operations.service import find_task
     from soong.orchestrator.replay.task import Replayer, read_task
 
     settings = load_settings()

@@ -18,8 +18,8 @@ from typing import Final
 
 from soong.orchestrator.approvals.approval import is_run_here
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
-from soong.orchestrator.embedded.redis import OLDEST, find_redis
 from soong.orchestrator.embedded.service_file import read_record
+from soong.orchestrator.embedded.supervisor import OLDEST, find_redis
 from soong.shared.core import timing
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, Problem, SoongError, UnavailableError

@@ -76,6 +76,10 @@ async def take_runtime_folder(settings: Settings) -> int:
     raise InvalidConfigError(f"the runtime folder {str(settings.runtime_dir)!r} is held by a service without a home")
 
 
+def redis_url(folder: Path) -> str:
+    return f"unix://{folder / REDIS_SOCKET}"
+
+
 def runtime_folder_problem(folder: Path) -> str:
     """Return what is wrong with an existing runtime folder and a fix, or nothing."""
     state = folder.lstat()

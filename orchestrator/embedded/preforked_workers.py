@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from soong.orchestrator.embedded.folders import PARENT_FD, STATUS_FD, child_environment, prepare_home
-from soong.orchestrator.embedded.redis import redis_url
+from soong.orchestrator.embedded.folders import PARENT_FD, STATUS_FD, child_environment, prepare_home, redis_url
 from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value

@@ -20,13 +20,12 @@ from msgspec.structs import replace
 from soong.orchestrator.embedded import API_SOCKET
 from soong.orchestrator.embedded.child import ModuleFile, ServiceHealth
 from soong.orchestrator.embedded.control import ControlServer, ShutdownState
-from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, take_runtime_folder
+from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, redis_url, take_runtime_folder
 from soong.orchestrator.embedded.listening import address_of, listen_after_former
 from soong.orchestrator.embedded.own_modules import module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
-from soong.orchestrator.embedded.redis import find_redis, redis_url
 from soong.orchestrator.embedded.service_file import ServiceLock, expire_dead, own_record, take_home
-from soong.orchestrator.embedded.supervisor import Supervisor
+from soong.orchestrator.embedded.supervisor import Supervisor, find_redis
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION

@@ -13,12 +13,11 @@ from starlette.responses import Response
 
 from soong.orchestrator.http import console_files
 from soong.orchestrator.http.console_files import PAGE_POLICY, front_page
-from soong.orchestrator.http.edge import EdgeMiddleware, TokenCallers
-from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.operations import approvals, ids, plans, progress, runs, service, sessions, tasks
+from soong.orchestrator.http.edge import EdgeMiddleware, RequestPolicy, TokenCallers
+from soong.orchestrator.operations import approvals, plans, progress, runs, service, sessions, tasks
+from soong.orchestrator.operations.authentication import Peers
 from soong.orchestrator.operations.context import Needs, ServiceParts
 from soong.orchestrator.operations.documents import json_bytes
-from soong.orchestrator.operations.peers import Peers
 from soong.orchestrator.operations.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.permissions.access.token import Right
@@ -32,7 +31,7 @@ A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`
 one tenant: a token with `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
 refused. Problems are RFC 9457 documents with a stable `code`."""
 
-_ROUTERS: Final = (service, sessions, plans, tasks, progress, runs, approvals, ids, console_files)
+_ROUTERS: Final = (service, sessions, plans, tasks, progress, runs, approvals, console_files)
 
 
 def make_app(parts: ServiceParts, borders: RequestPolicy, mcp: "McpEndpoint") -> EdgeMiddleware:

@@ -16,13 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.embedded.listening import is_loopback
-from soong.orchestrator.http.origin_checks import name_of
+from soong.orchestrator.http.edge import name_of
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core.value import Value
 
 router = APIRouter(tags=["service"])
 
-ASSETS: Final = "/console/"
 POLICY: Final = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
     "require-trusted-types-for 'script'; trusted-types soong-worker"

@@ -23,8 +23,7 @@ from soong.orchestrator.http.edge import MCP_PATH, Receive, Scope, Send
 from soong.orchestrator.mcp.api import ApiCalls, ServerState
 from soong.orchestrator.mcp.server import make_server
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.limits import CALLER
+from soong.orchestrator.operations.context import CALLER, ServiceParts
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger

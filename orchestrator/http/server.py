@@ -16,10 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.http.app import make_app, make_routes
-from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware
-from soong.orchestrator.http.origin_checks import RequestPolicy
-from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware, RequestPolicy
+from soong.orchestrator.operations.context import Limits, ServiceParts
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger

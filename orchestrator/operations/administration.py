@@ -1,29 +1,203 @@
-"""The operations of the person who runs a home or a deployment: tokens, keys, limits, budgets, notifications.
+"""The operations of the person who runs a deployment: tokens, keys, audit log, limits, budgets, notifications.
 
 They have no route, as the HTTP API's database role may not change these rows: their caller's process opens them.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.embedded.folders import has_no_rows, prepare_home, require_rows
-from soong.orchestrator.operations.keys import KeyRing
 from soong.orchestrator.schemas.base import instant
 from soong.shared.agents.run_models import Pauses
 from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.core.timing import SystemClock, utc_date
+from soong.shared.core.timing import Clock, SystemClock, utc_date
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, session_scope
 from soong.shared.engine.tasks.claims import limit_scope
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.access.token import ApiToken, Right, make_token
+from soong.shared.permissions.audit_log import AuditEntry, AuditStore, Break, Verifier, problem
+from soong.shared.permissions.signing import ExpiredDecision, KeyStore, Signer
 from soong.shared.storage.store import Store
+
+OVERLAP: Final = timedelta(seconds=60)
+"""How long the old key still signs after a rotation: owners' clocks may differ from that of the rotating process."""
+
+
+class EndedKey(Value):
+    """The end of a key. ``successor`` is the key that was made in its place, if it was the one that signs here.
+
+    ``replaced`` is the key that the file held although it was never published; ``key_id`` is then empty.
+    """
+
+    key_id: str
+    successor: str
+    expired: tuple[ExpiredDecision, ...] = ()
+    replaced: str = ""
+
+
+class KeyRing(Value):
+    """The keys of a deployment: the file of this machine and the rows of all.
+
+    The order makes every moment safe: the new public key is in the table before the file holds the new key, and the old
+    one is retired a while after, so that an owner which read the file just before still signs what workers believe. A
+    key that is in the file and not in the table is published by :meth:`adopt` alone: by an operator who knows it.
+    """
+
+    store: KeyStore
+    file: Path
+    clock: Clock
+    principal: str
+
+    def current(self) -> str:
+        """Return the id of the key that signs here; empty where no key file is."""
+        return Signer.load(self.file).key_id if self.file.exists() else ""
+
+    async def listed(self) -> list[dict[str, Json]]:
+        """Return the public keys: which signs here, which are good, which have ended."""
+        current, now_us = self.current(), self.clock.now_us()
+        return [
+            {
+                "id": key.id,
+                "state": key.state(now_us),
+                "signs_here": key.id == current,
+                "published": instant(key.created_us),
+                "retired": instant(key.retired_us),
+                "revoked": instant(key.revoked_us),
+                "public_key": key.public_key.hex(),
+            }
+            for key in await self.store.signing_keys()
+        ]
+
+    async def find(self, text: str) -> str:
+        """Return the id of the key that begins so. Raises: NotFoundError; UsageError when several do."""
+        found = [one.id for one in await self.store.signing_keys() if one.id.startswith(text)]
+        if not found:
+            raise NotFoundError("key", text)
+        if len(found) > 1:
+            raise UsageError(f"{text!r} fits {len(found)} keys; type more of the id (soong keys list)")
+        return found[0]
+
+    async def rotate(self, *, reason: str, overlap: timedelta = OVERLAP) -> EndedKey:
+        """Let a new key sign from now on; what the old one signed stays good until it expires.
+
+        A key that is in the file and was never published is replaced, and never becomes good.
+        """
+        old = self.current()
+        is_published = bool(old) and await self.store.signing_key(old) is not None
+        new = await self._exchange(reason)
+        if not is_published:
+            return EndedKey("", new, replaced=old)
+        at_us = self.clock.now_us() + round(overlap.total_seconds() * 1_000_000)
+        await self._end(old, is_revoked=False, at_us=at_us, reason=reason)
+        return EndedKey(old, new)
+
+    async def adopt(self, *, reason: str) -> str:
+        """Publish the key that the file holds, made when there is none, and return its id.
+
+        Raises:
+            UsageError: it has been retired or revoked.
+        """
+        signer = Signer.load(self.file)
+        await self._publish(signer, reason)
+        key = await self.store.signing_key(signer.key_id)
+        if key is not None and key.state(self.clock.now_us()) in ("retired", "revoked"):
+            raise UsageError(f"the key {key.id} is {key.state(self.clock.now_us())}; run `soong keys rotate`")
+        return signer.key_id
+
+    async def retire(self, key_id: str, *, is_revoked: bool, reason: str) -> EndedKey:
+        """End a key; one that signs here is exchanged first. Revoked: nothing that it signed counts any more.
+
+        Raises:
+            NotFoundError: the key does not exist.
+        """
+        if await self.store.signing_key(key_id) is None:
+            raise NotFoundError("key", key_id)
+        successor = await self._exchange(reason) if key_id == self.current() else ""
+        expired = await self._end(key_id, is_revoked=is_revoked, at_us=self.clock.now_us(), reason=reason)
+        return EndedKey(key_id, successor, expired)
+
+    async def _exchange(self, reason: str) -> str:
+        new = Signer.generate()
+        await self._publish(new, reason)
+        new.save(self.file)
+        return new.key_id
+
+    async def _publish(self, signer: Signer, reason: str) -> None:
+        said = {"principal": self.principal, "reason": reason}
+        await self.store.publish_key(signer.key_id, signer.public_key, now_us=self.clock.now_us(), **said)
+
+    async def _end(self, key_id: str, *, is_revoked: bool, at_us: int, reason: str) -> tuple[ExpiredDecision, ...]:
+        now_us, principal = self.clock.now_us(), self.principal
+        ended = await self.store.retire_key(
+            key_id, is_revoked=is_revoked, at_us=at_us, principal=principal, reason=reason, now_us=now_us
+        )
+        return tuple(ended)
+
+
+PAGE: Final = 1000
+
+
+async def entries(
+    store: AuditStore, *, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0
+) -> AsyncIterator[AuditEntry]:
+    """Yield the entries that are asked for, oldest first."""
+    after = 0
+    while page := await store.audit_entries(
+        after=after, session_id=session_id, kinds=kinds, since_us=since_us, limit=PAGE
+    ):
+        for entry in page:
+            yield entry
+        after = page[-1].ordinal
+
+
+class Verification(Value):
+    """The result of a check. ``heads`` are the last digests by chain, to be noted elsewhere."""
+
+    entries: int
+    heads: dict[str, str]
+    broken: Break | None = None
+    missing: tuple[str, ...] = ()
+    """Digests that were noted elsewhere and are not there any more."""
+    misused: tuple[str, ...] = ()
+    """Uses of decisions that do not hold."""
+    uses: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.broken is None and not self.missing and not self.misused
+
+
+async def verify(store: AuditStore, keys: KeyStore, *, seen: Collection[str] = ()) -> Verification:
+    """Check every chain to its first broken entry, then every use of a decision."""
+    verifier, after = Verifier(), 0
+    broken: Break | None = None
+    while broken is None and (page := await store.audit_entries(after=after, limit=PAGE)):
+        broken = verifier.check(page)
+        after = page[-1].ordinal
+    heads = {chain: digest for chain, (_, digest) in sorted(verifier.heads.items())}
+    missing = tuple(digest for digest in seen if broken is None and not verifier.has_seen(digest))
+    known = {key.id: key for key in await keys.signing_keys()}
+    misused: list[str] = []
+    uses, last = 0, ""
+    while found := await store.uses(after=last, limit=PAGE):
+        for use in found:
+            if wrong := problem(use, known):
+                call = f"used by call {use.tool_call_id} of run {use.run_id}"
+                misused.append(f"decision {use.decision_id}, {call}: {wrong}")
+        uses += len(found)
+        last = found[-1].decision_id
+    return Verification(verifier.count, heads, broken, missing, tuple(misused), uses)
+
 
 NOTICES_SHOWN: Final = 200
 
@@ -130,7 +304,7 @@ async def budget_of(session: str, limit: Budget) -> BudgetState | None:
 
     Without limits ``limit`` changes nothing. Raises: NotFoundError, UsageError.
     """
-    from soong.orchestrator.operations.ids import find_session  # FastAPI
+    from soong.orchestrator.operations.service import find_session  # FastAPI
 
     async with opened_store() as store:
         scope = session_scope(await find_session(store, session)) if session else DAY
@@ -169,7 +343,7 @@ async def send_again(message: str, channel: str) -> int:
     """Send a message again that was given up, or those of a channel, or all; return the number of events.
     Raises: NotFoundError.
     """
-    from soong.orchestrator.operations.ids import fits  # FastAPI
+    from soong.orchestrator.operations.service import fits  # FastAPI
 
     message_id = ""
     async with opened_store("send notifications again") as store:

@@ -9,8 +9,7 @@ from typing import Any
 
 from soong.orchestrator.client.home_api import Calls, OperationAnswer, Query, query_string
 from soong.orchestrator.operations.authentication import Caller
-from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.limits import CALLER
+from soong.orchestrator.operations.context import CALLER, ServiceParts
 from soong.shared.core.jsontext import Json
 
 

@@ -1,15 +1,18 @@
-"""Server-sent events: a run's log, replayed and then live, and the state of a session, whenever it changes.
+"""Streams of events: a run's log, replayed and then live, and the state of a session, whenever it changes.
 
-The log's numbers are the ids of its events, so a reader that comes back says where it was (``Last-Event-ID``) and
-misses nothing: the tail reads rows by number, and knows no border between replay and live (EVT-02). Every stream sends
-a comment now and then, and ends when its caller's token does, or when the server stops.
+Rows alone define what happened and in which order; a notification only triggers a read. Events are found by their
+number, so a log has neither gap nor doubles between replay and live, also while notifications are lost (EVT-02). The
+numbers are the ids of server-sent events: a reader that comes back names its last one (``Last-Event-ID``). Pieces of
+answers come between the events of the log, and some may be missing. Every stream sends a comment now and then, and
+ends when its caller's token does, or when the server stops.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -17,10 +20,102 @@ from starlette.types import Receive, Scope, Send
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Service, ServiceParts
 from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
-from soong.orchestrator.operations.run_feed import follow_live
+from soong.orchestrator.operations.feeds import Listener
+from soong.shared.core import timing
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.shared.engine.wire.notifier import AnswerDelta
+from soong.shared.engine.wire.notifier import AnswerDelta, delta_of
+
+log = get_logger(__name__)
+PAGE: Final = 100
+"""Events that each reader holds while it does not read on: an API has hundreds of readers, an event has kilobytes."""
+WAITING: Final = 100
+"""Events and pieces that wait for a slow reader; events then wait for their turn, and pieces are left out."""
+_Queue: TypeAlias = "asyncio.Queue[Event | AnswerDelta | None]"
+
+
+async def follow_log(service: ServiceParts, run_id: str, *, from_seq: int = 1) -> AsyncGenerator[Event]:
+    """Yield the log from that number on until the run has ended; a database that is away is waited for.
+
+    Raises: NotFoundError when the run does not exist.
+    """
+    runs, seen, last_seq, has_ended = service.store.runs, from_seq - 1, 0, False
+
+    async def state() -> tuple[int, bool]:
+        run = await runs.run(run_id)
+        return run.last_seq, run.status.is_terminal
+
+    listen = partial(service.subscriptions.run, run_id)
+    with service.feeds.follow(("run", run_id), state, listen, is_quick=True) as following:
+        while not (has_ended and seen >= last_seq):
+            try:
+                if seen >= last_seq:
+                    last_seq, has_ended = await following.next()
+                    continue
+                page = await following.feed.once(seen, partial(runs.events, run_id, after_seq=seen, limit=PAGE))
+            except UnavailableError:
+                await asyncio.sleep(timing.POLL_ROWS_S)
+                continue
+            for event in page:
+                yield event
+            seen = page[-1].seq if page else last_seq
+
+
+async def follow_live(service: ServiceParts, run_id: str, *, from_seq: int = 1) -> AsyncGenerator[Event | AnswerDelta]:
+    """Yield the log, and pieces of answers as they come. Raises: NotFoundError when the run does not exist."""
+    queue: _Queue = asyncio.Queue(WAITING)
+    reading = asyncio.create_task(_read(follow_log(service, run_id, from_seq=from_seq), queue))
+    hearing = asyncio.create_task(_pass_on(service.subscriptions.answer(run_id), queue))
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await reading  # raises what ended it
+    finally:
+        for task in (reading, hearing):
+            task.cancel()
+        await asyncio.gather(reading, hearing, return_exceptions=True)
+
+
+async def _read(log: AsyncGenerator[Event], queue: _Queue) -> None:
+    try:
+        async for event in log:
+            await queue.put(event)
+    finally:
+        await log.aclose()
+        if asyncio.current_task().cancelling() == 0:  # type: ignore[union-attr]  # it runs in a task
+            await queue.put(None)
+
+
+async def _pass_on(listener: Listener, queue: _Queue) -> None:
+    async for delta in answer_pieces(listener):
+        with suppress(asyncio.QueueFull):
+            queue.put_nowait(delta)
+
+
+async def pass_on_answers(listener: Listener, run_id: str, take: Callable[[AnswerDelta], object]) -> None:
+    """Pass on the pieces of a run's answers until cancelled, or until ``take`` raises, which is logged."""
+    async with aclosing(answer_pieces(listener)) as pieces:
+        async for delta in pieces:
+            try:
+                take(delta)
+            except Exception as error:  # noqa: BLE001  # a caller's own code, on which the run does not depend
+                log.warning("answers_not_taken", run=run_id, error=f"{type(error).__name__}: {error}")
+                return
+
+
+async def answer_pieces(listener: Listener) -> AsyncGenerator[AnswerDelta]:
+    """Yield the pieces of a run's answers as they come, until cancelled."""
+    try:
+        while True:
+            for payload in await listener.wait(timing.MINUTE_S):
+                if (delta := delta_of(payload)) is not None:
+                    yield delta
+    finally:
+        await listener.close()
+
 
 TASKS_TOLD: Final = 100
 PIECE: Final = 64 * 1024

@@ -13,8 +13,7 @@ from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Reader, Runner, Service, check_own, check_steering, made_since_us
 from soong.orchestrator.operations.documents import ForkedPlan, Page, TaskDetail, page_of
-from soong.orchestrator.operations.outcome import read_result
-from soong.orchestrator.operations.snapshots import counts_of, in_plan_order, steps_of, tasks_planned_by
+from soong.orchestrator.operations.outcome import counts_of, in_plan_order, read_result, steps_of, tasks_planned_by
 from soong.orchestrator.operations.strict import (
     MAX_LIMIT,
     Body,

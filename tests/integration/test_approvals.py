@@ -18,11 +18,10 @@ from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.http.app import make_routes
-from soong.orchestrator.operations.authentication import Caller
+from soong.orchestrator.operations.authentication import Caller, Peer
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.ids import find_question
-from soong.orchestrator.operations.peers import Peer
+from soong.orchestrator.operations.service import find_question
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.errors import NotFoundError, SoongError, UsageError
 from soong.shared.core.jsontext import Json

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import MAX_OPEN
-from soong.orchestrator.operations.audit import verify
+from soong.orchestrator.operations.administration import verify
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.audit_log import AuditKind

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.approvals.deployment_key import open_key
-from soong.orchestrator.operations.audit import verify
-from soong.orchestrator.operations.keys import KeyRing
+from soong.orchestrator.operations.administration import KeyRing, verify
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, UsageError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.engine.runs.events import EventType

@@ -9,7 +9,7 @@ import pytest
 
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.run_feed import follow_log
+from soong.orchestrator.operations.events import follow_log
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core import timing
 from soong.shared.core.errors import NotFoundError, UnavailableError

@@ -8,8 +8,7 @@ from pathlib import Path
 from soong.orchestrator.doctor.checks import check_database
 from soong.orchestrator.doctor.machine import Level
 from soong.orchestrator.operations.documents import respond
-from soong.orchestrator.operations.outcome import read_result
-from soong.orchestrator.operations.snapshots import snapshot_of
+from soong.orchestrator.operations.outcome import read_result, snapshot_of
 from soong.orchestrator.owner.run_folder import lines_of
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.workers import Reaper

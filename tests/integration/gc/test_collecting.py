@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_retention
-from soong.orchestrator.operations.audit import verify
+from soong.orchestrator.operations.administration import verify
 from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_retention
-from soong.orchestrator.operations.audit import verify
+from soong.orchestrator.operations.administration import verify
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.errors import InvalidTransitionError, UnavailableError

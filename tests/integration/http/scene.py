@@ -18,8 +18,7 @@ from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.listening import address_of, listen
 from soong.orchestrator.http.server import serve
-from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.context import Limits, ServiceParts
 from soong.orchestrator.owner.commands import Commands
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import NewEvent

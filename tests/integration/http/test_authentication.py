@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from soong.orchestrator.http.app import _routes, right_of, routes_of
 from soong.orchestrator.operations.authentication import MOST_FAILURES
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.context import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.context import Limits
 from soong.shared.permissions.access.token import Right
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from soong.orchestrator.embedded.listening import listen
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.context import Limits
 from soong.shared.core.errors import SoongError
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, code_of

@@ -12,9 +12,8 @@ import uvicorn
 
 from soong.orchestrator.embedded.listening import address_of, listen
 from soong.orchestrator.http.app import make_app, make_routes
-from soong.orchestrator.http.edge import App
+from soong.orchestrator.http.edge import App, RequestPolicy
 from soong.orchestrator.http.mcp_endpoint import McpEndpoint
-from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.server import BoundedConnection
 from soong.shared.permissions.access.token import Right
 from tests.extra import acp_node, mcp_modules

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from soong.orchestrator.operations.peers import Peers
+from soong.orchestrator.operations.authentication import Peers
 from soong.shared.permissions.access.token import Right
 from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
@@ -41,7 +41,7 @@ except urllib.error.HTTPError as error:
 
 LOOKING = """
 import ctypes, encodings.ascii, encodings.idna, os, socket, sys, time
-from soong.orchestrator.operations.peers import _look
+from soong.orchestrator.operations.authentication import _look
 from soong.shared.sandbox.family import mark_family
 user = 100_000 + os.getpid()  # nobody else's, whatever runs beside us
 os.setgid(user); os.setuid(user)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from soong.orchestrator.operations.limits import Limits
+from soong.orchestrator.operations.context import Limits
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import AnswerDelta

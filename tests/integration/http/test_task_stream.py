@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from soong.orchestrator.operations.task_feed import task_frames
+from soong.orchestrator.operations.progress import task_frames
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
 from tests.contract.scene import completed, held

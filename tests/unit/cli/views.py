@@ -4,7 +4,7 @@ import json
 
 from soong.orchestrator.approvals.approval import question_of
 from soong.orchestrator.cli.display import TaskView
-from soong.orchestrator.operations.task_feed import TaskWatch
+from soong.orchestrator.operations.progress import TaskWatch
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.storage.store import Store
 

@@ -19,8 +19,8 @@ from soong.orchestrator.embedded.folders import (
     prepare_runtime_folder,
     runtime_folder_problem,
 )
-from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
 from soong.orchestrator.embedded.service_file import expire_dead, has_ended, start_of
+from soong.orchestrator.embedded.supervisor import RedisProgram, find_redis, redis_arguments
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import load_settings

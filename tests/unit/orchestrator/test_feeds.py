@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPool
-from soong.orchestrator.operations.run_feed import pass_on_answers
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import AnswerDelta, NullSubscriber, Subscription
 from tests.model.memory.notifier import MemoryBus

@@ -7,9 +7,7 @@ import pytest
 
 from soong.orchestrator.embedded.listening import PortHeldError, address_of, is_loopback, listen
 from soong.orchestrator.http.app import _routes, description, right_of, routes_of
-from soong.orchestrator.http.console_files import ASSETS
-from soong.orchestrator.http.edge import OPEN_PATHS
-from soong.orchestrator.http.origin_checks import RequestPolicy
+from soong.orchestrator.http.edge import ASSETS, OPEN_PATHS, RequestPolicy
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.access.token import Right
 

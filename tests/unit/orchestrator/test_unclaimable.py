@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.operations.outcome import snapshot_of
 from soong.orchestrator.operations.preparation import prepared
-from soong.orchestrator.operations.snapshots import snapshot_of
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
 from soong.orchestrator.owner.workers import UnschedulableSteps
 from soong.shared.core.jsontext import Json, JsonObject

@@ -18,7 +18,7 @@ from soong.orchestrator.operations import approvals, plans, progress, runs, serv
 from soong.orchestrator.operations.authentication import Peers
 from soong.orchestrator.operations.context import Needs, ServiceParts
 from soong.orchestrator.operations.documents import json_bytes
-from soong.orchestrator.operations.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
+from soong.orchestrator.operations.problems import MEDIA_TYPE, ProblemCode, ProblemSchema, add_handlers
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.permissions.access.token import Right
 
@@ -115,7 +115,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     schemas.update(schemas["Problem"].pop("$defs", {}))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    document["x-problems"] = {str(code): {"status": status, "says": says} for code, (status, says) in MEANINGS.items()}
+    document["x-problems"] = {str(code): {"status": code.status, "says": code.meaning} for code in ProblemCode}
     for route in routes_of(app):
         for method in route.methods or ():
             _describe_operation(document["paths"][route.path][method.lower()], route)

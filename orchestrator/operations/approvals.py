@@ -143,19 +143,6 @@ class ApprovalView(Value):
         }
 
 
-def who_answered(question: Question) -> dict[str, Json]:
-    """Return by whom, how and when a question was answered or decided, for a later answer (PER-15)."""
-    answer, decision = question.answer, question.decision
-    told: dict[str, Json] = {"state": str(question.state), "sentence": status_of_question(question).sentence}
-    if answer is not None:
-        choice = None if answer.choice is None else str(answer.choice)
-        told |= {"by": answer.principal, "channel": answer.channel, "at": rfc3339(answer.answered_us), "choice": choice}
-    elif decision is not None:
-        told |= {"by": decision.principal or decision.author, "channel": "", "at": rfc3339(decision.decided_us)}
-        told |= {"choice": str(decision.choice)}
-    return told
-
-
 class AnswerBody(Body):
     """One of the three answers, to exactly the input that was shown."""
 
@@ -306,8 +293,19 @@ async def answer_approval(
     question = await question_of(store.consent, request_id)
     shown = await _shown(service, question, caller)
     _check_answer(shown, body)
+    answer = Answer(
+        request_id,
+        Choice(body.choice),
+        caller.principal,
+        caller.channel,
+        body.input_digest,
+        service.client.clock.now_us(),
+        body.reason.replace("\0", ""),
+        {"token": caller.token.id},
+        Provenance() if caller.peer is None else caller.peer.provenance,
+    )
     try:
-        await store.consent.answer(_row(service, caller, question, body))
+        await store.consent.answer(answer)
     except AlreadyDecidedError:
         raise _too_late(await question_of(store.consent, request_id)) from None
     await service.client.notifier.permission_raised(request_id, shown.session.id)
@@ -331,26 +329,19 @@ def _check_answer(shown: ApprovalView, body: AnswerBody) -> None:
         raise ProblemError(ProblemCode.CHOICE_NOT_OFFERED, detail, {"choices": offered})
 
 
-def _row(service: Service, caller: Caller, question: Question, body: AnswerBody) -> Answer:
-    reason = body.reason.replace("\0", "")
-    return Answer(
-        question.request.id,
-        Choice(body.choice),
-        caller.principal,
-        caller.channel,
-        body.input_digest,
-        service.client.clock.now_us(),
-        reason,
-        {"token": caller.token.id},
-        Provenance() if caller.peer is None else caller.peer.provenance,
-    )
-
-
 def _too_late(question: Question) -> ProblemError:
-    told = who_answered(question)
+    """Return the refusal of a later answer, with by whom, how and when the first was given (PER-15)."""
+    answer, decision, sentence = question.answer, question.decision, status_of_question(question).sentence
+    facts: dict[str, Json] = {"state": str(question.state), "sentence": sentence}
+    if answer is not None:
+        facts |= {"by": answer.principal, "channel": answer.channel, "at": rfc3339(answer.answered_us)}
+        facts |= {"choice": None if answer.choice is None else str(answer.choice)}
+    elif decision is not None:
+        facts |= {"by": decision.principal or decision.author, "channel": "", "at": rfc3339(decision.decided_us)}
+        facts |= {"choice": str(decision.choice)}
     if question.state in {RequestState.WITHDRAWN, RequestState.EXPIRED}:
-        return ProblemError(ProblemCode.GONE, f"nobody waits for an answer: it was {told['sentence']}", told)
-    return ProblemError(ProblemCode.ALREADY_DECIDED, f"somebody was first: {told['sentence']}", told)
+        return ProblemError(ProblemCode.GONE, f"nobody waits for an answer: it was {sentence}", facts)
+    return ProblemError(ProblemCode.ALREADY_DECIDED, f"somebody was first: {sentence}", facts)
 
 
 async def _shown(service: Service, question: Question, caller: Caller) -> ApprovalView:

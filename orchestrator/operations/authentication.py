@@ -52,11 +52,7 @@ class Peers(Value):
     store: SessionStore
 
     async def peer(self, client: Address | None, server: Address | None) -> Peer:
-        """Return who holds the connection from ``client`` to ``server``.
-
-        Raises:
-            UnavailableError: the rows do not answer.
-        """
+        """Return who holds the connection from ``client`` to ``server``. Raises: UnavailableError."""
         if client is None or server is None:
             return Peer(Provenance(address="unknown"))
         if not HAS_MARK:
@@ -132,24 +128,18 @@ class _Holders(Value):
 
     @classmethod
     def of(cls, entry: _SocketEntry) -> "_Holders":
-        pids, hidden = [], []
+        pids, hidden, link = [], [], f"socket:[{entry.inode}]"
         for pid in psutil.pids():
             try:
-                if _holds(pid, f"socket:[{entry.inode}]"):
-                    pids.append(pid)
+                with os.scandir(f"/proc/{pid}/fd") as descriptors:
+                    if any(_link(descriptor) == link for descriptor in descriptors):
+                        pids.append(pid)
             except PermissionError:
                 if _user_of(pid) == entry.uid:
                     hidden.append(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
         return cls(tuple(pids), tuple(hidden))
-
-
-def _holds(pid: int, link: str) -> bool:
-    """Raises: PermissionError."""
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as descriptors:
-            return any(_link(descriptor) == link for descriptor in descriptors)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _link(descriptor: "os.DirEntry[str]") -> str:
@@ -272,14 +262,13 @@ class Authenticator:
     async def caller(self, headers: Headers, address: str) -> Caller:
         """Return who calls.
 
-        Raises:
-            ProblemError: unauthenticated, or rate_limited after too many wrong tokens.
-            UnavailableError: the database does not answer.
+        Raises: ProblemError, unauthenticated, or rate_limited after too many wrong tokens; UnavailableError.
         """
         given = [value for name, value in headers if name == b"authorization"]
         if not given:
             raise _refusal("send a token: Authorization: Bearer soong_tok_…; `soong tokens create` makes one")
-        found = _bearer(given)
+        scheme, _, text = given[0].decode("latin-1").partition(" ")
+        found = read_token(text.strip(" ")) if len(given) == 1 and scheme.lower() == "bearer" else None
         token = await self.tokens.token(found[0]) if found is not None else None
         is_proved = (token or _NOBODYS).is_proved_by(found[1] if found is not None else "-")
         if token is None or not is_proved:
@@ -292,8 +281,7 @@ class Authenticator:
     async def sign_in(self, code: str, digest: str, address: str) -> Caller:
         """Put a secret, given by its digest, in the place of a sign-in's code; return whom it speaks for.
 
-        Raises:
-            ProblemError: unauthenticated, or rate_limited after too many wrong codes or tokens.
+        Raises: ProblemError, unauthenticated, or rate_limited after too many wrong codes or tokens.
         """
         found = read_token(code)
         token = None
@@ -322,11 +310,3 @@ class Authenticator:
 
 def _refusal(detail: str, challenge: str = CHALLENGE) -> ProblemError:
     return ProblemError(ProblemCode.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
-
-
-def _bearer(given: Sequence[bytes]) -> tuple[str, str] | None:
-    """Return id and secret of the one bearer token among the headers; None when there is no such one."""
-    if len(given) != 1:
-        return None
-    scheme, _, text = given[0].decode("latin-1").partition(" ")
-    return read_token(text.strip(" ")) if scheme.lower() == "bearer" else None

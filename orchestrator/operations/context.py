@@ -130,10 +130,8 @@ class ResponderLeases:
             return
         kept = self._kept.get(principal)
         if kept is None:
-            kept = _KeptLease(
-                ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s)
-            )
-            self._kept[principal] = kept
+            lease = ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s)
+            kept = self._kept[principal] = _KeptLease(lease)
         kept.until_s.update(until_s)
         if kept.keeping is None or kept.keeping.done():
             kept.keeping = asyncio.get_running_loop().create_task(kept.keep())
@@ -201,13 +199,14 @@ class ServiceParts:
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""
         if self._catalogue is None or (self._catalogue.done() and self._catalogue.exception() is not None):
-            self._catalogue = asyncio.create_task(asyncio.to_thread(self._made_catalogue))
-        return await asyncio.shield(self._catalogue)
+            settings = self.client.settings
 
-    def _made_catalogue(self) -> Catalogue:
-        settings = self.client.settings
-        made = Catalogue.of(settings)
-        return made.with_deployed_modules(settings) if self.takes_modules else made
+            def make() -> Catalogue:
+                made = Catalogue.of(settings)
+                return made.with_deployed_modules(settings) if self.takes_modules else made
+
+            self._catalogue = asyncio.create_task(asyncio.to_thread(make))
+        return await asyncio.shield(self._catalogue)
 
     def settings_of(self, caller: Caller) -> Settings:
         settings = self.client.settings

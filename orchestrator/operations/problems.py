@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Self
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
@@ -41,77 +41,75 @@ MAX_PLACE_CHARS: Final = 200
 
 
 class ProblemCode(StrEnum):
-    """The codes; :data:`MEANINGS` has the status and the meaning of each."""
+    """The codes, each with its status and its meaning; the documentation is made from them."""
 
-    INVALID_REQUEST = "invalid_request"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    NOT_YOURS = "not_yours"
-    HOST_NOT_ALLOWED = "host_not_allowed"
-    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
-    PATH_NOT_ALLOWED = "path_not_allowed"
-    UPGRADE_NOT_ALLOWED = "upgrade_not_allowed"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    BODY_TIMEOUT = "body_timeout"
-    ENVIRONMENT_DIFFERS = "environment_differs"
-    CONFLICT = "conflict"
-    ALREADY_DECIDED = "already_decided"
-    INPUT_CHANGED = "input_changed"
-    GONE = "gone"
-    BODY_TOO_LARGE = "body_too_large"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    INVALID_INPUT = "invalid_input"
-    INVALID_PLAN = "invalid_plan"
-    CHOICE_NOT_OFFERED = "choice_not_offered"
-    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
-    RATE_LIMITED = "rate_limited"
-    INTERNAL_ERROR = "internal_error"
-    UNAVAILABLE = "unavailable"
-    TOO_BUSY = "too_busy"
+    status: int
+    meaning: str
 
+    def __new__(cls, code: str, status: int, meaning: str) -> Self:
+        made = str.__new__(cls, code)
+        made._value_, made.status, made.meaning = code, status, meaning
+        return made
 
-MEANINGS: Final[Mapping[ProblemCode, tuple[int, str]]] = {
-    ProblemCode.INVALID_REQUEST: (
+    INVALID_REQUEST = (
+        "invalid_request",
         400,
         "Not an HTTP/1.1 request, or a body that is not strict JSON: a duplicate key, NaN.",
-    ),
-    ProblemCode.UNAUTHENTICATED: (401, "There is no token, or it is unknown, expired or revoked."),
-    ProblemCode.FORBIDDEN: (403, "The token does not carry the right that this needs."),
-    ProblemCode.NOT_YOURS: (403, "It belongs to another principal."),
-    ProblemCode.HOST_NOT_ALLOWED: (403, "The request names a host that this server does not answer for."),
-    ProblemCode.ORIGIN_NOT_ALLOWED: (403, "A page of another origin sent the request."),
-    ProblemCode.PATH_NOT_ALLOWED: (
+    )
+    UNAUTHENTICATED = "unauthenticated", 401, "There is no token, or it is unknown, expired or revoked."
+    FORBIDDEN = "forbidden", 403, "The token does not carry the right that this needs."
+    NOT_YOURS = "not_yours", 403, "It belongs to another principal."
+    HOST_NOT_ALLOWED = "host_not_allowed", 403, "The request names a host that this server does not answer for."
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed", 403, "A page of another origin sent the request."
+    PATH_NOT_ALLOWED = (
+        "path_not_allowed",
         403,
         "The path contains empty segments, dot segments, or percent-encoded separators or control characters.",
-    ),
-    ProblemCode.UPGRADE_NOT_ALLOWED: (403, "There are no WebSockets here; streams are server-sent events."),
-    ProblemCode.NOT_FOUND: (404, "There is no such thing, or no such path."),
-    ProblemCode.METHOD_NOT_ALLOWED: (405, "The path takes other methods."),
-    ProblemCode.BODY_TIMEOUT: (408, "The body did not arrive in time."),
-    ProblemCode.CONFLICT: (409, "The rows do not allow it (any more)."),
-    ProblemCode.ALREADY_DECIDED: (409, "The question has been answered; `by`, `channel`, `at` and `choice` say how."),
-    ProblemCode.INPUT_CHANGED: (409, "The digest is not that of what is asked now: what was shown is another thing."),
-    ProblemCode.GONE: (410, "The question was withdrawn or has expired: nobody waits for its answer."),
-    ProblemCode.BODY_TOO_LARGE: (413, "The body has more bytes than are read."),
-    ProblemCode.UNSUPPORTED_MEDIA_TYPE: (415, "The body is of another type than `application/json`."),
-    ProblemCode.ENVIRONMENT_DIFFERS: (421, "The service of the home has another environment than the command."),
-    ProblemCode.INVALID_INPUT: (422, "A field, parameter or header is missing, unknown or wrong; `errors` names each."),
-    ProblemCode.INVALID_PLAN: (422, "The plan cannot become a task; `errors` names each problem."),
-    ProblemCode.CHOICE_NOT_OFFERED: (422, "The question does not offer that answer."),
-    ProblemCode.IDEMPOTENCY_KEY_REUSED: (
+    )
+    UPGRADE_NOT_ALLOWED = "upgrade_not_allowed", 403, "There are no WebSockets here; streams are server-sent events."
+    NOT_FOUND = "not_found", 404, "There is no such thing, or no such path."
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "The path takes other methods."
+    BODY_TIMEOUT = "body_timeout", 408, "The body did not arrive in time."
+    CONFLICT = "conflict", 409, "The rows do not allow it (any more)."
+    ALREADY_DECIDED = (
+        "already_decided",
+        409,
+        "The question has been answered; `by`, `channel`, `at` and `choice` say how.",
+    )
+    INPUT_CHANGED = (
+        "input_changed",
+        409,
+        "The digest is not that of what is asked now: what was shown is another thing.",
+    )
+    GONE = "gone", 410, "The question was withdrawn or has expired: nobody waits for its answer."
+    BODY_TOO_LARGE = "body_too_large", 413, "The body has more bytes than are read."
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, "The body is of another type than `application/json`."
+    ENVIRONMENT_DIFFERS = (
+        "environment_differs",
+        421,
+        "The service of the home has another environment than the command.",
+    )
+    INVALID_INPUT = (
+        "invalid_input",
+        422,
+        "A field, parameter or header is missing, unknown or wrong; `errors` names each.",
+    )
+    INVALID_PLAN = "invalid_plan", 422, "The plan cannot become a task; `errors` names each problem."
+    CHOICE_NOT_OFFERED = "choice_not_offered", 422, "The question does not offer that answer."
+    IDEMPOTENCY_KEY_REUSED = (
+        "idempotency_key_reused",
         422,
         "Something else was submitted with this `Idempotency-Key`; take a new one.",
-    ),
-    ProblemCode.RATE_LIMITED: (429, "Too many wrong tokens came from there; see `Retry-After`."),
-    ProblemCode.INTERNAL_ERROR: (500, "A fault of ours; `incident` is the same in the server's log."),
-    ProblemCode.UNAVAILABLE: (
+    )
+    RATE_LIMITED = "rate_limited", 429, "Too many wrong tokens came from there; see `Retry-After`."
+    INTERNAL_ERROR = "internal_error", 500, "A fault of ours; `incident` is the same in the server's log."
+    UNAVAILABLE = (
+        "unavailable",
         503,
         "The database or an orchestrator did not answer, or the server stops; try again later.",
-    ),
-    ProblemCode.TOO_BUSY: (503, "As many requests or streams are open as are held; see `Retry-After`."),
-}
-"""Status and meaning of each code; the documentation is made from it."""
+    )
+    TOO_BUSY = "too_busy", 503, "As many requests or streams are open as are held; see `Retry-After`."
+
 
 _BY_STATUS: Final[Mapping[int, ProblemCode]] = {
     404: ProblemCode.NOT_FOUND,
@@ -156,7 +154,7 @@ class ProblemError(HTTPException):
     ) -> None:
         self.code = code
         self.more = more or {}
-        super().__init__(MEANINGS[code][0], detail, dict(headers or {}))
+        super().__init__(code.status, detail, dict(headers or {}))
 
     @property
     def document(self) -> dict[str, Json]:

@@ -1,7 +1,6 @@
 """The application: every route, its problems, its description; and the gate around them."""
 
 import json
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,8 +58,8 @@ def right_of(route: APIRoute) -> Right | None:
     return needs[0].right if needs else None
 
 
-def routes_of(app: FastAPI) -> Iterator[APIRoute]:
-    yield from (route for route in app.routes if isinstance(route, APIRoute))
+def routes_of(app: FastAPI) -> list[APIRoute]:
+    return [route for route in app.routes if isinstance(route, APIRoute)]
 
 
 def _routes() -> FastAPI:
@@ -119,11 +118,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for route in routes_of(app):
         for method in route.methods or ():
             _describe_operation(document["paths"][route.path][method.lower()], route)
-    return _in_plain_names(document)
-
-
-def _in_plain_names(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document with ``Session`` for what is called ``SessionSchema`` among classes."""
+    # ``Session`` for what is called ``SessionSchema`` among classes.
     text = json.dumps(document)
     for name in document["components"]["schemas"]:
         plain = name.replace("Schema_", "_").removesuffix("Schema")

@@ -88,13 +88,11 @@ class ConsoleFile(Value):
 @cache
 def console_files() -> Mapping[str, ConsoleFile]:
     """Return the console's files by name; read once."""
-    found = {}
-    for entry in files("soong.orchestrator.http").joinpath("console").iterdir():
-        suffix = entry.name.rpartition(".")[2]
-        if entry.is_file() and suffix in _TYPES:
-            data = entry.read_bytes()
-            found[entry.name] = ConsoleFile(data, _TYPES[suffix], f'"{sha256(data).hexdigest()[:32]}"')
-    return found
+    return {
+        entry.name: ConsoleFile(data := entry.read_bytes(), media_type, f'"{sha256(data).hexdigest()[:32]}"')
+        for entry in files("soong.orchestrator.http").joinpath("console").iterdir()
+        if entry.is_file() and (media_type := _TYPES.get(entry.name.rpartition(".")[2], ""))
+    }
 
 
 @router.get(

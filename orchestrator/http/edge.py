@@ -66,17 +66,11 @@ class RequestPolicy(Value):
 
     @classmethod
     def of(cls, allow_hosts: Sequence[str], origins: Sequence[str]) -> "RequestPolicy":
-        """Return the borders of a server that is also called by these names, and from these pages.
-
-        Raises: UsageError.
-        """
+        """Return the borders of a server that is also called by these names, from these pages. Raises: UsageError."""
         for origin in origins:
             parts = urlsplit(origin)
-            if (
-                parts.scheme not in {"http", "https"}
-                or not parts.netloc
-                or origin != f"{parts.scheme}://{parts.netloc}"
-            ):
+            is_web = parts.scheme in {"http", "https"} and parts.netloc
+            if not is_web or origin != f"{parts.scheme}://{parts.netloc}":
                 raise UsageError(
                     f"invalid origin {origin!r}: expected scheme://host[:port], for example https://console.example:8443"
                 )
@@ -90,25 +84,20 @@ class RequestPolicy(Value):
     def check(self, scope: Scope) -> bool:
         """Say whether a browser asks whether a page may ask, whose origin is one of ours. Raises: ProblemError."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        host = self._check_host([value for name, value in headers if name == b"host"])
-        # A person may follow a link to the console's page, as from a mail: it shows nothing by itself.
-        if (scope["method"], scope["path"]) != ("GET", "/") or (b"sec-fetch-mode", b"navigate") not in headers:
-            self._check_origin(headers, host)
-        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
-            raise ProblemError(
-                ProblemCode.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events"
-            )
-        names = {name for name, _ in headers}
-        is_asked = {b"origin", b"access-control-request-method"} <= names
-        return bool(self.origins) and scope["method"] == "OPTIONS" and is_asked
-
-    def _check_host(self, given: Sequence[bytes]) -> str:
+        given = [value for name, value in headers if name == b"host"]
         host = given[0].decode("latin-1").lower() if len(given) == 1 else ""
         name = name_of(host)
         if name is None or name not in self.hosts:
             detail = "this server does not answer for that host; `--allow-host NAME` adds one"
             raise ProblemError(ProblemCode.HOST_NOT_ALLOWED, detail)
-        return host
+        # A person may follow a link to the console's page, as from a mail: it shows nothing by itself.
+        if (scope["method"], scope["path"]) != ("GET", "/") or (b"sec-fetch-mode", b"navigate") not in headers:
+            self._check_origin(headers, host)
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
+            detail = "there are no WebSockets here; streams are sent as events"
+            raise ProblemError(ProblemCode.UPGRADE_NOT_ALLOWED, detail)
+        is_asked = {b"origin", b"access-control-request-method"} <= {name for name, _ in headers}
+        return bool(self.origins) and scope["method"] == "OPTIONS" and is_asked
 
     def _check_origin(self, headers: Sequence[tuple[bytes, bytes]], host: str) -> None:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
@@ -158,7 +147,9 @@ class TokenCallers(Value):
             return None
         address = scope["client"][0] if scope.get("client") else ""
         caller = await self.authenticator.caller(scope["headers"], address)
-        if scope["path"] == MCP_PATH or (caller.token.allows(Right.APPROVE) and _uses_approval(scope)):
+        # The right to approve may matter; looking for a connection's holder costs some 20 ms.
+        is_approval = scope["method"] not in {"GET", "HEAD"} or scope["path"].startswith(_TOLD_OF_APPROVAL)
+        if scope["path"] == MCP_PATH or (caller.token.allows(Right.APPROVE) and is_approval):
             peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
             caller = replace(caller, peer=peer)
         return caller
@@ -282,14 +273,8 @@ def check_path(raw: bytes) -> None:
     """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
     parts = raw.split(b"/")
     if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
-        raise ProblemError(
-            ProblemCode.PATH_NOT_ALLOWED, "the path contains empty segments, dot segments or percent-encoded separators"
-        )
-
-
-def _uses_approval(scope: Scope) -> bool:
-    """Say whether the right to approve may matter: looking for a connection's holder costs some 20 ms."""
-    return scope["method"] not in {"GET", "HEAD"} or scope["path"].startswith(_TOLD_OF_APPROVAL)
+        detail = "the path contains empty segments, dot segments or percent-encoded separators"
+        raise ProblemError(ProblemCode.PATH_NOT_ALLOWED, detail)
 
 
 def _address(named: Sequence[Any] | None) -> Address | None:

@@ -83,9 +83,8 @@ class HomeCallers(Value):
         if not provenance.processes or select.select([peer.descriptor], [], [], 0)[0]:
             raise ProblemError(ProblemCode.UNAUTHENTICATED, "the process of this connection has ended")
         if provenance.problem and scope["method"] != "GET":
-            raise ProblemError(
-                ProblemCode.ENVIRONMENT_DIFFERS, f"a program of a run only reads here: {provenance.problem}"
-            )
+            detail = f"a program of a run only reads here: {provenance.problem}"
+            raise ProblemError(ProblemCode.ENVIRONMENT_DIFFERS, detail)
         client, channel = self.service.client, headers.get(CHANNEL_HEADER.encode(), "")
         channel = channel if channel in CHANNELS else "cli"
         return local_caller(client.settings.principal, provenance, channel, client.clock.now_us())

@@ -43,7 +43,10 @@ class McpEndpoint:
     _sessions: StreamableHTTPSessionManager = field(init=False)
 
     def __post_init__(self) -> None:
-        server = self.made(ServerState(self._calls_of, lambda request: self._calls(request).rights))
+        async def calls_of(request: Request | None) -> ApiCalls:
+            return self._calls(request)
+
+        server = self.made(ServerState(calls_of, lambda request: self._calls(request).rights))
         server.streamable_http_app(
             streamable_http_path=MCP_PATH,
             max_request_body_size=self.service.limits.body_bytes,
@@ -93,9 +96,6 @@ class McpEndpoint:
             for task in (stream, stopping):
                 task.cancel()
             await asyncio.gather(stream, stopping, return_exceptions=True)
-
-    async def _calls_of(self, request: Request | None) -> ApiCalls:
-        return self._calls(request)
 
     def _calls(self, request: Request | None) -> ApiCalls:
         assert request is not None  # every message of this wire came in a request

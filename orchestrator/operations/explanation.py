@@ -4,7 +4,7 @@ The same parts as in a run judge here: the tool set, the schema, the tool's own 
 handler runs and nothing is written; a target may look at the disk, as it does before a real question.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -78,16 +78,13 @@ class Explainer(Value):
     def effective(self) -> EffectivePolicy:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""
         run_dirs = self.run_dirs
-        tools = self.catalogue.tools
-        skills = tuple(self._skills(run_dirs.project))
-        return EffectivePolicy(self.policy, self.paths, run_dirs.project, run_dirs.write_roots, tools, skills)
-
-    def _skills(self, project: Path) -> Iterator[SkillDeclaration]:
-        """Yield what the skills that a run of this project can load ask for."""
-        for skill in project_skills(self.paths.agent_home, self.catalogue.config, project):
-            text = skill.text
-            if text is not None and not skill.is_shadowed and (text.tools or text.permissions):
-                yield SkillDeclaration(skill.name, skill.level, text.tools, text.permissions)
+        skills = [
+            SkillDeclaration(skill.name, skill.level, text.tools, text.permissions)
+            for skill in project_skills(self.paths.agent_home, self.catalogue.config, run_dirs.project)
+            if (text := skill.text) is not None and not skill.is_shadowed and (text.tools or text.permissions)
+        ]
+        roots, tools = run_dirs.write_roots, self.catalogue.tools
+        return EffectivePolicy(self.policy, self.paths, run_dirs.project, roots, tools, tuple(skills))
 
     def tool(self, name: str) -> ToolDefinition:
         """Return a tool by name or alias. Raises: UsageError."""
@@ -97,16 +94,16 @@ class Explainer(Value):
         raise UsageError(f"there is no tool {name!r}; `soong tools list` shows them all")
 
     def call(self, tool: ToolDefinition, arguments: JsonObject, role: Role) -> CallExplanation:
-        """Say what would become of a call of a run of this role.
-
-        Raises:
-            UsageError: the arguments are not the tool's.
-        """
+        """Say what would become of a call of a run of this role. Raises: UsageError for arguments that do not fit."""
         wanted = surface_request(self.catalogue.config, role, allowed_tools=(tool.name,))
         decision = compute_surface(self.catalogue.tools, wanted).explain(tool.name)
         if decision is not None and not decision.is_in:
             return by_tool_set(decision)
-        self._check(tool, arguments)
+        problem = "; ".join(dict.fromkeys(map(str, validate(tool.input_schema, arguments))))
+        if not problem and tool.validate_input is not None:
+            problem = tool.validate_input(arguments) or ""
+        if problem:
+            raise UsageError(f"{tool.name} does not take these arguments: {problem}")
         tool = for_call(tool, arguments)
         context = ToolContext(_NOBODY, self.run_dirs, "call_explain", "explain", 0, NO_PROGRESS)
         try:
@@ -130,14 +127,6 @@ class Explainer(Value):
         )
         return by_policy(self.policy, call, home=self.home, is_tainted=self.is_tainted)
 
-    def _check(self, tool: ToolDefinition, arguments: JsonObject) -> None:
-        violations = validate(tool.input_schema, arguments)
-        problem = "; ".join(dict.fromkeys(map(str, violations)))
-        if not problem and tool.validate_input is not None:
-            problem = tool.validate_input(arguments) or ""
-        if problem:
-            raise UsageError(f"{tool.name} does not take these arguments: {problem}")
-
 
 def preview_of(
     plan: Plan,
@@ -150,11 +139,8 @@ def preview_of(
 ) -> Preview:
     """Look at a plan as :func:`soong.orchestrator.operations.preparation.prepared` would write it.
 
-    ``inputs`` are bound. Nothing is started or written.
-
-    Raises:
-        UsageError: the project is not a folder, an input or a rule is wrong.
-        InvalidConfigError: the configuration is.
+    ``inputs`` are bound. Nothing is started or written. Raises: UsageError, the project is not a folder, an input or a
+    rule is wrong; InvalidConfigError.
     """
     paths = ToolEnvironment.of(settings, catalogue.config).paths
     explainer = Explainer(catalogue, paths, project, allow=allow, cwd=cwd)

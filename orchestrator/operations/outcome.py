@@ -219,14 +219,15 @@ class _RunLog(Value):
     events: Sequence[Event]
 
     def deliverables(self, runs: Path) -> list[DeliverableSchema]:
-        found = []
-        for event in self.events:
-            value = event.data.get("deliverable")
-            if isinstance(value, Mapping):
-                copy = runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
-                path = str(value.get("path", ""))
-                found.append(DeliverableSchema(run=event.run_id, path=path, stored_at=str(copy)))
-        return found
+        return [
+            DeliverableSchema(
+                run=event.run_id,
+                path=str(value.get("path", "")),
+                stored_at=str(runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name),
+            )
+            for event in self.events
+            if isinstance(value := event.data.get("deliverable"), Mapping)
+        ]
 
     def denials(self) -> list[DenialSchema]:
         return [self._denial(event) for event in self.events if event.type == EventType.TOOL_DENIED]

@@ -33,7 +33,6 @@ from soong.orchestrator.operations.tasks import task_schema
 from soong.orchestrator.schemas.run import SessionSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.log import well_formed
-from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.plan.checks import mermaid
 from soong.shared.engine.tasks.spec import TaskKind
@@ -131,16 +130,12 @@ async def submit_follow_up(
         return await _submitted(service, session, task_id, status=200)
     if body.budget:
         caller.require(Right.APPROVE)
-    ready = follow_up(body, session, await _last_root(store, session_id), catalogue, task_id=task_id)
+    newest = await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)
+    last = next((task for task in newest if task.kind is TaskKind.ASK), None)
+    if last is None:
+        raise NotFoundError("session with an ask", session_id)
+    ready = follow_up(body, session, await store.runs.run(last.root_run_id), catalogue, task_id=task_id)
     return await _written(service, ready, traceparent, is_named=bool(task_id))
-
-
-async def _last_root(store: Store, session_id: str) -> Run:
-    """Return the root run of the newest ask of a session. Raises: NotFoundError."""
-    for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD):
-        if task.kind is TaskKind.ASK:
-            return await store.runs.run(task.root_run_id)
-    raise NotFoundError("session with an ask", session_id)
 
 
 async def _written(service: Service, ready: Submission, traceparent: str, *, is_named: bool) -> OperationReply:

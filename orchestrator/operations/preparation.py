@@ -205,8 +205,8 @@ def _ask(
     catalogue: Catalogue,
     now_us: int,
     *,
-    task_id: str = "",
-    follows: str = "",
+    task_id: str,
+    follows: str,
 ) -> NewTask:
     role = Role.ORCHESTRATOR if definition.id == ORCHESTRATOR else Role.MAIN
     return new_ask(

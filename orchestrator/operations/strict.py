@@ -83,22 +83,15 @@ def _place(location: Sequence[str | int], body: type[BaseModel] | None) -> tuple
         if model is None:
             break
         parts.append(part)
-        fields = _fields(model)
-        model = _model_of(model, part)
+        fields, named = _fields(model), model.model_fields.items()
+        annotations = (field.annotation for name, field in named if part == (field.alias or name))
+        model = next(models_in(next(annotations, None)), None)
     return ".".join(parts), fields
 
 
 def _fields(model: type[BaseModel] | None) -> Fields:
     fields = model.model_fields.items() if model is not None else ()
     return {field.alias or name: field.description or "" for name, field in fields}
-
-
-def _model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the model of a field's value, or of the items of it; None when it has none."""
-    for given, field in model.model_fields.items():
-        if name == (field.alias or given):
-            return next(models_in(field.annotation), None)
-    return None
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -153,9 +146,8 @@ class StrictRequest(Request):
         try:
             value = parse_strict(body)
         except InvalidJsonError as error:
-            raise ProblemError(
-                ProblemCode.INVALID_REQUEST, f"the body is not JSON that is read here: {error}"
-            ) from error
+            detail = f"the body is not JSON that is read here: {error}"
+            raise ProblemError(ProblemCode.INVALID_REQUEST, detail) from error
         if b"\\u0000" in body:
             named = islice(faults(value), MAX_ERRORS)
             _refuse([_fault(".".join(("body", *map(str, path))), found) for path, found in named])
@@ -195,18 +187,13 @@ class StrictRoute(APIRoute):
                 try:
                     return await handle(strict)
                 except RequestValidationError as error:
-                    raise await _invalid(strict, error, body) from error
+                    errors = errors_of(error.errors(), body)
+                    if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
+                        errors += await body.also_wrong(service, error.body)
+                    detail = "the request is not what this path takes"
+                    raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]}) from error
 
         return strictly
-
-
-async def _invalid(request: Request, error: RequestValidationError, body: type[BaseModel] | None) -> ProblemError:
-    errors = errors_of(error.errors(), body)
-    if body is not None and issubclass(body, Body) and isinstance(error.body, Mapping):
-        errors += await body.also_wrong(await service_of(request), error.body)
-    return ProblemError(
-        ProblemCode.INVALID_INPUT, "the request is not what this path takes", {"errors": errors[:MAX_ERRORS]}
-    )
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:

@@ -60,9 +60,16 @@ Cwd = Annotated[str, Field(max_length=4_096, description="Where relative paths s
 SubmissionTags = Annotated[
     list[Tag], Field(max_length=20, description="Words by which lists are filtered, besides those of the plan.")
 ]
+Allow = Annotated[
+    list[str],
+    Field(
+        max_length=100,
+        description="Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.",
+    ),
+]
 MaxConcurrent = Annotated[int, Field(ge=0, description="Most of its steps at once; 0: the service's limit.")]
 NOTHING: Final[Any] = Field(default_factory=dict)
-NO_TAGS: Final[Any] = Field(default_factory=list)
+NONE: Final[Any] = Field(default_factory=list)
 
 
 class PlanBody(Body):
@@ -89,11 +96,7 @@ class PreviewBody(PlanBody):
 
     inputs: dict[str, JsonValue] = Field(default_factory=dict)
     project: Project
-    allow: list[str] = Field(
-        default_factory=list,
-        max_length=100,
-        description="Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.",
-    )
+    allow: Allow = NONE
     cwd: Cwd = ""
 
 
@@ -103,18 +106,14 @@ class AskBody(Body):
     goal: Goal
     agent: str = Field(default=ORCHESTRATOR, max_length=200, description="The agent's definition.")
     project: Project
-    allow: list[str] = Field(
-        default_factory=list,
-        max_length=100,
-        description="Rules `tool:scope` that allow without a question; need the right `approve`.",
-    )
+    allow: Allow = NONE
     cwd: Cwd = ""
     approval_mode: Approvals = "inbox"
     model: str = Field(default="", max_length=200, description="The model of agents that name none.")
     settings: AskSettings = NOTHING
     budget: Budget = ""
     max_concurrent: MaxConcurrent = 0
-    tags: SubmissionTags = NO_TAGS
+    tags: SubmissionTags = NONE
 
     @property
     def allows(self) -> bool:
@@ -135,7 +134,7 @@ class FollowUpBody(Body):
         description="What its session may use in all from now on, as in `POST /v1/asks`; needs the right `approve`.",
     )
     max_concurrent: MaxConcurrent = 0
-    tags: SubmissionTags = NO_TAGS
+    tags: SubmissionTags = NONE
 
 
 class StepGrantBody(Body):
@@ -157,7 +156,7 @@ class SubmissionBody(PreviewBody):
     )
     budget: Budget = ""
     max_concurrent: MaxConcurrent = 0
-    tags: SubmissionTags = NO_TAGS
+    tags: SubmissionTags = NONE
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,
@@ -194,9 +193,8 @@ class CheckedPlan(Value):
 def checked_plan(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> CheckedPlan:
     """Look at the project, the plan, its inputs and the rules.
 
-    Raises:
-        InvalidPlanError: the plan or an input is wrong, and nothing else.
-        ProblemError: forbidden; invalid_input with everything that is wrong.
+    Raises: InvalidPlanError, the plan or an input is wrong, and nothing else; ProblemError, forbidden, or invalid_input
+    with everything that is wrong.
     """
     project, errors = _project(body.project, settings.http_projects)
     catalogue = catalogue if errors else catalogue.at(project)

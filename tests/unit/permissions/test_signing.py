@@ -89,14 +89,8 @@ def test_a_proof_survives_the_row_and_covers_what_is_shown() -> None:
 
     assert check_proof("token", replace(request, arguments=stored))
     assert not check_proof("token", replace(request, arguments={**stored, "n": 2}))
-    for name, value in {
-        "preview": "x",
-        "shown": "x",
-        "scope": "/x",
-        "is_dangerous": True,
-        "tags": ("x",),
-        "unknown_effects": ({},),
-    }.items():
+    others: dict[str, object] = {"preview": "x", "shown": "x", "scope": "/x", "is_dangerous": True, "tags": ("x",)}
+    for name, value in (others | {"unknown_effects": ({},)}).items():
         assert not check_proof("token", replace(request, **{name: value})), name  # real fields
 
 

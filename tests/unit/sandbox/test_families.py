@@ -119,9 +119,6 @@ async def test_a_program_that_stops_its_subreaper_gains_nothing(folder: int, tmp
     await all_gone(pids(tmp_path))
 
 
-"""Eight processes that each keep starting a handful in sessions of their own; by itself it ends after 20 s."""
-
-
 async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) -> None:
     ignoring = "for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)"
     no_subscription = f"import signal, time\n{ignoring}\nprint('ready', flush=True)\ntime.sleep(300)"

@@ -157,13 +157,8 @@ ROWS = [
         Row(f"row-08-{path.replace(str(os.getpid()), 'ours')}", tool, {"path": path, **TOOLS[tool]}, "not_regular_file")
         for tool in ("read_file", "list_dir", "search")
         for path in (
-            "/proc/self/environ",
-            "/proc/1/root/etc/shadow",
-            "/proc/self/fd/3",
-            "/dev/fd/0",
-            "/proc/self/root/etc/shadow",
-            f"/proc/{os.getpid()}/environ",
-            "/sys/kernel",
+            *("/proc/self/environ", "/proc/1/root/etc/shadow", "/proc/self/fd/3", "/dev/fd/0"),
+            *("/proc/self/root/etc/shadow", f"/proc/{os.getpid()}/environ", "/sys/kernel"),
         )
     ),
     Row("row-08-link-to-environ", "read_file", {"path": "x"}, "not_regular_file", link("x", "/proc/self/environ")),
@@ -276,23 +271,10 @@ ROWS = [
     *(
         Row(f"row-30-{path}", "write_file", {"path": path, "content": "x", "overwrite": True}, "path_protected")
         for path in (
-            ".git/hooks/pre-commit",
-            ".git/config",
-            ".git",
-            "sub/.git/hooks/x",
-            ".git/modules/sub/hooks/x",
-            ".git/worktrees/w/config.worktree",
-            ".git/commondir",
-            ".GIT/Hooks/x",
-            ".g\u200dit/config",
-            ".mcp.json",
-            ".soong/tools/x.json",
-            ".soong/config.toml",
-            "{home}/tools/x.json",
-            "{home}/config.toml",
-            "{home}/hooks/x",
-            "{home}/mcp.json",
-            "../home/config.toml",
+            *(".git/hooks/pre-commit", ".git/config", ".git", "sub/.git/hooks/x", ".git/modules/sub/hooks/x"),
+            *(".git/worktrees/w/config.worktree", ".git/commondir", ".GIT/Hooks/x", ".g\u200dit/config", ".mcp.json"),
+            *(".soong/tools/x.json", ".soong/config.toml", "{home}/tools/x.json", "{home}/config.toml"),
+            *("{home}/hooks/x", "{home}/mcp.json", "../home/config.toml"),
         )
     ),
     Row("row-30-link", "write_file", {"path": "h/config.toml", "content": "x"}, "path_protected", link("h", "{home}")),

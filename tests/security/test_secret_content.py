@@ -27,25 +27,12 @@ PEM = f"-----BEGIN PRIVATE KEY-----\n{BODY}-----END PRIVATE KEY-----\n"
 NAMED = (
     *(".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".kube/config", ".docker/config.json", ".git-credentials"),
     *(
-        ".config/gh/hosts.yml",
-        ".bash_history",
-        ".zsh_history",
-        ".python_history",
-        "prod.env",
-        "deploy/prod.env",
-        ".envrc",
+        *(".config/gh/hosts.yml", ".bash_history", ".zsh_history", ".python_history", "prod.env"),
+        *("deploy/prod.env", ".envrc"),
     ),
     *(
-        "etc/shadow",
-        "etc/gshadow",
-        "etc/shadow-",
-        "a.p12",
-        "a.pfx",
-        "a.kdbx",
-        "a.keystore",
-        "a.jks",
-        "a.ppk",
-        "x/id_rsa",
+        *("etc/shadow", "etc/gshadow", "etc/shadow-", "a.p12", "a.pfx", "a.kdbx", "a.keystore", "a.jks"),
+        *("a.ppk", "x/id_rsa"),
     ),
     *(
         "id_ed25519",
@@ -238,13 +225,8 @@ async def test_a_file_that_becomes_a_key_after_it_was_checked_is_not_read(scene:
 
 
 FILES = (
-    "a.txt",
-    "private/payroll.txt",
-    "private/deep/x.txt",
-    "private.txt",
-    "drafts/[1]*.txt",
-    "drafts/!b.txt",
-    "Private/y.txt",
+    *("a.txt", "private/payroll.txt", "private/deep/x.txt", "private.txt", "drafts/[1]*.txt"),
+    *("drafts/!b.txt", "Private/y.txt"),
 )
 STEP = "task/s"
 

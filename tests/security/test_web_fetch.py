@@ -32,17 +32,11 @@ MB = 1024 * 1024
 @pytest.mark.parametrize(
     "where",
     [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://other.example.org:{port}/",
-        "http://127.0.0.1:{port}/secret",
-        "http://2130706433:{port}/secret",
-        "http://[::ffff:127.0.0.1]:{port}/secret",
-        "http://localhost:{port}/secret",
-        "http://site.example.org@other.example.org:{port}/",
-        "//other.example.org:{port}/",
-        "http://\u0455ite.example.org:{port}/",
-        "https://site.example.org.other.example.org/",
-        "http://[",
+        *("http://169.254.169.254/latest/meta-data/", "http://other.example.org:{port}/"),
+        *("http://127.0.0.1:{port}/secret", "http://2130706433:{port}/secret"),
+        *("http://[::ffff:127.0.0.1]:{port}/secret", "http://localhost:{port}/secret"),
+        *("http://site.example.org@other.example.org:{port}/", "//other.example.org:{port}/"),
+        *("http://\u0455ite.example.org:{port}/", "https://site.example.org.other.example.org/", "http://["),
     ],
     ids=ascii,
 )

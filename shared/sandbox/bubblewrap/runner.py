@@ -38,14 +38,8 @@ _REASONS: Final = {number: os.strerror(number) for number in (errno.EACCES, errn
 _READ_ONLY: Final = "Read-only file system"
 _HIDDEN: Final = ("No such file or directory", "Permission denied", "ENOENT", "EACCES")
 _NETWORK: Final = (
-    "Network is unreachable",
-    "Temporary failure in name resolution",
-    "Could not resolve host",
-    "could not resolve host",
-    "Name or service not known",
-    "ENETUNREACH",
-    "EAI_AGAIN",
-    "Network unreachable",
+    *("Network is unreachable", "Temporary failure in name resolution", "Could not resolve host"),
+    *("could not resolve host", "Name or service not known", "ENETUNREACH", "EAI_AGAIN", "Network unreachable"),
 )
 _PATH: Final = re.compile(r"(?:^|[\s'\"`(=:])(/[^\s'\"`():,;]+)")
 _LAST_LINES: Final = 20

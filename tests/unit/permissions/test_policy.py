@@ -250,13 +250,8 @@ TOOLS = (
     make_tool("mcp.soong.answer", tags=frozenset({"mcp"})),
 )
 BLACK = {
-    "agent.task_create",
-    "agent.plan_update",
-    "agent.dispatch_worker",
-    "agent.create_sub_agent",
-    "agent.list_workers",
-    "internal.recall_memory",
-    "mcp.soong.answer",
+    *("agent.task_create", "agent.plan_update", "agent.dispatch_worker", "agent.create_sub_agent"),
+    *("agent.list_workers", "internal.recall_memory", "mcp.soong.answer"),
 }
 PATTERNS = st.sampled_from(["*", "agent.*", "code.*", "code.write_file", "mcp.*", "*.fetch", *sorted(BLACK)])
 NAMES = st.none() | st.lists(PATTERNS, max_size=4).map(tuple)

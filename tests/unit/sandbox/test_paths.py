@@ -20,22 +20,9 @@ POLICY = PathPolicy(Path("/home/u/.soong-home"))
 @pytest.mark.parametrize(
     "path",
     [
-        "/home/u/.ssh",
-        "/home/u/.ssh/id_rsa",
-        ".gnupg/x",
-        "a/.aws/credentials",
-        "/home/u/.config/gcloud/token",
-        "x.pem",
-        "deep/SERVER.KEY",
-        ".env",
-        ".env.local",
-        ".ENV.local",
-        ".env ",
-        ".env.",
-        ".ENV/bin/python",
-        "\uff58.\uff50\uff45\uff4d",
-        ".e\u200bnv",
-        "a//.env",
+        *("/home/u/.ssh", "/home/u/.ssh/id_rsa", ".gnupg/x", "a/.aws/credentials", "/home/u/.config/gcloud/token"),
+        *("x.pem", "deep/SERVER.KEY", ".env", ".env.local", ".ENV.local", ".env ", ".env.", ".ENV/bin/python"),
+        *("\uff58.\uff50\uff45\uff4d", ".e\u200bnv", "a//.env"),
     ],
 )
 def test_sensitive_names_are_seen_through_every_spelling(path: str) -> None:
@@ -46,18 +33,8 @@ def test_sensitive_names_are_seen_through_every_spelling(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "env",
-        "env.md",
-        "id_map.c",
-        "history",
-        ".environment",
-        "pem",
-        "x.pem.txt",
-        "keys/x",
-        ".config/other",
-        "gcloud",
-        ".sshx",
-        "a.keys",
+        *("env", "env.md", "id_map.c", "history", ".environment", "pem", "x.pem.txt", "keys/x", ".config/other"),
+        *("gcloud", ".sshx", "a.keys"),
     ],
 )
 def test_ordinary_names_are_not_sensitive(path: str) -> None:
@@ -193,17 +170,8 @@ def test_what_steers_us_elsewhere_is_protected_with_all_below_it(tmp_path: Path)
 @pytest.mark.parametrize(
     "path",
     [
-        "new.txt",
-        "a/b/new.txt",
-        "real/new.txt",
-        "link/new.txt",
-        "link/../new.txt",
-        "dangling",
-        "dangling/x",
-        "real/../x",
-        "no/../link/x",
-        "file/x",
-        "link/link/x",
+        *("new.txt", "a/b/new.txt", "real/new.txt", "link/new.txt", "link/../new.txt", "dangling", "dangling/x"),
+        *("real/../x", "no/../link/x", "file/x", "link/link/x"),
     ],
 )
 def test_what_does_not_exist_leads_where_the_system_says(path: str, tmp_path: Path) -> None:
@@ -258,27 +226,12 @@ def test_a_pattern_that_names_nothing_is_refused_when_the_policy_is_made(pattern
 @pytest.mark.parametrize(
     "path",
     [
-        "p/.git",
-        "p/.git/config",
-        "p/.git/hooks/pre-commit",
-        "p/.git/modules/sub/hooks/x",
-        "p/.git/worktrees/w/config.worktree",
-        "p/.git/commondir",
-        "p/.git/worktrees/w/gitdir",
-        "p/.git/rebase-merge/git-rebase-todo",
-        "p/GIT~1/config",
-        "p/.g\u200cit/hooks/x",
-        "p/.git /config",
-        "p/.mcp.json",
-        "p/.MCP.JSON",
-        "p/.soong/config.toml",
-        "p/.soong/tools/x.json",
-        "p/.soong/skills/s/SKILL.md",
-        "p/.\uff33oong/hooks/x",
-        "p/.claude",
-        "p/.Claude/agents/x.md",
-        "h/.claude/worktrees/fix/.claude/agents/x.md",
-        "p/sub/mcp.json",
+        *("p/.git", "p/.git/config", "p/.git/hooks/pre-commit", "p/.git/modules/sub/hooks/x"),
+        *("p/.git/worktrees/w/config.worktree", "p/.git/commondir", "p/.git/worktrees/w/gitdir"),
+        *("p/.git/rebase-merge/git-rebase-todo", "p/GIT~1/config", "p/.g\u200cit/hooks/x", "p/.git /config"),
+        *("p/.mcp.json", "p/.MCP.JSON", "p/.soong/config.toml", "p/.soong/tools/x.json", "p/.soong/skills/s/SKILL.md"),
+        *("p/.\uff33oong/hooks/x", "p/.claude", "p/.Claude/agents/x.md"),
+        *("h/.claude/worktrees/fix/.claude/agents/x.md", "p/sub/mcp.json"),
     ],
 )
 def test_a_control_is_known_by_name_through_every_spelling(path: str) -> None:

@@ -68,19 +68,8 @@ def test_a_file_read_page_by_page_is_the_file(tmp_path: Path) -> None:
 
 _NAMES: Final = st.sampled_from(
     [
-        "a",
-        "b.py",
-        "ä.md",
-        "with space",
-        ".hidden",
-        ".env",
-        "x.key",
-        ".git",
-        "sub",
-        "node.pem",
-        ".ENV",
-        "-r",
-        "new\nline",
+        *("a", "b.py", "ä.md", "with space", ".hidden", ".env", "x.key", ".git", "sub", "node.pem", ".ENV"),
+        *("-r", "new\nline"),
     ]
 )
 _LINES: Final = st.lists(

@@ -398,13 +398,8 @@ async def test_a_process_stopped_by_the_command_is_ended_too(commands: Commands)
 @pytest.mark.parametrize(
     "switch",
     [
-        "dangerouslyDisableSandbox",
-        "sandbox",
-        "sandbox_permissions",
-        "require_escalated",
-        "run_in_background",
-        "env",
-        "tty",
+        *("dangerouslyDisableSandbox", "sandbox", "sandbox_permissions", "require_escalated", "run_in_background"),
+        *("env", "tty"),
     ],
 )
 async def test_no_input_switches_a_sandbox_off_or_changes_how_a_command_runs(commands: Commands, switch: str) -> None:

@@ -1,20 +1,40 @@
-from collections.abc import AsyncGenerator
+"""Answers of models that are malformed, cut or meaningless."""
+
+import gc
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai.exceptions import UnexpectedModelBehavior
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponseStreamEvent, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ModelResponseStreamEvent,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
 from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 
+from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model_request import AnswerSource, BrokenAnswerError, UnmarkedAnswerError, can_stream
 from soong.shared.agents.ports import NO_FOLLOWER, AnswerFollower
 from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.functions import resolve_script
+from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
+from tests.unit.agents.parts import Notebook, RuleGate, make_identity, make_task
+from tests.unit.agents.test_loop import SHOUT, Talker
 from tests.unit.agents.test_model_request import Provider, answer
 
 WHOLE = answer("stop", "stop", provider="openai")
@@ -127,3 +147,40 @@ async def test_models_without_streams_are_asked_for_whole_answers() -> None:
 
     assert [can_stream(model) for model in models] == [False] * 3
     assert can_stream(FunctionModel(whole, stream_function=streamed))
+
+
+CALL = {"calls": [{"call": "test.shout", "with": {"text": "a"}}]}
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def _talker() -> Model[None]:
+    call = ModelResponse(parts=[ToolCallPart("test__shout", {"text": "a"}, "c1")])
+    return Talker(call, ModelResponse(parts=[TextPart("done")])).model
+
+
+def _script() -> Model[None]:
+    return ScriptedModel(resolve_script("builtin.calls"))
+
+
+async def _ran(model: Model[None], folder: Path) -> "weakref.ref[ToolPipeline]":
+    """Run an agent with one call to its end; return what shows whether what made the call is still there."""
+    notebook, clock = Notebook(), FakeClock()
+    scope = RunScope(make_identity(), 1, RunDirs(folder, folder, folder))
+    pipeline = ToolPipeline([SHOUT], scope, RuleGate(), notebook, clock=clock)
+    task = make_task(tools=[SHOUT], inputs=CALL)
+    end = await run_agent(task, model, pipeline, notebook, notebook, clock)
+    assert end.end_reason is EndReason.COMPLETED
+    return weakref.ref(pipeline)
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("make", [_talker, _script])
+async def test_a_run_that_has_ended_leaves_no_cycle(make: Callable[[], Model[None]], tmp_path: Path) -> None:
+    assert (await _ran(make(), tmp_path))() is None

@@ -1,31 +1,37 @@
+"""Scripted agents, and the threads that they run in."""
+
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.errors import InvalidConfigError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.tasks.failure_report import FailureReport
 from soong.shared.engine.tasks.functions import AgentHandle, ScriptBody, ScriptedAgent, scripted_agent
-from soong.shared.engine.tasks.step import Outcome
+from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import GateCall
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.test_loop import SHOUT, WRITE, Talker, calls, final, run, says
 from tests.waiting import others_run
-
-pytestmark = pytest.mark.spec("DIS-13")
 
 INPUT: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
 
@@ -78,6 +84,7 @@ def is_cheap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+@pytest.mark.spec("DIS-13")
 async def test_a_cheap_one_makes_its_calls_one_after_the_other_without_a_thread() -> None:
     threads: set[str] = set()
 
@@ -98,6 +105,7 @@ async def test_a_cheap_one_makes_its_calls_one_after_the_other_without_a_thread(
         assert (await again.play(doubled, is_resumed=True, numbers=[1, 2])).output == {"sum": 6}
 
 
+@pytest.mark.spec("DIS-13")
 async def test_more_calls_at_once_than_a_turn_holds_are_several_turns() -> None:
     async def many(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         return len(await asyncio.gather(*(agent.call("test.double", n=n) for n in range(201))))
@@ -121,6 +129,7 @@ def calling(*calls: tuple[str, dict[str, Any]]) -> ScriptBody:
     return body
 
 
+@pytest.mark.spec("DIS-13")
 @pytest.mark.spec("DIS-13.b")
 @pytest.mark.parametrize(
     ("calls", "words"),
@@ -146,6 +155,7 @@ async def test_a_call_that_differs_from_the_recorded_one_ends_the_run(
     assert (second.reads, second.writes) == ([], [])
 
 
+@pytest.mark.spec("DIS-13")
 async def test_arguments_whose_secrets_the_record_has_not_are_the_recorded_ones() -> None:
     script = calling(("test.store", {"text": "key sk-1 here"}), ("test.store", {"n": 5}))
     first = Scene()
@@ -167,6 +177,7 @@ def redacted(node: NewNode) -> NewNode:
     return NewNode(node.kind, {**node.payload, "message": {**message, "parts": parts}})
 
 
+@pytest.mark.spec("DIS-13")
 @pytest.mark.spec("DIS-13.a")
 async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial(is_cheap: bool) -> None:
     async def careful(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
@@ -187,6 +198,7 @@ async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial(is_che
     )
 
 
+@pytest.mark.spec("DIS-13")
 async def test_an_error_that_it_lets_through_ends_the_run_as_failed(is_cheap: bool) -> None:
     end = await Scene(allows=lambda _call: False, is_cheap=is_cheap).play(calling(("test.store", {"n": 1})))
 
@@ -195,6 +207,7 @@ async def test_an_error_that_it_lets_through_ends_the_run_as_failed(is_cheap: bo
     assert "ToolCallError: test.store was denied" in end.error.message
 
 
+@pytest.mark.spec("DIS-13")
 @pytest.mark.parametrize(
     "raised",
     [SystemExit(3), StopIteration(), asyncio.CancelledError(), BaseExceptionGroup("several", [KeyboardInterrupt()])],
@@ -210,6 +223,7 @@ async def test_what_is_no_ordinary_exception_ends_the_run_alone(raised: BaseExce
     assert end.error.type == "execution_failed"
 
 
+@pytest.mark.spec("DIS-13")
 async def test_waiting_for_something_else_ends_the_run(is_cheap: bool) -> None:
     async def waits(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
         await asyncio.Event().wait()
@@ -220,6 +234,7 @@ async def test_waiting_for_something_else_ends_the_run(is_cheap: bool) -> None:
     assert "'test.script' waits for something that is not a tool call; await only `agent.call`" in end.error.message
 
 
+@pytest.mark.spec("DIS-13")
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
 async def test_an_output_or_an_argument_that_is_not_json_ends_the_run(value: object, is_cheap: bool) -> None:
     async def returns(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
@@ -231,6 +246,7 @@ async def test_an_output_or_an_argument_that_is_not_json_ends_the_run(value: obj
     assert (outputs.end_reason, arguments.end_reason) == (EndReason.FAILED, EndReason.FAILED)
 
 
+@pytest.mark.spec("DIS-13")
 async def test_a_cancelled_run_cancels_the_function_where_it_waits(is_cheap: bool) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -260,6 +276,7 @@ async def test_a_cancelled_run_cancels_the_function_where_it_waits(is_cheap: boo
         await ended.wait()
 
 
+@pytest.mark.spec("DIS-13")
 async def test_tasks_that_it_leaves_behind_make_no_noise() -> None:
     async def careless(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         left = asyncio.ensure_future(agent.call("test.double", n=1))
@@ -272,6 +289,7 @@ async def test_tasks_that_it_leaves_behind_make_no_noise() -> None:
     assert end.output == "left one"
 
 
+@pytest.mark.spec("DIS-13")
 async def test_it_knows_its_folders_and_none_is_no_argument(is_cheap: bool) -> None:
     async def asks(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         await agent.call("test.store", n=3, text=None)
@@ -282,6 +300,7 @@ async def test_it_knows_its_folders_and_none_is_no_argument(is_cheap: bool) -> N
     assert end.output == "/p /c"
 
 
+@pytest.mark.spec("DIS-13")
 def test_a_name_is_given_to_one_coroutine_function() -> None:
     async def one(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
         return None
@@ -296,3 +315,83 @@ def test_a_name_is_given_to_one_coroutine_function() -> None:
         scripted_agent("tests.one")(other)
     with pytest.raises(InvalidConfigError, match="define it with `async def`"):
         scripted_agent("tests.plain")(lambda _inputs, _agent: None)  # type: ignore[type-var]  # a plain one
+
+
+SUM: JsonObject = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+
+def nothing(_call: GateCall) -> bool:
+    return False
+
+
+@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("DAG-10.a")
+async def test_a_child_whose_every_write_was_denied_does_not_count_as_clean() -> None:
+    """anthropics/claude-code#32402: a sub-agent reported success although all its writes were auto-denied."""
+    talker = Talker(
+        calls(("test__write_it", {"text": "a"}, "c1")),
+        calls(("test__write_it", {"text": "b"}, "c2")),
+        says("All files are written."),
+    )
+
+    end, _ = await run(talker, gate=RuleGate(nothing))
+
+    assert (end.end_reason, end.outcome) == (EndReason.COMPLETED, Outcome.PARTIAL)
+    assert [(one["tool_call_id"], one["type"]) for one in end.denials] == [
+        ("c1", "permission_denied"),
+        ("c2", "permission_denied"),
+    ]
+
+
+@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("DAG-10.c")
+async def test_a_provider_that_fails_for_good_leaves_what_the_child_had_got_so_far() -> None:
+    """Kilo-Org/kilocode#11797: an overloaded provider threw away all that a sub-agent had done."""
+    talker = Talker(
+        calls(("test__write_it", {"text": "a"}, "c1")),
+        ModelResponse(parts=[TextPart("Two of three are fine."), ToolCallPart("test__shout", {"text": "x"}, "c2")]),
+        *(ModelHTTPError(status_code=529, model_name="m", body=None) for _ in range(10)),
+    )
+
+    end, notebook = await run(talker, gate=RuleGate(nothing))
+
+    payloads = {node.kind: node.payload for node in (*notebook.written, *end.nodes)}
+    remains = FailureReport(result=payloads[NodeKind.RESULT], answer=payloads[NodeKind.ASSISTANT])
+    left = remains.added_to(StepResult("a", StepStatus.FAILED, None))
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert left.partial == {"text": "Two of three are fine."}
+    assert [one["tool"] for one in left.denials] == ["test.write_it"]
+
+
+@pytest.mark.spec("DAG-10")
+async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> None:
+    """HazAT/pi-interactive-subagents#41: restricting the tools took away those that a child reports with."""
+    talker = Talker(final({"sum": 3}))
+
+    end, _ = await run(talker, make_task(tools=(SHOUT,), output_schema=SUM))
+
+    assert [tool.name for tool in talker.info[0].function_tools] == ["test__shout"]
+    assert [tool.name for tool in talker.info[0].output_tools] == [FINAL_TOOL]
+    assert (end.end_reason, end.output, end.outcome) == (EndReason.COMPLETED, {"sum": 3}, Outcome.CLEAN)
+
+
+@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("ETS-02.c")
+async def test_what_the_model_is_shown_is_what_runs_and_what_is_recorded() -> None:
+    """jin-bo/agentao#255: two registries, the model saw one list and the runner executed another."""
+    notebook = Notebook()
+    talker = Talker(calls(("test__shout", {"text": "a"}, "c1"), ("test__write_it", {"text": "b"}, "c2")), says("done"))
+
+    end, _ = await run(talker, make_task(tools=(SHOUT,)), notebook=notebook)
+
+    offered = [tool.name for tool in talker.info[0].function_tools]
+    results = {
+        str(node.payload["tool"]): node.payload["error"]
+        for node in notebook.written
+        if node.kind is NodeKind.TOOL_RESULT
+    }
+    (report,) = [node.payload for node in end.nodes if node.kind is NodeKind.RESULT]
+    assert (offered, report["tools"]) == (["test__shout"], ["test.shout"])
+    assert results["test.shout"] is None
+    assert cast("Mapping[str, Json]", results["test.write_it"])["type"] == "tool_not_available"
+    assert WRITE.name not in notebook.started_calls

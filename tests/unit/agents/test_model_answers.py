@@ -35,7 +35,7 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_identity, make_task
 from tests.unit.agents.test_loop import SHOUT, Talker
-from tests.unit.agents.test_model_request import Provider, answer
+from tests.unit.agents.test_model import Provider, answer
 
 WHOLE = answer("stop", "stop", provider="openai")
 CUT = answer("stop", provider="openai")

@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.step import StepError
 from tests.contract.scene import failed, open_scene
 from tests.model.memory import MemoryStore
 from tests.unit.cli.calling import soong
-from tests.unit.cli.views import view_of
+from tests.unit.cli.test_displays import view_of
 
 CHARACTERS = "ab  漢字é\N{COMBINING ACUTE ACCENT}"
 

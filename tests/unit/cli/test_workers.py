@@ -108,8 +108,8 @@ async def test_a_limit_is_set_changed_listed_and_removed(tmp_path: Path) -> None
 
     assert [one.returncode for one in done] == [0, 0, 0], done
     assert listed["limits"] == [
-        {"scope": "model:openai:gpt", "limit": 2, "used": 0},
-        {"scope": "pool:default", "limit": 3, "used": 0},
+        {"scope": "model:openai:gpt", "limit": 2, "used": 0, "is_paused": False},
+        {"scope": "pool:default", "limit": 3, "used": 0, "is_paused": False},
     ]
     assert removed.returncode == 0
     assert "model:openai:gpt" in shown.stdout

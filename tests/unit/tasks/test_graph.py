@@ -1,19 +1,36 @@
+"""The graph of a plan, and totals over it."""
+
 import json
 import re
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from soong.shared.core.errors import ConflictError, LimitExceededError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.plan.checks import find_cycle, mermaid
-from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
+from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
+from soong.shared.tools.result import ErrorType
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.memory.notifier import MemoryBus
+from tests.model.memory.store import MemoryStore
+from tests.one_loop import FAST, OneLoop
+from tests.unit.toolsets.test_task_planning import Planning
 
 NODES = st.integers(0, 7).map(str)
 LABEL = r'"(?:[^"\[\](){}<>;`%$&|\\\n\r\u2028\u2029ﬂ°¶ß]|#[0-9]+;|</?i>|<br/>)*"'
 SIGNS = st.sampled_from("x\n\r\t \u2028\u2029\x85%{}[]()<>\"'#;:`\\&|$-@ﬂ°¶ß\x1b\u202e")
 LINE = re.compile(rf"flowchart TD|    s\d+ --> s\d+|    s\d+(?:\[{LABEL}\]|\(\[{LABEL}\]\)|\[\[{LABEL}\]\])")
+
+
 """All that a drawing without statuses is made of."""
 
 
@@ -81,3 +98,93 @@ def test_no_title_hides_or_adds_a_line_of_the_picture(titles: list[str]) -> None
 
     assert all(LINE.fullmatch(line) for line in lines)
     assert len(lines) == 2 * len(titles)
+
+
+MOST = 4
+ECHO: JsonObject = {"kind": "python", "call": "builtin.echo"}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OneLoop]:
+    async with OneLoop(MemoryStore(), settings=FAST.model_copy(update={"max_children_per_run": MOST})) as service:
+        yield service
+
+
+def steps(number: int, prefix: str = "s", **more: Json) -> list[Json]:
+    return [{"id": f"{prefix}{place}", "kind": "python", "call": "builtin.echo", **more} for place in range(number)]
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+@pytest.mark.spec("DIS-03.a")
+@pytest.mark.parametrize(("standing", "added", "limit"), [(0, 4, 4), (4, 0, 4), (9, 0, 4), (0, 9, 0)])
+def test_up_to_the_total_nothing_is_refused(standing: int, added: int, limit: int) -> None:
+    check_total(standing, added, limit)
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+@pytest.mark.spec("DIS-03.a")
+@pytest.mark.parametrize(("standing", "added"), [(0, 5), (4, 1), (9, 1)])
+def test_beyond_the_total_the_setting_is_named(standing: int, added: int) -> None:
+    with pytest.raises(LimitExceededError, match="SOONG_MAX_CHILDREN_PER_RUN is 4"):
+        check_total(standing, added, 4)
+
+
+def mapped(items: int) -> JsonObject:
+    return {"title": "t", "steps": [{"id": "each", "kind": "map", "over": list(range(items)), "step": ECHO}]}
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+@pytest.mark.spec("DIS-10.d")
+async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: OneLoop) -> None:
+    within = await service.run(mapped(MOST - 1))
+    beyond = await service.run(mapped(MOST))
+
+    (step,) = await service.store.tasks.steps(beyond.id)
+    assert within.status is TaskStatus.COMPLETED
+    assert beyond.status is TaskStatus.FAILED
+    assert step.error is not None
+    assert step.error.type == "limit_exceeded"
+    assert "5 children" in step.error.message
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+@pytest.mark.spec("DIS-10.d")
+async def test_an_agent_learns_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
+    session = make_session()
+    await service.store.sessions.open_session(session)
+    home = make_task(session.id, make_step("held", pool="nobody"))
+    await service.store.tasks.create_task(home)
+    planning = Planning(service, session, replace(home.root_run.identity, task_id=home.id))
+
+    refused = await planning.try_to("task_create", title="t", steps=steps(MOST + 1))
+    made = await planning.do("task_create", title="t", steps=steps(MOST))
+    grown = await planning.try_to("task_update", task_id=made["id"], add_steps=steps(1, "more"))
+
+    for result in (refused, grown):
+        assert result.error is not None
+        assert result.error.type is ErrorType.LIMIT_EXCEEDED
+        assert "SOONG_MAX_CHILDREN_PER_RUN" in result.error.message
+    assert len(await service.store.tasks.steps(made["id"])) == MOST
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+async def test_other_refusals_of_the_owner_stay_what_they_were(service: OneLoop) -> None:
+    _, task = await service.submit({"title": "t", "steps": steps(1)})
+    tasks = TaskService(service.store, service.board, service.board, SystemClock(), Planner())
+    await service.finished(task.id)
+
+    with pytest.raises(ConflictError):
+        await tasks.update(task, {"add_steps": steps(1, "more")})
+
+
+@pytest.mark.spec("DIS-03", "DIS-10")
+async def test_nothing_is_written_of_a_plan_that_is_too_large() -> None:
+    store, board = MemoryStore(), MemoryBus()
+    session = make_session()
+    await store.sessions.open_session(session)
+    tasks = TaskService(store, board, board, SystemClock(), Planner(max_children=MOST))
+
+    with pytest.raises(LimitExceededError):
+        await tasks.create(session.id, plan_from_json({"title": "t", "steps": steps(MOST + 1)}), {})
+
+    assert await store.tasks.list_tasks() == []

@@ -1,0 +1,229 @@
+"""Running tasks on a terminal: the live picture, the lines and the summary."""
+
+import io
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from soong.orchestrator.approvals.approval import question_of
+from soong.orchestrator.cli.display import LineDisplay, LostLeases, TaskView
+from soong.orchestrator.cli.live import Live
+from soong.orchestrator.cli.summary import counted, status_text, summary_text
+from soong.orchestrator.cli.workers import text_of
+from soong.orchestrator.operations.outcome import read_result
+from soong.orchestrator.operations.progress import TaskWatch
+from soong.orchestrator.schemas.approval import ApprovalSchema
+from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.shared.core.timing import utc_date
+from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
+from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.storage.store import Store
+from tests.contract.scene import ContractHarness, cancelled, held, open_scene
+from tests.model.builders import make_request, make_step
+from tests.model.memory import MemoryStore
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07 [red]not markup[/red] \u202eevil\r\n  ✓ look completed"
+
+
+async def drawn(root: str, step: str = "") -> str:
+    """Return the picture of a running step while the agent of its task and its own are writing."""
+    store = MemoryStore()
+    claim = await (await open_scene(store)).start("look")
+    task = await store.tasks.task(claim.identity.task_id)
+    output = io.StringIO()
+    live = Live(Console(file=output, width=100, height=40, force_terminal=False))
+    live.show(await view_of(store, task.id))
+    live.speak(task.root_run_id, "said before")
+    live.speak(task.root_run_id, root)
+    live.speak(claim.identity.run_id, step)
+    live.console.print(live.drawn())
+    live.close()
+    return output.getvalue()
+
+
+async def test_the_end_of_what_an_agent_and_a_step_are_writing_is_shown() -> None:
+    lines = "\n".join(f"line {number}" for number in range(100))
+
+    picture = await drawn(f"{lines}\nthe newest line", "first\nthe step's newest line")
+
+    assert "the newest line" in picture
+    assert "line 99" in picture
+    assert "line 1\n" not in picture
+    assert "the step's newest line" in picture
+
+
+async def test_what_a_model_writes_imitates_nothing_and_commands_no_terminal() -> None:
+    picture = await drawn(HOSTILE, HOSTILE)
+
+    assert "\x1b" not in picture
+    assert "\u202e" not in picture
+    assert "\x07" not in picture
+    assert "[red]not markup[/red]" in picture
+
+
+async def test_an_answer_that_is_over_leaves_nothing() -> None:
+    assert "said before" not in await drawn("")
+
+
+async def drawn_budget(budgets: dict[str, Budget], *charges: Charge) -> str:
+    store = MemoryStore()
+    scene = await open_scene(store)
+    claim = await scene.start("look")
+    for scope, budget in budgets.items():
+        await store.budgets.set_budget(scope or session_scope(claim.identity.session_id), budget)
+    today = utc_date(time.time_ns() // 1000)
+    for number, charge in enumerate(charges, 1):
+        await store.budgets.reserve(claim.identity.run_id, claim.fence, number, charge, day=today)
+    output = io.StringIO()
+    live = Live(Console(file=output, width=100, height=40, force_terminal=True, color_system="standard"))
+    live.show(await view_of(store, claim.identity.task_id))
+    live.console.print(live.drawn())
+    live.close()
+    return output.getvalue()
+
+
+@pytest.mark.spec("DIS-11")
+async def test_what_is_charged_is_shown_with_its_limits_where_there_are_any() -> None:
+    assert "budget" not in await drawn_budget({})
+
+    picture = await drawn_budget({"": Budget(200_000, 2_000_000)}, Charge(10_000, 31_200), Charge(2_345, 0))
+
+    assert "budget  $0.0312 of $2, 12,345 of 200,000 tokens (6%)" in picture
+
+
+@pytest.mark.spec("DIS-11")
+@pytest.mark.parametrize(("tokens", "colour"), [(799, "\x1b[2m"), (800, "\x1b[33m"), (1_000, "\x1b[31m")])
+async def test_a_budget_that_is_nearly_or_all_used_warns(tokens: int, colour: str) -> None:
+    picture = await drawn_budget({DAY: Budget(1_000, None)}, Charge(tokens, None))
+
+    *_, line = (line for line in picture.splitlines() if "budget of the day" in line)
+    assert f"{tokens:,} of 1,000 tokens" in line
+    assert line.startswith(colour)
+
+
+DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
+
+
+async def expired(scene: ContractHarness, *, most: int = 3) -> None:
+    await scene.store.claims.expire_worker(scene.worker, 0, max_lost_leases=most, now_us=scene.now_us, because=DIED)
+
+
+@pytest.mark.spec("DAG-05")
+@pytest.mark.parametrize(
+    ("number", "most", "consequence"),
+    [(1, 3, "; 1 step starts again"), (3, 3, "; 3 steps start again"), (2, 1, "")],
+    ids=["one", "several", "failed"],
+)
+async def test_a_lost_worker_is_reported_once_with_its_steps(number: int, most: int, consequence: str) -> None:
+    store, losses = MemoryStore(), LostLeases()
+    scene = await open_scene(store)
+    task_id = await scene.task(*"abc"[:number])
+    await scene.claim()
+
+    told = [losses.news(await view_of(store, task_id))]
+    await expired(scene, most=most)
+    told += [losses.news(await view_of(store, task_id)) for _ in range(2)]
+
+    assert told == [[], [f"{DIED}{consequence}"], []]
+
+
+async def test_what_was_lost_before_is_not_reported() -> None:
+    store = MemoryStore()
+    scene = await open_scene(store)
+    task_id = (await scene.start("a")).identity.task_id
+    await expired(scene)
+
+    assert LostLeases().news(await view_of(store, task_id)) == []
+    assert LostLeases({}).news(await view_of(store, task_id)) == [f"{DIED}; 1 step starts again"]
+
+
+async def parked(scene: ContractHarness, store: Store) -> TaskView:
+    claim = await scene.start("asks")
+    request = await scene.raised(make_request(claim))
+    assert await store.claims.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
+    return await view_of(store, claim.identity.task_id)
+
+
+@pytest.mark.spec("DAG-04", "PER-13")
+async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_consent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    view = await parked(await open_scene(store), store)
+    output = io.StringIO()
+    live = Live(Console(file=output, width=100, height=40, force_terminal=False))
+
+    LineDisplay().show(view)
+    live.console.print(live.picture(view))
+    live.close()
+
+    assert "? asks blocked: waits for consent, without a slot" in capsys.readouterr().err
+    assert "waits for consent, without a slot" in output.getvalue()
+    assert "1 waiting for consent" in output.getvalue()
+    assert status_text(view.steps[0]) == "blocked (waits for consent)"
+
+
+def test_parked_steps_are_counted_in_words() -> None:
+    counts = Counter({StepStatus.BLOCKED: 2, StepStatus.RUNNING: 1})
+
+    assert [f"{number} {counted(status)}" for status, number in counts.items()] == [
+        "2 waiting for consent",
+        "1 running",
+    ]
+
+
+def test_the_list_of_workers_says_how_many_runs_are_parked() -> None:
+    assert "parked" not in text_of(document_of(0))
+    assert "1 run is parked and holds no slot" in text_of(document_of(1))
+    assert "3 runs are parked and hold no slot" in text_of(document_of(3))
+
+
+def document_of(parked: int) -> dict[str, object]:
+    return WorkersSchema(workers=[], pools=[], limits=[], parked=parked).model_dump()
+
+
+async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is_shown() -> None:
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(*(f"s{number}" for number in range(1_200)))
+    (claim,) = await scene.claim(1)
+    await scene.fail(claim)
+
+    result = await read_result(scene.store, task_id, Path("/runs"), brief=True)
+    text = summary_text(result.model_dump())
+
+    assert len(result.steps) == 60
+    assert "… and 1140 steps more" in text
+    assert f"tasks show {task_id} --json" in text
+    assert f"runs tail {claim.identity.run_id}" in text
+
+
+async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("long", "first", make_step("after", depends_on=["first"]))
+    task_id = claim.identity.task_id
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
+    await scene.advance([cancelled(claim)])
+    result = await read_result(scene.store, task_id, Path("/runs"))
+    begun, _, never = result.steps
+
+    text = summary_text(result.model_dump())
+
+    assert never.run
+    assert f"soong runs tail {begun.run}" in text
+    assert never.run not in text
+    assert f"soong resume {task_id}" in text
+
+
+async def view_of(store: Store, task_id: str) -> TaskView:
+    """Return the first view of a task, with the questions that wait."""
+    watch, view = TaskWatch(task_id, store), TaskView(task_id)
+    await watch.look()
+    event = json.loads(watch.since(0).partition(b"data: ")[2])
+    view.take(task_id, event, is_whole=True)
+    questions = [await question_of(store.consent, one) for one in event["approvals"]]
+    view.questions = [ApprovalSchema.of_question(one).model_dump(mode="json") for one in questions]
+    return view

@@ -12,7 +12,8 @@ from rich.console import Console
 from soong.orchestrator.approvals.approval import question_of
 from soong.orchestrator.cli.display import LineDisplay, LostLeases, TaskView
 from soong.orchestrator.cli.live import Live
-from soong.orchestrator.cli.summary import counted, status_text, text_of as summary_text
+from soong.orchestrator.cli.summary import counted, status_text
+from soong.orchestrator.cli.summary import text_of as summary_text
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.progress import TaskWatch

@@ -36,16 +36,12 @@ MAX_CALL_CHARS: Final = 2_000
 
 async def plan_of(store: Store, task_id: str) -> list[schema.PlanEntry]:
     """Return the steps of a task in order. A plan has no status for failure: the entry's text has the step's end."""
-    return [
-        acp.plan_entry(f"{_title(step)}{_ending(step)}", priority="medium", status=_status(step))
-        for step in (await snapshot_of(store, task_id)).steps[:MAX_ENTRIES]
-    ]
-
-
-def _title(step: Step) -> str:
-    title = step.title if step.title and step.title != step.step_id else ""
-    said = f"{step.step_id}: {title}" if title else step.step_id
-    return inert(" ".join(said.split()))[:MAX_CHARS]
+    entries = []
+    for step in (await snapshot_of(store, task_id)).steps[:MAX_ENTRIES]:
+        title = step.step_id if step.title in ("", step.step_id) else f"{step.step_id}: {step.title}"
+        said = f"{inert(' '.join(title.split()))[:MAX_CHARS]}{_ending(step)}"
+        entries.append(acp.plan_entry(said, priority="medium", status=_status(step)))
+    return entries
 
 
 def _ending(step: Step) -> str:

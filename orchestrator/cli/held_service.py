@@ -55,7 +55,6 @@ class HeldService:
 
     async def hold(self, *, start_after_s: float = 0.0) -> None:
         """Join the service of the home, else start one; after a while, where one is about to be there.
-
         Raises: SoongError.
         """
         if not self.is_new and not variable(*OF_THE_COMMAND):
@@ -83,7 +82,6 @@ class HeldService:
 
     async def keep(self, note: Callable[[str], None]) -> None:
         """Hold the service as long as it lives; follow it to its successor, or start another when it was killed.
-
         Raises: UnavailableError when it was stopped, or dies again and again.
         """
         while self.control is not None:

@@ -109,8 +109,11 @@ class Live(LineDisplay):
             self._bar(view),
             _steps(view, room, self._voices),
             _workers(view),
-            *(_budget(one) for one in view.head["budgets"]),
         ]
+        for one in view.head["budgets"]:  # used, and reserved by requests under way
+            whose, share = " of the day" if one["scope"] == DAY else "", one["share"]
+            style = "red" if share >= 1 else "yellow" if share >= WARN_AT else "dim"
+            parts.append(Text(f"  budget{whose}  {one['charged']} ({share:.0%})", style=style))
         if sentence := pull_text(view.to_be_pulled, view.task_id):
             parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
@@ -175,13 +178,6 @@ def _row(step: Document, planned: Sequence[Document], voice: str) -> tuple[Text,
         Text(time_text(seconds_of(step)), style="dim"),
         Text(one_line(said or (step["title"] if step["title"] != step["id"] else ""), 60), style="dim"),
     )
-
-
-def _budget(budget: Document) -> Text:
-    """Return what of a budget is charged: used, and reserved by requests under way."""
-    whose, share = "of the day" if budget["scope"] == DAY else "", budget["share"]
-    style = "red" if share >= 1 else "yellow" if share >= WARN_AT else "dim"
-    return Text(f"  budget {whose}".rstrip() + f"  {budget['charged']} ({share:.0%})", style=style)
 
 
 def _workers(view: TaskView) -> RenderableType:

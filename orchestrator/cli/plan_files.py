@@ -59,7 +59,6 @@ async def write_fork(text: str, from_step: str, file: Path) -> None:
 
 def plan_text(plan: JsonObject) -> str:
     """Return a plan as YAML that people can change, or as JSON where YAML would say something else.
-
     Raises: InvalidPlanError when it is too large for a plan.
     """
     plain = _plain(plan)

@@ -98,7 +98,10 @@ class TerminalPrompt:
         """
         self.hold(True)
         try:
-            self._show(question)
+            if self._others(question):
+                self._list(self.waiting, question, LISTED)
+            room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
+            self.console.print(picture(question, room=room, columns=self.console.width))
             while True:
                 self.console.print(choices(question, self._others(question), self.console.width))
                 line = await self.read_line(lambda: self.console.print(Text("  > ", style="bold"), end=""))
@@ -111,12 +114,6 @@ class TerminalPrompt:
             raise
         finally:
             self.hold(False)
-
-    def _show(self, question: Document) -> None:
-        if self._others(question):
-            self._list(self.waiting, question, LISTED)
-        room = max(LEAST_PREVIEW_ROWS, self.console.height - OTHER_ROWS)
-        self.console.print(picture(question, room=room, columns=self.console.width))
 
     def _list(self, waiting: Sequence[Document], shown: Document, most: int) -> None:
         self.console.print(head(waiting, shown, self.now_s(), self.console.width, most))
@@ -133,7 +130,10 @@ class TerminalPrompt:
                 waiting = self.waiting or (question,)
                 self._list(waiting, question, len(waiting))
             case "n" | "next":
-                self._leave(question)
+                if self._others(question):
+                    raise SkipQuestionError
+                none = "  no other question waits; this one is answered by 1, 2 or 3"
+                self.console.print(Text(none, style="dim"))
             case "?" | "h" | "help":
                 self.console.print(Text(HELP, style="dim"))
             case "":
@@ -143,12 +143,6 @@ class TerminalPrompt:
                 choices = "1, 2 or 3" if Choice.ALLOW_FOR_SESSION in question["choices"] else "1 or 3"
                 self.console.print(Text(f"  {said!r} is not an answer; type {choices}, or ? for help", style="dim"))
         return None
-
-    def _leave(self, question: Document) -> None:
-        """Raises: SkipQuestionError."""
-        if self._others(question):
-            raise SkipQuestionError
-        self.console.print(Text("  no other question waits; this one is answered by 1, 2 or 3", style="dim"))
 
     async def _show_full_input(self, question: Document) -> None:
         columns = self.console.width

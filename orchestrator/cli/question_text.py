@@ -130,8 +130,11 @@ def show_text(question: Document, now_us: int, *, is_full: bool) -> str:
         *_preview(question, is_full=is_full),
         *_now(question["now"]),
         "\n".join(input_lines(whole["input"], whole["note"], max_chars=most, columns=columns())),
-        *_answering(question),
     ]
+    if question["ending"] == WAITS:
+        key = short_id(question["id"])
+        once = f"{program()} approvals allow {key}{' [--session]' if question['session_grant'] else ''}"
+        parts.append(f"answer it: {once}\n           {program()} approvals deny {key} [--reason WORDS]")
     return "\n\n".join(parts)
 
 
@@ -186,13 +189,6 @@ def _now(now: Document | None) -> Iterator[str]:
         note = f"{'CHANGED: ' if now['is_changed'] else ''}{visible(now['note'])}{':' if now['preview'] else ''}"
         lines = folded(note, columns()) if columns() else [note]
         yield "\n".join([*lines, *(_block(now["preview"], is_full=True) if now["preview"] else [])])
-
-
-def _answering(question: Document) -> Iterator[str]:
-    if question["ending"] == WAITS:
-        key = short_id(question["id"])
-        once = f"{program()} approvals allow {key}{' [--session]' if question['session_grant'] else ''}"
-        yield f"answer it: {once}\n           {program()} approvals deny {key} [--reason WORDS]"
 
 
 def _block(text: str, *, is_full: bool) -> list[str]:

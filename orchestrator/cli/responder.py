@@ -49,7 +49,6 @@ class TerminalResponder(QuestionResponder[Document]):
 
     async def run(self) -> None:
         """Answer until cancelled, or until the callback can be asked nothing more.
-
         Raises: SoongError when nothing may be answered here.
         """
         try:

@@ -190,7 +190,6 @@ class _LocalPlan:
     @cached_property
     def settings(self) -> "Settings":
         """With which a service is started for a plan that is good.
-
         Raises: UsageError, with everything that is wrong with the submission.
         """
         from soong.orchestrator.operations.preparation import prepared, prepared_here

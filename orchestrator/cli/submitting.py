@@ -111,7 +111,6 @@ def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: 
 
 def check_models(settings: "Settings", names: frozenset[str]) -> None:
     """Check programs, packages and keys where the service that this command starts has this command's environment.
-
     Raises: InvalidConfigError.
     """
     from soong.orchestrator.embedded.service_file import read_record

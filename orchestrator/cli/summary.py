@@ -194,12 +194,9 @@ def _calls(calls: Sequence[Document]) -> list[str]:
 
 
 def _denials(denials: Sequence[Document]) -> list[str]:
-    if not denials:
-        return []
-    lines = ["", f"denied: {len(denials)}", *_calls(denials)]
-    if all(one["author"] == "person" for one in denials):
-        return lines
-    return [*lines, "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"]
+    hint = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
+    hints = [] if all(one["author"] == "person" for one in denials) else [hint]
+    return ["", f"denied: {len(denials)}", *_calls(denials), *hints] if denials else []
 
 
 def _cut(steps: Sequence[Document]) -> list[str]:

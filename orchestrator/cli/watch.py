@@ -70,7 +70,6 @@ class Watch:
 
     async def _show(self) -> None:
         """Show the task until nothing more happens to it by itself.
-
         Raises: UnavailableError when it waits for what will not come; it has been paused.
         """
         losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)

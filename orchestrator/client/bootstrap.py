@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 async def open_client(settings: Settings, *, is_reading: bool = False) -> Client:
     """Connect to the deployment that the settings name. One that ``is_reading`` needs no Redis.
-
-    Raises:
-        InvalidConfigError: no Redis is named.
-        UnavailableError, SchemaVersionError: the database cannot be used.
+    Raises: InvalidConfigError, no Redis is named; UnavailableError, SchemaVersionError, the database cannot be used.
     """
     if not (settings.redis_url or is_reading):
         raise InvalidConfigError(
@@ -128,10 +125,8 @@ async def migrate(
     settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "", scaler: str = ""
 ) -> None:
     """Bring the database to this program's schema, and give the named roles their rights on it.
-
-    Raises:
-        UnavailableError, SchemaVersionError: the database cannot be used.
-        InvalidConfigError: rights cannot be given: see :func:`soong.shared.storage.sql.roles.role_grants.grant`.
+    Raises: UnavailableError, SchemaVersionError, the database cannot be used; InvalidConfigError, rights cannot be
+    given: see :func:`soong.shared.storage.sql.roles.role_grants.grant`.
     """
     from soong.shared.storage.sql.engine.engine import parse_url
     from soong.shared.storage.sql.roles.role_grants import Roles, grant

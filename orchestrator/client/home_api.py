@@ -125,11 +125,8 @@ class Calls(ABC):
         body: Json = None,
         headers: Mapping[str, str] | None = None,
     ) -> ApiReply:
-        """Return what an operation answers.
-
-        Raises:
-            HomeUnreachableError: no service serves this here; the operation may have been done all the same.
-            SoongError: the operation was refused; its cause is the problem.
+        """Return what an operation answers. Raises: HomeUnreachableError, no service serves this here; the operation
+        may have been done all the same; SoongError, the operation was refused; its cause is the problem.
         """
         async with self._answered(method, path, query, body, headers) as answer:
             text = await _text_of(answer)

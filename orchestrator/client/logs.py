@@ -9,9 +9,7 @@ from soong.shared.sandbox.redact import redactor
 
 def configure_logs(settings: Settings, process: str = "orchestrator") -> None:
     """Set up logging under the settings and the configuration of the home.
-
-    Raises:
-        InvalidConfigError: the configuration cannot be used, and with it what it calls secret is unknown.
+    Raises: InvalidConfigError, the configuration cannot be used, and with it what it calls secret is unknown.
     """
     config = load_config(settings.home)
     known = redactor(secret_values(settings, config.secret_env, config.secret_files))

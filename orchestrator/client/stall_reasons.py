@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.child import ServiceHealth, health_of
@@ -71,8 +71,15 @@ class StallReasons:
         if health is None:
             return
         self._compare_modules(health)
-        if reason := _hopeless(health) or _unserved(missing, health):
-            await self._give_up(reason)
+        reason = _hopeless(health)
+        if missing and not health.starting:  # all of its workers are there
+            reason = reason or (
+                f"{missing}\n  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
+                f"to use others, end it with `{program()} down` and run again with SOONG_FUNCTIONS=MODULE"
+            )
+        if reason:  # nothing is to wait for the task
+            stands = "the task is paused" if await self.pause() else "the task still runs"
+            raise UnavailableError(f"{reason}\n  {stands}; continue it: {program()} resume {self.task_id}")
         self._starting(health, now_s)
 
     @property
@@ -87,11 +94,6 @@ class StallReasons:
                 f"{self.modules}; to use these, end the service with `{program()} down` and run again"
             )
         self._is_compared = True
-
-    async def _give_up(self, reason: str) -> NoReturn:
-        """Pause the task, so that nothing waits for it."""
-        stands = "the task is paused" if await self.pause() else "the task still runs"
-        raise UnavailableError(f"{reason}\n  {stands}; continue it: {program()} resume {self.task_id}")
 
     def _starting(self, health: ServiceHealth, now_s: float) -> None:
         """Say that the service starts workers, soon after they were missed and then now and then."""
@@ -145,14 +147,3 @@ def missing_function(needed: Iterable[tuple[str, Sequence[str]]], workers: Seque
                 f"{suggestion(missing, known)}"
             )
     return ""
-
-
-def _unserved(missing: str, health: ServiceHealth) -> str:
-    """Say what to do about a function that no worker of the service has, once all of its workers are there."""
-    if not missing or health.starting:
-        return ""
-    return (
-        f"{missing}\n"
-        f"  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
-        f"to use others, end it with `{program()} down` and run again with SOONG_FUNCTIONS=MODULE"
-    )

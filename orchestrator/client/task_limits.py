@@ -90,10 +90,8 @@ def limits_from(given: Mapping[str, Json], where: str) -> Budget:
 
 async def raise_limits(budgets: BudgetStore, task: Task, *, of_session: Budget, of_task: Budget) -> None:
     """Set what a session may use in all, and the named limits of a task, in all from its beginning; the others stay.
-
-    Raises:
-        UsageError: the task has no limits; nothing was changed.
-        ConflictError: the task is completed; nothing was changed.
+    Raises: UsageError, the task has no limits; nothing was changed; ConflictError, the task is completed; nothing was
+    changed.
     """
     is_asked = not (of_session.is_unlimited and of_task.is_unlimited)
     if is_asked and task.status is TaskStatus.COMPLETED:

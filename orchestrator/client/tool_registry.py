@@ -101,9 +101,7 @@ def owner_registry(
     patience_s: float = 60.0,
 ) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
-
-    Raises:
-        InvalidToolError, InvalidConfigError: as :func:`make_registry`.
+    Raises: InvalidToolError, InvalidConfigError, as :func:`make_registry`.
     """
     own = TaskTools(service.store, lambda: "", clock)
     starting = StartingTools(service, patience_s)

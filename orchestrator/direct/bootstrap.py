@@ -133,9 +133,7 @@ async def open_tools(
 
 async def call_tool(tool: str, arguments: Mapping[str, Json] | None = None, **options: Any) -> ToolResult:
     """Call one tool; ``options`` are those of :func:`open_tools`.
-
-    Raises:
-        UsageError: an option is wrong. A failure of the call is its result.
+    Raises: UsageError, an option is wrong. A failure of the call is its result.
     """
     async with open_tools(**options) as session:
         return await session.call(tool, arguments)

@@ -42,9 +42,7 @@ class ExportedTools(Value):
         self, name: str, arguments: Mapping[str, Json] | str | None = None, *, tool_call_id: str = ""
     ) -> ToolResult:
         """Run a call that a provider's model made; ``arguments`` may be the JSON text that OpenAI sends.
-
-        Raises:
-            UnavailableError: the record cannot be written; a write has not happened.
+        Raises: UnavailableError, the record cannot be written; a write has not happened.
         """
         names = NameTable(tool.name for tool in self.session.tools())
         return await self.session.call(names.to_canonical(name), arguments, tool_call_id=tool_call_id)

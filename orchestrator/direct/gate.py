@@ -77,7 +77,10 @@ class DirectGate:
             async with self._turns.setdefault(lane_of(request), asyncio.Lock()):
                 decision = await self._decided(request)
         except asyncio.CancelledError:
-            await asyncio.shield(self.record((self._withdrawn(request),)))
+            withdrawn = {"request_id": request.id, "tool_call_id": request.tool_call_id, "tool": request.tool}
+            data: dict[str, Json] = {**withdrawn, "reason": "its call was cancelled"}
+            event = NewEvent(EventType.PERMISSION_WITHDRAWN, data, self.clock.now_us())
+            await asyncio.shield(self.record((event,)))
             raise
         return check_binding(decision, request, now_us=self.clock.now_us())
 
@@ -116,15 +119,6 @@ class DirectGate:
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait({asking}, timeout=timing.SHORT_LIMIT_S)
-
-    def _withdrawn(self, request: PermissionRequest) -> NewEvent:
-        data: dict[str, Json] = {
-            "request_id": request.id,
-            "tool_call_id": request.tool_call_id,
-            "tool": request.tool,
-            "reason": "its call was cancelled",
-        }
-        return NewEvent(EventType.PERMISSION_WITHDRAWN, data, self.clock.now_us())
 
 
 def _nobody(request: PermissionRequest) -> UnsignedDecision:

@@ -154,12 +154,13 @@ class ServiceCalls:
 
             is_person = self.callback is not None or self.has_rules
             purpose = "answer, or allow, what a tool asks for" if is_person else ""
-            self._own = OwnApi(self.channel, self._attached, purpose=purpose)
+
+            async def attached(_may_start: bool) -> "Attachment":
+                from soong.orchestrator.embedded.starter import attach
+
+                self._attachment = await attach(self.settings)
+                return self._attachment
+
+            self._own = OwnApi(self.channel, attached, purpose=purpose)
         self._calls = self._calls or await self._own.calls(may_start=True)
         return self._calls
-
-    async def _attached(self, _may_start: bool) -> "Attachment":
-        from soong.orchestrator.embedded.starter import attach
-
-        self._attachment = await attach(self.settings)
-        return self._attachment

@@ -158,12 +158,13 @@ class HomeApiSocket:
         self._path.chmod(0o600)
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._begin)
-
-    def _begin(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._listener.fileno())
-        self._serving = loop.create_task(self._run())
+
+        def begin() -> None:
+            loop.remove_reader(self._listener.fileno())
+            self._serving = loop.create_task(self._run())
+
+        loop.add_reader(self._listener.fileno(), begin)
 
     async def _run(self) -> None:
         try:
@@ -225,7 +226,8 @@ class EmbeddedService:
         else:
             await take_home(lock, self.settings)
         try:
-            self._listen_to_signals()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled)
             await self._start(lock)
             ready()
             await self._until_stopped(lock)
@@ -255,7 +257,11 @@ class EmbeddedService:
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         self._supervisor.start_workers()
-        self._scale(self._owner, self._store, self._supervisor)
+        if settings.workers.most > settings.workers.least:
+            supervisor, store = self._supervisor, self._store
+            scaler = WorkerScaler(lambda: supervisor.may_grow, supervisor.grow, lambda: demand_of(store))
+            self._owner.on_work(scaler.hint)
+            self._scaling = asyncio.get_running_loop().create_task(scaler.run())
         if self._listener is not None:
             self._supervisor.start_http(self._listener.fileno())
         self._home_api = HomeApiSocket(folder / API_SOCKET, serve_home)
@@ -271,13 +277,6 @@ class EmbeddedService:
                 is_ephemeral=self.is_ephemeral,
             )
         )
-
-    def _scale(self, owner: ServiceOwner, store: Store, supervisor: Supervisor) -> None:
-        """Let there be more workers when there is work for them, unless their number is fixed."""
-        if self.settings.workers.most > self.settings.workers.least:
-            scaler = WorkerScaler(lambda: supervisor.may_grow, supervisor.grow, lambda: demand_of(store))
-            owner.on_work(scaler.hint)
-            self._scaling = asyncio.get_running_loop().create_task(scaler.run())
 
     def _hand_over(self) -> bool:
         """Begin to stop for a staying service; say whether we do."""
@@ -367,11 +366,6 @@ class EmbeddedService:
     async def _worker_died(self, pid: int, how: str) -> None:
         if self._owner is not None:
             await self._owner.worker_died(pid, how)
-
-    def _listen_to_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
         """The first signal stops in order, the second ends the workers at once."""

@@ -57,7 +57,6 @@ class ApiCalls(DirectCalls):
         self, operation: Callable[..., Any], *, body: Json = None, **given: str | int | Sequence[str]
     ) -> ApiReply:
         """Return what an operation returns when it is called with these arguments.
-
         Raises: ToolProblemError; ToolError when an id is not an id.
         """
         routes = (one for one in self.app.routes if isinstance(one, APIRoute))

@@ -181,9 +181,8 @@ async def _plan(ctx: SoongContext, api: ApiCalls, plan: Any, plan_path: str, pro
 
 
 def read_plan_file(plan: Path, project: Path) -> str:
-    """Return the text of a plan file inside the project. Raises: ToolError.
-
-    Only files that are called plans, and only in the project: what is wrong with a plan quotes it.
+    """Return the text of a file in the project that is called a plan: what is wrong with a plan quotes it.
+    Raises: ToolError.
     """
     wanted = f"expected a file in {str(project)!r} whose name ends in {', '.join(PLAN_SUFFIXES)}"
     try:
@@ -212,7 +211,15 @@ async def wait_for_task(
     reply = await _progress(ctx, api, task, seconds, after)
     document, state = reply.document, reply.headers["etag"].strip('"')
     is_over = document["status"] in _OVER
-    return shown({**document, "state": state, "is_over": is_over, "hint": _next(document, api, is_over=is_over)})
+    if document["approvals"] and "approve" in api.rights:
+        hint = "show the question to the user (list_approvals), then answer_approval with what they decide"
+    elif document["approvals"]:
+        hint = "a person has to answer: `soong approvals watch` in a terminal; then wait again, with `after`"
+    elif document["status"] == "paused":
+        hint = "resume_task continues it"
+    else:
+        hint = "task_result shows the result" if is_over else "call wait_for_task again"
+    return shown({**document, "state": state, "is_over": is_over, "hint": hint})
 
 
 async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> ApiReply:
@@ -220,31 +227,19 @@ async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, a
     seen = f'"{after}"' if after else ""
     meta = ctx.request_context.meta
     reports = bool(meta and meta.get("progress_token") is not None)
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + seconds
+    now_s = asyncio.get_running_loop().time
+    deadline_s = now_s() + seconds
     while True:
-        left_s = max(0, round(deadline_s - loop.time()))
+        left_s = max(0, round(deadline_s - now_s()))
         wait_s = min(left_s, timing.RENEW_EVERY_S) if reports else left_s
         reply = await api.operate(progress.task_progress, task_id=task, wait=wait_s, if_none_match=seen)
-        is_new = reply.status != 304
-        if not is_new:
+        if not (is_new := reply.status != 304):
             reply = await api.operate(progress.task_progress, task_id=task)
         document = reply.document
         if wait_s == left_s or (is_new and (after or document["status"] in _OVER or document["approvals"])):
             return reply
-        counts = document["step_counts"]
-        done, total = counts.get("completed", 0), sum(counts.values())
+        done, total = document["step_counts"].get("completed", 0), sum(document["step_counts"].values())
         await ctx.report_progress(done, total, f"{done} of {total} steps completed")
-
-
-def _next(document: Document, api: ApiCalls, *, is_over: bool) -> str:
-    if document["approvals"]:
-        if "approve" in api.rights:
-            return "show the question to the user (list_approvals), then answer_approval with what they decide"
-        return "a person has to answer: `soong approvals watch` in a terminal; then wait again, with `after`"
-    if document["status"] == "paused":
-        return "resume_task continues it"
-    return "task_result shows the result" if is_over else "call wait_for_task again"
 
 
 async def list_tasks(

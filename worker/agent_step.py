@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from soong.shared.agents.acp_agents import acp_agent
 from soong.shared.agents.ports import AgentEnd
@@ -43,8 +42,6 @@ from soong.shared.toolsets.tasks.own import TaskTools
 from soong.worker.heartbeat import Incarnation
 from soong.worker.held_runs import AdditionalSteps
 from soong.worker.parking import LentSlots, ParkingCoordinator, RunParking
-
-_MODULE: Final = "soong.worker.acp.run"
 
 log = get_logger(__name__)
 
@@ -198,7 +195,7 @@ def _warm_up() -> None:
     import importlib
 
     with OptionalPart("soong.worker.acp"):
-        importlib.import_module(_MODULE)
+        importlib.import_module("soong.worker.acp.run")
         return
     raise InvalidConfigError("this worker is installed without agents over ACP; install the complete package")
 

@@ -28,14 +28,8 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 
 log = get_logger(__name__)
 
-_TITLE_CHARS: Final = 200
 KEEP = 5_000
 
-APPROVAL_WAITING: Final = "task-agent-approval-waiting"
-APPROVAL_SETTLED: Final = "task-agent-approval-settled"
-RELEASED: Final = "task-agent-released"
-TOOL_ERROR: Final = "task-agent-tool-error"
-BUDGET_STOP: Final = "task-agent-budget-stop"
 
 BUDGETS: Final = frozenset({EndReason.MAX_TURNS, EndReason.TOKEN_LIMIT, EndReason.COST_LIMIT, EndReason.TIME_LIMIT})
 """The ends of a run that its limits bring about (DIS-07)."""
@@ -68,7 +62,7 @@ class FlowerEvents(AgentObserver):
 
     def started(self, claim: Claim) -> None:
         identity = claim.identity
-        plan = claim.task_title[:_TITLE_CHARS]
+        plan = claim.task_title[:200]
         step = identity.step_key.partition("/")[2]
         shown = f"plan={plan!r} step={step!r} title={identity.step_title!r} task={identity.task_id}"
         run_id = identity.run_id
@@ -86,10 +80,10 @@ class FlowerEvents(AgentObserver):
         is_waiting = bool(self._waits.pop(run_id, 0))
         self._tell_errors(identity)
         if end is not None and end.end_reason in BUDGETS:
-            self._put_own(BUDGET_STOP, identity, limit=end.end_reason.value)
+            self._put_own("task-agent-budget-stop", identity, limit=end.end_reason.value)
         if end is None:
             if not is_waiting:  # one that is parked goes on being shown as what it is: waiting for a person
-                self._put_own(RELEASED, identity)
+                self._put_own("task-agent-released", identity)
         elif end.status is StepStatus.COMPLETED:
             self._put("task-succeeded", uuid=run_id, result=str(end.outcome), runtime=round(runtime, 6))
         elif end.status is StepStatus.CANCELLED:
@@ -105,12 +99,12 @@ class FlowerEvents(AgentObserver):
         del tool  # which one it is stands with the question
         self._waits[identity.run_id] = self._waits.get(identity.run_id, 0) + 1
         self._tell_errors(identity)
-        self._put_own(APPROVAL_WAITING, identity)
+        self._put_own("task-agent-approval-waiting", identity)
 
     def approval_settled(self, identity: RunIdentity) -> None:
         left = self._waits[identity.run_id] = max(0, self._waits.get(identity.run_id, 0) - 1)
         if not left:
-            self._put_own(APPROVAL_SETTLED, identity)
+            self._put_own("task-agent-approval-settled", identity)
 
     def tool_failed(self, identity: RunIdentity, tool: str, error: str) -> None:
         del tool, error  # a count; the run's log has the rest
@@ -119,7 +113,7 @@ class FlowerEvents(AgentObserver):
     def _tell_errors(self, identity: RunIdentity) -> None:
         """Count a run's errors where another state of it follows: to Flower each type of event is one."""
         for _ in range(self._errors.pop(identity.run_id, 0)):
-            self._put_own(TOOL_ERROR, identity)
+            self._put_own("task-agent-tool-error", identity)
 
     def _put_own(self, type_: str, identity: RunIdentity, **more: str) -> None:
         self._own_states.add(identity.run_id)

@@ -34,7 +34,6 @@ MIB: Final = 2**20
 STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 """Signals that must not be lost between the old program and the new one."""
 
-_STATM: Final = Path("/proc/self/statm")
 
 EXIT_RETIRED: Final = 3
 """Distinguishes this end from a failure for its service (:mod:`soong.orchestrator.embedded.child`)."""
@@ -50,7 +49,7 @@ MAX_CHARS: Final = 2000
 def resident_mib() -> int:
     """Return the memory that this process holds now; where the system does not say, the most it ever held."""
     try:
-        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak // (MIB if sys.platform == "darwin" else 1024)

@@ -26,7 +26,6 @@ MANIFEST: Final = "manifest.json"
 HOME, DATA, DATABASE, KEYS = "home", "data", "database", "keys"
 PARTS: Final = frozenset({HOME, DATA, DATABASE, KEYS})
 MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
-_PIECE: Final = 1024 * 1024
 _DAMAGED: Final = "damaged_backup"
 _UNREADABLE: Final = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -116,7 +115,7 @@ class Member(Value):
 
     def _piece(self) -> bytes:
         try:
-            return self.file.read(_PIECE)
+            return self.file.read(1024 * 1024)
         except _UNREADABLE as error:
             raise ForgedError(f"it is not a complete backup: {error}", what=_DAMAGED) from error
 

@@ -37,7 +37,6 @@ from soong.shared.core.value import Value
 DATABASE_FILE: Final = "soong.db"
 SIGNING_KEY: Final = "signing.key"
 _PASSING: Final = (DATABASE_FILE, "service.json", ".backup-", ".clock-")
-_INCOMPLETE: Final = (".new-", ".old-")
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -132,7 +131,7 @@ def _add_tree(archive: ArchiveWriter, part: str, root: Path, name: str, report: 
         below = Path(where).relative_to(root).as_posix()
         folders.sort()
         for file in sorted(files):
-            if not file.startswith(_INCOMPLETE):
+            if not file.startswith((".new-", ".old-")):
                 _add_file(archive, f"{part}/{below}/{file}", descriptor, report)
         report.skipped += [f"{part}/{below}/{folder}" for folder in folders if (Path(where) / folder).is_symlink()]
 

@@ -24,7 +24,6 @@ from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart
 
 log = get_logger(__name__)
 
-PAGE_EVENTS: Final = 2000
 MICRO: Final = 1_000_000
 LOOK_BACK: Final = timedelta(minutes=2)
 """How long after its end a task is still looked at: the clocks of its writers differ, and commits take time."""
@@ -108,7 +107,7 @@ class EventFollower:
             if since_us is None:
                 return
             self._since_us = self._noted_us = max(since_us, now_us - CATCH_UP // timedelta(microseconds=1))
-        while parts := await self.feed.read(name, since_us=self._since_us, limit=PAGE_EVENTS):
+        while parts := await self.feed.read(name, since_us=self._since_us, limit=2000):
             self._page = asyncio.get_running_loop().create_task(self._take(parts))
             # A cancellation does not separate what was sent from the cursor that records it.
             if not await asyncio.shield(self._page):

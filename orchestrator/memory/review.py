@@ -26,7 +26,6 @@ from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
 
 DECISIONS: Final = "decisions.jsonl"
 MAX_DECISIONS_BYTES: Final = 16 * 1024 * 1024
-MIN_ID_CHARS: Final = 4
 
 
 class MemoryReview(Value):
@@ -63,7 +62,7 @@ class MemoryReview(Value):
         """Return the memory or the candidate whose id begins so. Raises: NotFoundError, UsageError for several."""
         found: dict[str, Memory | MemoryCandidate] = {each.memory.id: each for each in await self.candidates()}
         found |= {each.id: each for each in await self.memories()}
-        fitting = [key for key in found if len(text) >= MIN_ID_CHARS and (key.startswith(text) or text in key[4:])]
+        fitting = [key for key in found if len(text) >= 4 and (key.startswith(text) or text in key[4:])]
         if text in found:
             return found[text]
         if not fitting:

@@ -35,12 +35,9 @@ MAX_HEADER: Final = 150
 MAX_TEXT: Final = 3000
 MAX_BYTES: Final = 3500
 """A server makes an attachment of a longer message (4,096 bytes)."""
-HIGH: Final = 4
-NORMAL: Final = 3
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = range(24, 65)
 MAX_SUBJECT: Final = 150
-MAX_SHOWN_TEXT: Final = 500
 SESSION: Final = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
 """Variables by which notify-send finds the desktop."""
 _SCRIPT: Final = (
@@ -158,7 +155,7 @@ class NtfyChannel(Value):
             "topic": values["topic"],
             "title": message.title,
             "message": cut("\n".join(message.lines), MAX_BYTES),
-            "priority": HIGH if message.is_question else NORMAL,
+            "priority": 4 if message.is_question else 3,
             **({"click": message.link} if message.link else {}),
         }
         headers = {"Authorization": f"Bearer {values['token']}"} if values["token"] else {}
@@ -299,7 +296,7 @@ def command_of(program: Path, message: Message, platform: str) -> list[str]:
 
     notify-send reads markup in its second text, and options in what begins with ``-``.
     """
-    title, text = f"Soong: {message.title}", "\n".join(message.lines)[:MAX_SHOWN_TEXT]
+    title, text = f"Soong: {message.title}", "\n".join(message.lines)[:500]
     if platform == "darwin":
         return [str(program), *_SCRIPT, title, text]
     urgency = "critical" if message.is_question else "normal"

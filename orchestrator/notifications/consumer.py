@@ -33,7 +33,6 @@ from soong.shared.sandbox.redact import Redactor
 log = get_logger(__name__)
 
 CONSUMER: Final = "notifications"
-MAX_LINEAGE: Final = 8
 CLOCK_SKEW: Final = timedelta(minutes=10)
 """How far the clock of an event's writer may be ahead; what is dated later is left out."""
 _MICRO: Final = 1_000_000
@@ -104,7 +103,7 @@ class NotificationConsumer:
         channels = dict(self._channels(run, what, request))
         if not channels:
             return []
-        above = await ancestors_of(self.runs, run.identity, MAX_LINEAGE) if request is not None else ()
+        above = await ancestors_of(self.runs, run.identity, 8) if request is not None else ()
         facts = facts_of(run, what, self.redactor, request, [each.definition for each in above])
         now_us = self.clock.now_us()
         waits = {name: round(channel.group_s * _MICRO) for name, channel in self.config.channels.items()}

@@ -28,7 +28,6 @@ FOREVER: Final = 1 << 62
 log = get_logger(__name__)
 
 PAGE: Final = 100
-UNKNOWN_KIND: Final = "other"
 
 
 class RetentionLimits(Value):
@@ -91,7 +90,7 @@ class Forecast:
 
     def kind_of(self, artifact: StoredArtifact) -> str:
         """Return a media type, ``deliverable``, or ``other``."""
-        return self.kinds.get(artifact.digest) or UNKNOWN_KIND
+        return self.kinds.get(artifact.digest) or "other"
 
     async def removals(self) -> AsyncIterator[Removal]:
         for task in self.tasks:

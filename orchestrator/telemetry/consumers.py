@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; {install_line('otel')}"
-MAX_ORIGINS: Final = 10_000
 MAX_DEPTH: Final = 20
 REFUSALS: Final = 5
 """How often a collector that takes others may refuse the same spans; they are then left out, for the sake of the rest.
@@ -95,7 +94,7 @@ class SpanConsumer:
     async def _origin(self, run: FeedRun) -> TraceOrigin:
         task_id = run.identity.task_id
         if task_id not in self._origins:
-            while len(self._origins) >= MAX_ORIGINS:
+            while len(self._origins) >= 10_000:
                 del self._origins[next(iter(self._origins))]
             origin = await self._found(task_id, run.trace_parent, run.planner_run_id)
             sampled = await asyncio.to_thread(self.collector.is_sampled, origin)

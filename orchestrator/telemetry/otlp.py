@@ -22,9 +22,6 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from soong.orchestrator.telemetry.spans import Attribute, Span, TraceOrigin
 from soong.shared.core.log import OtlpTarget
 
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
-
 NANO: Final = 1000
 SCOPE: Final = "soong"
 # The flags of a parent or a linked span: it is one of this service.
@@ -55,7 +52,7 @@ class OtlpCollector:
     def is_sampled(self, origin: TraceOrigin) -> bool:
         context = None
         if origin.parent_id:
-            flags = _SAMPLED if origin.is_sampled else _NOT_SAMPLED
+            flags = TraceFlags(TraceFlags.SAMPLED) if origin.is_sampled else TraceFlags(TraceFlags.DEFAULT)
             parent = SpanContext(origin.trace_id, origin.parent_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(parent))
         asked = self._sampler.should_sample(context, origin.trace_id, "invoke_workflow")

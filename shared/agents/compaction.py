@@ -42,7 +42,6 @@ SUMMARY_SHARE: Final = 0.5
 GROWN_TOKENS: Final = 1000
 GROWN_SHARE: Final = 0.2
 """Minimum growth since the last answer for which a refusal without known words counts as one of length."""
-SHORT_CHARS: Final = 400
 LEFT_OUT: Final = "(this result was left out to make room; make the call again if you need it)"
 SUMMARY_HEAD: Final = (
     "The conversation up to here was too long for your context. This is your own summary of it. What it reports from "
@@ -204,7 +203,7 @@ def _without_result(node: Node | NewNode) -> Node | NewNode:
         return node
     result = rendering.from_json(node.payload)
     kept = [block for block in result.content if isinstance(block, ArtifactRef)]
-    if result.error is not None or sum(len(str(block)) for block in result.content) < SHORT_CHARS:
+    if result.error is not None or sum(len(str(block)) for block in result.content) < 400:
         return node
     left = replace(result, content=(TextBlock(LEFT_OUT), *kept), data=None)
     payload = {**node.payload, **rendering.to_json(cast(str, node.payload.get("tool")), left)}

@@ -23,7 +23,6 @@ from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
 """The form of an id."""
 
-BUILT_IN: Final = "built-in"
 DEFINITION: Final = "definition"
 MEMORY_EXTRACTOR: Final = "memory_extractor"
 """The agent of a memory job."""
@@ -116,7 +115,7 @@ class AgentDefinition(Value, omit_defaults=True):
     options: ModelOptions = ModelOptions()
     fallback_models: tuple[str, ...] | None = None
     """The models that continue its runs where a provider fails for good; None: those of the configuration."""
-    source: str = BUILT_IN
+    source: str = "built-in"
 
     def with_settings(self, settings: JsonObject) -> "AgentDefinition":
         """Return the definition of a run whose model is asked otherwise."""

@@ -46,7 +46,6 @@ def _words(value: Any) -> Any:
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
-MAX_FALLBACKS: Final = 5
 ModelName: TypeAlias = Annotated[
     str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$"), Expected("a model as provider:name, such as openai:gpt-5")
 ]
@@ -75,7 +74,7 @@ class DefinitionDocument(SettingsDocument):
     description: Title = Field(description="What the agent is for: plans and other agents choose it by this.")
     model: Text = Field(default="", description="provider:name; else the model of the task.")
     fallback_models: (
-        Annotated[tuple[ModelName, ...], Field(strict=False, max_length=MAX_FALLBACKS), BeforeValidator(_words)] | None
+        Annotated[tuple[ModelName, ...], Field(strict=False, max_length=5), BeforeValidator(_words)] | None
     ) = Field(
         default=None,
         description="Models that continue its runs, in their order, where the provider of its model fails for good; "

@@ -237,10 +237,7 @@ def _named_status(body: bytes) -> int:
 
 
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
-_PASSING_CODES: Final = frozenset({408, 425, 429})
 _OF_THE_ACCOUNT: Final = (ModelAuthenticationError, ModelNotFoundError, ModelQuotaExceededError, UnusableModelError)
-_CODES_OF_THE_ACCOUNT: Final = frozenset({401, 402, 403, 404})
-_CODES_OF_THE_REQUEST: Final = frozenset({400, 422})
 
 _THINKING: Final[Mapping[str, ThinkingLevel]] = {"off": False, "low": "low", "medium": "medium", "high": "high"}
 
@@ -365,9 +362,9 @@ def _failure(
         words = f"{words} ({without_password(model.base_url)})"
     if _is_context_full(error):
         return ContextFullError(words, is_retryable=False)
-    is_of_account = isinstance(error, _OF_THE_ACCOUNT) or getattr(error, "status_code", 0) in _CODES_OF_THE_ACCOUNT
+    is_of_account = isinstance(error, _OF_THE_ACCOUNT) or getattr(error, "status_code", 0) in {401, 402, 403, 404}
     failure = ProviderFailedError(words, is_retryable=is_retryable, is_of_model=is_retryable or is_of_account)
-    failure.is_of_request = _status_of(error) in _CODES_OF_THE_REQUEST
+    failure.is_of_request = _status_of(error) in {400, 422}
     return failure
 
 
@@ -388,7 +385,7 @@ def _may_pass(error: Exception) -> bool:
     """Say whether a failure is of the provider's moment: busy, limited, down, unreachable, cut off."""
     if _is_context_full(error):
         return False  # Ollama refuses a long request with status 500
-    if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in _PASSING_CODES):
+    if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in {408, 425, 429}):
         return True
     # The base class alone: the answer could not be decoded.
     return isinstance(error, (*_PASSING, BrokenAnswerError)) or type(error) is ModelAPIError

@@ -29,7 +29,6 @@ PAUSE: Final = ":pause:"
 """In the key of a pause: before the name of its model."""
 LIFTED: Final = "the pause was lifted"
 """With this message a sleep is cancelled whose run continues."""
-_KEY_CHARS: Final = 24
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -74,7 +73,7 @@ def provider_key(model: Any) -> str:
     client = getattr(model, "client", None)
     secret = getattr(client, "api_key", None) or getattr(getattr(client, "_api_client", None), "api_key", None)
     told = "\0".join((str(model.system), str(model.base_url), str(secret or "")))
-    return hashlib.sha256(told.encode()).hexdigest()[:_KEY_CHARS]
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
 @dataclass(slots=True)

@@ -25,7 +25,6 @@ from soong.shared.tools.surface import TOOL_SEARCH
 DEFERRED: Final = "deferred"
 """The key of the deferred tools in the document of a run's surface."""
 MAX_LOADED: Final = 64
-MAX_HITS: Final = 10
 DEFAULT_HITS: Final = 5
 MAX_HINT_CHARS: Final = 100
 MAX_ANSWER_CHARS: Final = 48_000
@@ -169,7 +168,7 @@ async def _unbound(_context: ToolContext, _call_input: JsonObject) -> HandlerOut
 _SCHEMA: Final = arguments(
     "query",
     query=string("What the tool should do, or names of tools.", minLength=1, maxLength=500),
-    limit=integer("Most hits.", DEFAULT_HITS, 1, MAX_HITS),
+    limit=integer("Most hits.", DEFAULT_HITS, 1, 10),
 )
 
 

@@ -29,7 +29,6 @@ from soong.shared.tools.value_limits import UnfitError, check_incoming, integral
 PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20
 PERSON: Final = "person"
-_MAX_PARTIAL_CHARS: Final = 4_000
 
 T = TypeVar("T")
 
@@ -97,7 +96,7 @@ class CallProgress(Progress):
 
     async def report(self, message: str, data: JsonObject | None = None) -> None:
         shown = self.redactor.text(storable(str(message)))
-        self.call_state.reported = f"{self.call_state.reported}{shown}\n"[-_MAX_PARTIAL_CHARS:]
+        self.call_state.reported = f"{self.call_state.reported}{shown}\n"[-4_000:]
         if not self._may_tell():
             self._left_out += 1
             return

@@ -44,7 +44,6 @@ _KEPT: Final = frozenset(
 _ANNOTATIONS: Final = {"discriminator"}.union(
     ("$defs", "$comment", "examples", "deprecated", "readOnly", "writeOnly", "format", "contentMediaType")
 )
-_SHAPES: Final = ("oneOf", "anyOf", "allOf")
 _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "minItems", "maxItems"}),
@@ -232,7 +231,7 @@ class _Simplifier:
     def _one_of(self, node: dict[str, Any], path: str, depth: int) -> dict[str, Json]:
         key = "anyOf" if "anyOf" in node else "oneOf"
         branches = _branches(node, key)
-        rest = {name: value for name, value in node.items() if name not in _SHAPES}
+        rest = {name: value for name, value in node.items() if name not in ("oneOf", "anyOf", "allOf")}
         others = [branch for branch in branches if not _is_null(branch)]
         if self._is_wider and (len(others) != len(branches) or len(others) != 1):
             return _annotated({}, rest)

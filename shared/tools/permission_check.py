@@ -47,12 +47,9 @@ log = get_logger(__name__)
 _REGISTERED: Final[list[Classifier]] = []
 """Classifiers of the process's modules. A duplicate has no effect, so an import under two names needs no care."""
 
-EXECUTE_KEYWORDS = ("shell", "exec", "command", "run", "spawn")
 WRITE_KEYWORDS = ("patch", "write", "edit", "create", "delete")
 
 _FIXED_TAGS: Final = NAMESPACE_TAGS | {permission.value for permission in Permission}
-_UNSAFE_TAGS: Final = frozenset({"dangerous", "network"})
-_OWN_NAMESPACES = ("code.", "agent.", "internal.")
 
 
 def by_keywords(definition: ToolDefinition) -> Risk:
@@ -61,10 +58,10 @@ def by_keywords(definition: ToolDefinition) -> Risk:
     Our own tools are declared one by one and reviewed: ``agent.task_create`` changes no project and stays a read. The
     guess is for names that come from elsewhere.
     """
-    if definition.name.startswith(_OWN_NAMESPACES):
+    if definition.name.startswith(("code.", "agent.", "internal.")):
         return Risk.READ
     name = definition.name.partition(".")[2]
-    if any(keyword in name for keyword in EXECUTE_KEYWORDS):
+    if any(keyword in name for keyword in ("shell", "exec", "command", "run", "spawn")):
         return Risk.EXECUTE
     return Risk.WRITE if any(keyword in name for keyword in WRITE_KEYWORDS) else Risk.READ
 
@@ -119,7 +116,7 @@ def for_call(definition: ToolDefinition, call_input: JsonObject) -> ToolDefiniti
     except Exception:  # noqa: BLE001  # foreign code; whatever it raises, the call counts as unsafe
         said = None
     is_sound = isinstance(said, frozenset) and all(isinstance(tag, str) for tag in said)
-    added = said - _FIXED_TAGS if is_sound and isinstance(said, frozenset) else _UNSAFE_TAGS
+    added = said - _FIXED_TAGS if is_sound and isinstance(said, frozenset) else frozenset({"dangerous", "network"})
     return definition if added <= definition.tags else replace(definition, tags=definition.tags | added)
 
 
@@ -159,8 +156,6 @@ REFUSED_BY_TOOL = Verdict(
     reason="the tool itself refuses this input",
     error=ErrorType.PERMISSION_DENIED,
 )
-
-_DIGEST_CHARS = 12
 
 
 def refused_by_tool(facts: JsonObject) -> dict[str, Json]:
@@ -355,7 +350,7 @@ class CallQuestioner(AroundQuestion):
         return GateCall(
             identity=context.identity,
             fence=context.fence,
-            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:_DIGEST_CHARS]}{number}",
+            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:12]}{number}",
             definition=ToolDefinition(
                 name=question.name,
                 description="",

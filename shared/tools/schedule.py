@@ -20,9 +20,6 @@ from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.tools.schema import repaired
 from soong.shared.tools.surface import DELEGATION_TOOLS
 
-DEFAULT_PARALLEL_LIMIT: Final = 10
-QUEUED_EVENT: Final = "tool_queued"
-YIELDED_EVENT: Final = "tool_yielded"
 ABORTED_EVENT: Final = "aborted_tools"
 
 
@@ -69,11 +66,7 @@ def plan_groups(calls: Sequence[ToolCall], lookup: Lookup) -> tuple[Group, ...]:
 
 
 async def run_turn(
-    calls: Sequence[ToolCall],
-    executor: Executor,
-    *,
-    parallel_limit: int = DEFAULT_PARALLEL_LIMIT,
-    note: Note | None = None,
+    calls: Sequence[ToolCall], executor: Executor, *, parallel_limit: int = 10, note: Note | None = None
 ) -> list[ToolResult]:
     """Run a turn's calls and return one terminal result for each, in the model's order.
 
@@ -87,7 +80,7 @@ async def run_turn(
     groups = plan_groups(calls, executor.resolve)
     if note is not None:
         await note(
-            QUEUED_EVENT,
+            "tool_queued",
             {
                 "groups": [[call.id for call in group.calls] for group in groups],
                 "kinds": [group.kind.value for group in groups],
@@ -114,7 +107,7 @@ async def run_turn(
             ended += [await executor.refuse(call, ErrorType.NOT_RUN, message) for call in later]
             break
     if note is not None:
-        await note(YIELDED_EVENT, {"calls": [result.tool_call_id for result in ended]})
+        await note("tool_yielded", {"calls": [result.tool_call_id for result in ended]})
     return ended
 
 

@@ -195,7 +195,6 @@ _MEANT: Final[Mapping[Json, tuple[str, ...]]] = {
 """The types that text may be read as, by the type in the schema."""
 
 _CACHE: OrderedDict[int, tuple[JsonObject, "Draft202012Validator"]] = OrderedDict()
-_CACHE_SIZE: Final = 2048
 
 
 def _compiled(schema: JsonObject) -> "Draft202012Validator":
@@ -206,7 +205,7 @@ def _compiled(schema: JsonObject) -> "Draft202012Validator":
     from jsonschema import Draft202012Validator  # 60 ms that `soong --help` does not pay
 
     validator = Draft202012Validator(dict(schema))
-    if len(_CACHE) >= _CACHE_SIZE:
+    if len(_CACHE) >= 2048:
         _CACHE.popitem(last=False)
     _CACHE[id(schema)] = (schema, validator)
     return validator

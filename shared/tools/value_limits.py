@@ -16,7 +16,6 @@ MAX_INTEGER_BITS: Final = 1024
 """Integers of output beyond 308 digits are refused: no reader takes them, and Python refuses to write some."""
 
 _SHOWN_KEY: Final = 80
-_SHOWN_PATH: Final = 400
 
 
 class UnfitError(ValueError):
@@ -24,7 +23,7 @@ class UnfitError(ValueError):
 
     def __init__(self, path: str, rule: str, problem: str) -> None:
         self.path, self.rule, self.problem = path, rule, problem
-        super().__init__(f"${path[:_SHOWN_PATH]}: {problem}")
+        super().__init__(f"${path[:400]}: {problem}")
 
     def below(self, step: str) -> "UnfitError":
         return UnfitError(step + self.path, self.rule, self.problem)

@@ -39,8 +39,6 @@ from soong.shared.tools.schema import repaired, validate
 
 MAX_TEXT_CHARS: Final = 1024 * 1024
 """The most of one message; the rest is left out."""
-MAX_KEPT_CALLS: Final = 5_000
-MAX_CALL_TEXT_CHARS: Final = 12_000
 MAX_TITLE_CHARS: Final = 1_000
 MAX_ENTRIES: Final = 200
 _KINDS: Final[Mapping[str, OwnKind]] = {"search": OwnKind.READ, **{kind.value: kind for kind in OwnKind}}
@@ -124,7 +122,7 @@ class AgentCall:
     def text(self) -> str:
         if self._text is not None:
             return self._text
-        return "\n".join(text for one in self.content if (text := _text_of(one)))[:MAX_CALL_TEXT_CHARS]
+        return "\n".join(text for one in self.content if (text := _text_of(one)))[:12_000]
 
 
 def _text_of(content: Any) -> str:
@@ -187,7 +185,7 @@ class AgentNarrative(UnwrittenLog):
         """Take what it says of a call of its own; None for one too many."""
         call = self.calls.get(said.tool_call_id)
         if call is None:
-            if len(self.calls) >= MAX_KEPT_CALLS:
+            if len(self.calls) >= 5_000:
                 return None
             self._speak()
             call = self.calls[said.tool_call_id] = AgentCall(said.tool_call_id)

@@ -39,7 +39,6 @@ from soong.worker.acp.connection import AgentConnection, AgentFailedError, Agent
 from soong.worker.acp.narrative import PROMPT_AFTER_NO, AgentNarrative, prompt_of, prompt_to_go_on, read_output
 
 T = TypeVar("T")
-MAX_CORRECTIONS: Final = 1
 _STOPS: Final[Mapping[str, tuple[EndReason, str]]] = {
     "max_tokens": (EndReason.TOKEN_LIMIT, "the agent's model reached its limit of tokens"),
     "max_turn_requests": (EndReason.MAX_TURNS, "the agent reached its own limit of turns"),
@@ -198,7 +197,7 @@ class AcpRun:
     async def _talk(self, text: str) -> AgentEnd:
         """Send the prompt, and ask once more where the result is not what was asked for."""
         task = self.prepared.task
-        corrections = min(MAX_CORRECTIONS, task.limits.max_reasks)
+        corrections = min(1, task.limits.max_reasks)
         output, problem = read_output(await self._prompt(text), task.output_schema)
         while problem and corrections:
             corrections -= 1

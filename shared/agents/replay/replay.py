@@ -58,7 +58,6 @@ OF_THE_LOOP: Final = frozenset(
         EventType.TOOL_YIELDED,
     }
 )
-_PASSING_FACTS: Final = frozenset({"duration_ms", "cost_usd"})
 _MAX_SHOWN: Final = 160
 
 
@@ -266,7 +265,7 @@ def _is_own(event: Event | NewEvent) -> bool:
 
 def _facts(event: Event | NewEvent) -> JsonObject:
     """Return an event's content, without parts that always differ. Calls that end side by side have no order."""
-    facts = {name: value for name, value in event.data.items() if name not in _PASSING_FACTS}
+    facts = {name: value for name, value in event.data.items() if name not in {"duration_ms", "cost_usd"}}
     calls = facts.get("calls")
     if event.type == EventType.TOOL_YIELDED and isinstance(calls, list | tuple):
         facts["calls"] = sorted(map(str, calls))

@@ -25,7 +25,6 @@ from soong.shared.sandbox.redact import LiveText, Redactor
 from soong.shared.tools.naming import unmangle
 from soong.shared.tools.value_limits import storable
 
-MAX_FULL_CHARS: Final = 20_000
 MAX_SHOWN_CHARS: Final = 100_000
 """The rest of a longer answer is shown when it is complete, from its node."""
 
@@ -113,7 +112,7 @@ class AnswerBroadcast(AnswerView):
         shown = "" if self._text is None else storable(self._text.shown(is_complete=self._is_complete))
         turn, before = self._told
         now_s = asyncio.get_running_loop().time()
-        is_full = turn != self._turn or (now_s - self._full_s >= timing.SIGN_OF_LIFE_S and len(shown) <= MAX_FULL_CHARS)
+        is_full = turn != self._turn or (now_s - self._full_s >= timing.SIGN_OF_LIFE_S and len(shown) <= 20_000)
         at = 0 if is_full else _shared_chars(before, shown)
         self._full_s = now_s if at == 0 else self._full_s
         self._told = (self._turn, shown)

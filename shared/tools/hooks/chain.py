@@ -40,7 +40,6 @@ from soong.shared.tools.hooks.hook import (
 )
 from soong.shared.tools.result import ArtifactRef, JsonBlock, TextBlock, ToolResult
 
-HOOK_EVENT: Final = "hook_run"
 PROGRESS_EVENT: Final = "tool_progress"
 
 MAX_CONTEXT_CHARS: Final = 10_000
@@ -200,7 +199,7 @@ async def _asked(named: NamedHook[Any], stage: _Stage[T], call: HookCall, servic
     async def note(data: JsonObject) -> None:
         elapsed_ms = int((services.clock.monotonic_s() - began_s) * 1000)
         event: dict[str, Json] = {"hook": named.name, "stage": stage.name, **data, "duration_ms": elapsed_ms}
-        await services.note(HOOK_EVENT, event)
+        await services.note("hook_run", event)
 
     answer: T | None = None
     failure, problem = "", ""

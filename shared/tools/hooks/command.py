@@ -54,8 +54,6 @@ from soong.shared.tools.results.rendering import block_value
 
 VERSION: Final = 1
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-MAX_PROGRESS_LINES: Final = 50
-_MAX_LINE_CHARS: Final = 500
 _MAX_SUMMARY_CHARS: Final = 1_000
 _GRACE: Final = timedelta(seconds=30)
 """The hook's time limit cancels the program; the runner's own limit is only a fallback."""
@@ -272,7 +270,7 @@ class _Voice:
 
     progress: Progress
     redactor: Redactor
-    left: int = MAX_PROGRESS_LINES
+    left: int = 50
     _tail: bytes = b""
     _reports: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -282,7 +280,7 @@ class _Voice:
         *lines, self._tail = (self._tail + piece).split(b"\n")
         self._tail = self._tail[-8192:]
         for line in lines[: self.left]:
-            text = inert_text(self.redactor.text(line.decode("utf-8", "replace"))).strip()[:_MAX_LINE_CHARS]
+            text = inert_text(self.redactor.text(line.decode("utf-8", "replace"))).strip()[:500]
             if text:
                 self.left -= 1
                 self._reports.append(asyncio.ensure_future(self.progress.report(text)))

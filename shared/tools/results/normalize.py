@@ -40,7 +40,6 @@ MAX_CONTEXT_NODES: Final = 16
 MAX_CONTEXT_CHARS: Final = 100_000
 """Maximum of a call's additions to the context, all nodes together: a skill's text is complete or it is refused."""
 
-_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
 _CORE_FACTS: Final = frozenset(
     {
@@ -242,7 +241,7 @@ def failure_of(error: Exception) -> ToolFailure:
             return ToolFailure(kind, _roughly(str(error)), error.hint)
         case HostRefusedError():
             return ToolFailure(ErrorType.NETWORK_DENIED, _roughly(storable(str(error))))
-        case OSError() if error.errno in _REFUSED:
+        case OSError() if error.errno in {errno.EPERM, errno.EACCES, errno.EROFS}:
             return ToolFailure(ErrorType.SANDBOX_DENIED, _os_message(error), "the operating system refuses it")
         case FileNotFoundError():
             return ToolFailure(ErrorType.FILE_NOT_FOUND, _os_message(error))

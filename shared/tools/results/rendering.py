@@ -29,10 +29,6 @@ from soong.shared.tools.result import (
     ToolResult,
 )
 
-MAX_PERSON_CHARS: Final = 4_000
-
-PASSING: Final = "this may pass: the same call may succeed later"
-
 _OWN_CHARS: Final = 500
 """Length of an error's message by which a block that repeats it is recognised."""
 
@@ -68,14 +64,14 @@ def for_model(result: ToolResult) -> ForModel:
         error["hint"] = failure.hint
     said = _beside_error(result)
     words = [f"{failure.type}: {failure.message}"]
-    words += [PASSING] if failure.retryable else []
+    words += ["this may pass: the same call may succeed later"] if failure.retryable else []
     words += [f"hint: {failure.hint}"] if failure.hint else []
     words += [_shown_block(block) if isinstance(block, JsonBlock) else str(block_value(block)) for block in said]
     told = "\n".join([*words, *context])
     return ForModel(told, "denied" if failure.type.is_denial else "failed", {"data": result.data, "error": error})
 
 
-def for_person(result: ToolResult, *, max_chars: int = MAX_PERSON_CHARS) -> str:
+def for_person(result: ToolResult, *, max_chars: int = 4_000) -> str:
     """Return the result as text that a terminal or page can show as it is: nothing in it moves, hides or paints."""
     failure = result.error
     head = [] if failure is None else [f"{failure.type.value}: {failure.message}"]

@@ -10,7 +10,7 @@ from soong.orchestrator.owner.parts import Ended, Parts
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.owner.workers import Dispatcher
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import SystemClock

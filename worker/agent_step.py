@@ -11,10 +11,9 @@ from soong.shared.agents.acp_agents import acp_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.run_models import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
-from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.call_log import RunCallLog, StopSignal
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.agents.runtime.prepared import AgentObserver
-from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.installation import OptionalPart

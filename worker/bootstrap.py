@@ -321,7 +321,7 @@ async def _build(
         store, notifier, subscriber, closers=(agents.close, inbox.close), wires=(notifier.close, clients.close)
     )
     runs = RunParts(runner, watcher, agents.additional, agents.lent, agents.lot.hurry)
-    return WorkerProcess(connections, runs, settings, incarnation, clock, thread, lifetime)
+    return WorkerProcess(connections, runs, settings, incarnation, clock, thread.call, lifetime)
 
 
 def _pass_on(credential: str, parent: ParentPipe, pulse: Pulse, recycle_limits: RecycleLimits) -> None:

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.call_log import clean_end
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal, clean_end
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import StepWork

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from soong.shared.agents.run_models import LIFTED
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger

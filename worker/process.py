@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from soong.shared.agents.runtime.stop_signal import StopReason
+from soong.shared.agents.runtime.call_log import StopReason
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -35,12 +35,6 @@ from soong.worker.slots import ClaimRunner, RunObserver, Slots
 log = get_logger(__name__)
 
 T = TypeVar("T")
-
-
-class CommandCaller(Protocol):
-    """Runs a function soon on the process's loop, from any thread."""
-
-    def call(self, function: Callable[[], object]) -> None: ...
 
 
 class LoopThread:
@@ -117,7 +111,10 @@ class RunParts:
 
 
 class WorkerProcess:
-    """Holds what one process has: incarnation, claim loop, slots, heartbeat, subscriptions."""
+    """Holds what one process has: incarnation, claim loop, slots, heartbeat, subscriptions.
+
+    ``call_soon`` runs a function soon on the process's loop, from any thread.
+    """
 
     def __init__(
         self,
@@ -126,7 +123,7 @@ class WorkerProcess:
         settings: Settings,
         incarnation: Incarnation,
         clock: Clock,
-        thread: CommandCaller,
+        call_soon: Callable[[Callable[[], object]], None],
         lifetime: Lifetime | None = None,
         ticker: Ticker | None = None,
     ) -> None:
@@ -156,8 +153,8 @@ class WorkerProcess:
             self._store.heartbeat_writer(),
             clock,
             settings,
-            tick=thread.call,
-            on_lost=lambda worker_id: thread.call(lambda: self._lost(worker_id)),
+            tick=call_soon,
+            on_lost=lambda worker_id: call_soon(lambda: self._lost(worker_id)),
             left_over=lambda: self.slots.left_over,
             ticker=ticker,
         )

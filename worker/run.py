@@ -23,8 +23,7 @@ from typing import Any, Final, Protocol, assert_never, cast
 
 import msgspec
 
-from soong.shared.agents.runtime.call_log import clean_end
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal, clean_end
 from soong.shared.core.errors import (
     ForgedError,
     LeaseLostError,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
 
-from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
+from soong.shared.agents.runtime.call_log import StopReason, StopSignal, cancel_until_done
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import StepWork, holding, place_of

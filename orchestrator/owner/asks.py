@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
-from soong.shared.agents.runtime.call_log import clean_end
-from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
+from soong.shared.agents.runtime.call_log import StopReason, StopSignal, cancel_until_done, clean_end
 from soong.shared.core import timing
 from soong.shared.core.errors import (
     ForgedError,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from soong.orchestrator.event_log.follower import MAX_WORD, MICRO, count, microusd, provider_of, word
-from soong.orchestrator.telemetry import conventions as names
+from soong.orchestrator.telemetry import spans as names
 from soong.orchestrator.telemetry.spans import (
     Attribute,
     Attributes,

@@ -1,7 +1,11 @@
-"""Spans as values, and their ids.
+"""Spans as values, their ids, and the names of their attributes.
 
 An id is made of what a span stands for. So a span that is sent twice, because a process died between the sending and
 its note of it, is the same span; and a child names its parent although that one ends later, in another process.
+
+``gen_ai.*`` are the names of the OpenTelemetry GenAI semantic conventions, repository
+open-telemetry/semantic-conventions-genai at commit 002c8a6e. They are still changing, so no library's constants are
+imported; a later version of the conventions changes this module alone. ``soong.*`` are our own.
 """
 
 import re
@@ -14,6 +18,55 @@ import msgspec
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
+
+OPERATION: Final = "gen_ai.operation.name"
+INVOKE_WORKFLOW: Final = "invoke_workflow"
+INVOKE_AGENT: Final = "invoke_agent"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+PERMISSION: Final = "permission"
+"""Not in the conventions: the time between a question and its decision."""
+
+CONVERSATION: Final = "gen_ai.conversation.id"
+WORKFLOW_NAME: Final = "gen_ai.workflow.name"
+AGENT_ID: Final = "gen_ai.agent.id"
+AGENT_NAME: Final = "gen_ai.agent.name"
+PROVIDER: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+RESPONSE_ID: Final = "gen_ai.response.id"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL: Final = "gen_ai.tool.call.id"
+TOOL_TYPE: Final = "gen_ai.tool.type"
+TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_RESULT: Final = "gen_ai.tool.call.result"
+ERROR_TYPE: Final = "error.type"
+STATUS_CODE: Final = "http.response.status_code"
+
+RUN: Final = "soong.run.id"
+PARENT_RUN: Final = "soong.parent_run.id"
+TASK: Final = "soong.task.id"
+STEP: Final = "soong.step.id"
+STEP_TITLE: Final = "soong.step.title"
+ATTEMPT: Final = "soong.attempt"
+FENCE: Final = "soong.fence"
+SEGMENT: Final = "soong.segment"
+"""Which part of a run: it continues as another one after a pause for consent and after a lost worker."""
+SEGMENT_END: Final = "soong.segment.end"
+WORKER: Final = "soong.worker.id"
+QUEUED: Final = "soong.queue_ms"
+COST_USD: Final = "soong.cost_usd"
+TURN: Final = "soong.turn"
+REQUEST: Final = "soong.request.id"
+RISK: Final = "soong.risk"
+CHOICE: Final = "soong.decision.choice"
+AUTHOR: Final = "soong.decision.author"
+RULE: Final = "soong.decision.rule"
+
 
 Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, Attribute]

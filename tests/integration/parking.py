@@ -152,7 +152,7 @@ class Site:
             own,
             incarnation,
             self.clock,
-            _Soon(),
+            _Soon().call,
             Lifetime(RecycleLimits(), Retirement(self.clock), is_ready=is_ready),
         )
         await process.start()

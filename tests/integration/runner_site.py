@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.operations.preparation import prepared
 from soong.orchestrator.operations.submissions import SubmissionBody, new_ids
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
-from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import parse_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings

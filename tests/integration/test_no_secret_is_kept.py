@@ -13,7 +13,7 @@ import structlog
 
 from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import configure, get_logger
 from soong.shared.core.timing import SystemClock

@@ -290,7 +290,7 @@ class WorkerActor(Actor):
             settings,
             self.incarnation,
             self.clock,
-            _Caller(ground.loop, self.main),
+            _Caller(ground.loop, self.main).call,
             ticker=StrandTicker(ground.loop, self.heart),
         )
 

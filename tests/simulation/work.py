@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
-from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind

@@ -29,10 +29,9 @@ from soong.shared.agents.run_models import (
     Sleep,
     provider_key,
 )
-from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
+from soong.shared.agents.runtime.call_log import RunCallLog, StopSignal, StoredTranscript
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
 from soong.shared.agents.runtime.prepared import AgentObserver, ModelRules, PreparedAgent, PreparedCalls, agent_task
-from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
 from soong.shared.core.jsontext import JsonObject, digest

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from soong.shared.agents.runtime.call_log import RunCallLog, StoredTranscript
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import RunCallLog, StopSignal, StoredTranscript
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject

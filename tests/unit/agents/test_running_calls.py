@@ -9,7 +9,7 @@ from pydantic_ai.messages import ModelResponse
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.runtime.stop_signal import RunningCalls
+from soong.shared.agents.runtime.call_log import RunningCalls
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason

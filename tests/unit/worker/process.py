@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from soong.shared.agents.runtime.stop_signal import StopReason
+from soong.shared.agents.runtime.call_log import StopReason
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.change import TaskChange

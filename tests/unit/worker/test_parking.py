@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd

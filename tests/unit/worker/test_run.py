@@ -9,7 +9,7 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason

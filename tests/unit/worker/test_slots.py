@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
+from soong.shared.agents.runtime.call_log import StopReason, StopSignal
 from soong.shared.core import timing
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.spec import StepStatus

@@ -13,6 +13,7 @@ from soong.orchestrator.client.examples import examples
 from soong.shared.core.installation import install_line
 from tests.unit.cli.calling import soong, started_soong
 
+NO_JSON = ("worker", "flower", "orchestrator")
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
 
 
@@ -47,32 +48,25 @@ def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) ->
     assert min(costs_s) < 0.3
 
 
+AGENT = "title: T\nsteps:\n- {id: a, instructions: i%s}\n"
 BAD_PLANS = {
-    "cycle": (
-        (
-            "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, depends_on: [b]}\n"
-            "- {id: b, kind: python, call: builtin.echo, depends_on: [a]}\n"
-        ),
-        "a -> b -> a",
+    "cycle": (f"{PLAN}    depends_on: [a]\n", "a -> a"),
+    "unknown tool": (AGENT % ", model: 'x:y', allowed_tools: [code.raed_file]", "did you mean 'code.read_file'?"),
+    "unknown tool of a script": (
+        AGENT % ", script: builtin.echo, allowed_tools: [code.raed_file]",
+        "there is no tool 'code.raed_file'; did you mean 'code.read_file'?",
     ),
-    "unknown dependency": ("title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, depends_on: [zz]}\n", "zz"),
-    "duplicate id": (
-        "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo}\n- {id: a, kind: python, call: builtin.echo}\n",
-        "'a'",
-    ),
-    "unknown tool": (
-        "title: T\nsteps:\n- {id: a, model: 'x:y', instructions: i, allowed_tools: [code.raed_file]}\n",
-        "raed",
-    ),
-    "bad schema": ("title: T\nsteps:\n- {id: a, model: 'x:y', instructions: i, output: {type: strnig}}\n", "strnig"),
     "invalid yaml": ("title: T\nsteps: [\n", "invalid YAML"),
-    "no model and no script": ("title: T\nsteps:\n- {id: a, instructions: i}\n", "--model"),
+    "no model and no script": (AGENT % "", "--model"),
+    "unknown model": (AGENT % ", model: gpt-4o", "the model 'gpt-4o' is not known"),
+    "misspelled model": (AGENT % ", model: scirpt", "did you mean 'script'?"),
+    "model without its package": (AGENT % ", model: 'mistral:large'", install_line("mistral")),
 }
 
 
-@pytest.mark.spec("DAG-08.b")
+@pytest.mark.spec("DAG-08.b", "DIS-08")
 @pytest.mark.parametrize(("text", "named"), BAD_PLANS.values(), ids=BAD_PLANS.keys())
-def test_a_bad_plan_is_named_with_its_place_and_nothing_is_written(tmp_path: Path, text: str, named: str) -> None:
+def test_a_bad_plan_is_named_and_nothing_is_written(tmp_path: Path, text: str, named: str) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(text)
 
@@ -80,7 +74,6 @@ def test_a_bad_plan_is_named_with_its_place_and_nothing_is_written(tmp_path: Pat
 
     assert done.returncode == 2
     assert named in done.stderr
-    assert "plan.yaml" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "soong").exists()
 
@@ -93,27 +86,39 @@ BAD_WORDS = {
     "missing project": (["run", "{plan}", "--project", "{folder}/none"], "does not exist"),
     "project is a file": (["run", "{plan}", "--project", "{plan}"], "is not a folder"),
     "allow without scope": (["run", "{plan}", "--allow", "code.write_file"], "code.write_file:/absolute/folder"),
+    "rule for an unknown tool": (["run", "{plan}", "--allow", "code.write_flie:/srv/x"], "code.write_file"),
     "asking without a terminal": (["run", "{plan}", "--approvals", "prompt"], "not a terminal"),
     "asking nobody": (["run", "{plan}", "--approvals", "prompt", "--detach"], "leaves nobody to ask"),
     "resume without rows": (["resume", "task_x"], "nothing has run"),
+    "resume of nothing": (["resume"], "--last"),
+    "resume of two": (["resume", "task_x", "--last"], "--last"),
     "show without rows": (["tasks", "show", "task_x"], "nothing has run"),
+    "no such command": (["rnu"], "Did you mean"),
+    "no such option": (["run", "{plan}", "--tiemout", "3"], "--tiemout"),
+    "wrong setting": (["run", "{plan}", "--workers", "none"], "--workers"),
     "worker without service": (["worker"], "soong up"),
     "flower without service": (["flower"], "soong up"),
     "orchestrator without urls": (["orchestrator"], "SOONG_DATABASE_URL and SOONG_REDIS_URL"),
 }
 
 
+@pytest.mark.spec("OPS-04")
 @pytest.mark.parametrize(("words", "told"), BAD_WORDS.values(), ids=BAD_WORDS.keys())
 def test_a_wrong_use_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], told: str) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN)
+    has_json = words[0] not in NO_JSON
 
-    done = soong(*(word.format(plan=plan, folder=tmp_path) for word in words), home=tmp_path)
+    filled = [word.format(plan=plan, folder=tmp_path) for word in words]
+    done = soong(*filled, *["--json"] * has_json, home=tmp_path)
 
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "soong" / "soong.db").exists()
+    if has_json:
+        document = json.loads(done.stdout)
+        assert (document["exit_code"], told in document["error"]["message"]) == (2, True)
 
 
 @pytest.mark.spec("DAG-08.b", "DAG-08.c")
@@ -155,15 +160,6 @@ def test_every_command_refuses_a_setting_that_does_not_exist(tmp_path: Path, arg
 
 def test_help_is_shown_whatever_the_settings_are(tmp_path: Path) -> None:
     assert soong("run", "--help", home=tmp_path, SOONG_MODLE="x").returncode == 0
-
-
-SCRIPT = """
-title: Script
-steps:
-  - id: a
-    script: builtin.echo
-    allowed_tools: [code.raed_file]
-"""
 
 
 @pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("tasks",), ("help", "tasks")], ids=" ".join)
@@ -260,30 +256,6 @@ def test_a_plan_is_read_from_a_pipe(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["steps"] == ["a"]
 
 
-WRONG = {
-    "no such file": (["run", "{folder}/none.yaml"], "there is no such file"),
-    "no such command": (["rnu"], "Did you mean"),
-    "no such option": (["run", "{plan}", "--tiemout", "3"], "--tiemout"),
-    "no rows": (["tasks", "show", "task_x"], "nothing has run"),
-    "wrong setting": (["run", "{plan}", "--workers", "none"], "--workers"),
-    "rule for a tool that does not exist": (["run", "{plan}", "--allow", "code.write_flie:/srv/x"], "code.write_file"),
-}
-
-
-@pytest.mark.spec("OPS-04")
-@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG.keys())
-def test_json_is_printed_for_what_comes_to_nothing(tmp_path: Path, words: list[str], said: str) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN)
-
-    done = soong(*(word.format(plan=plan, folder=tmp_path) for word in words), "--json", home=tmp_path)
-
-    document = json.loads(done.stdout)
-    assert (done.returncode, document["exit_code"]) == (2, 2)
-    assert said in document["error"]["message"]
-    assert said in done.stderr
-
-
 def test_every_problem_of_a_plan_has_its_place_in_the_document_and_a_prefix_on_its_line(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("title: T\nsteps:\n- {id: a, kind: python, call: builtin.ehco}\n- {id: a, kind: none}\n")
@@ -294,17 +266,6 @@ def test_every_problem_of_a_plan_has_its_place_in_the_document_and_a_prefix_on_i
     assert len(problems) >= 2
     assert all(one["place"].startswith(f"{plan}:") and one["hint"] for one in problems)
     assert [line for line in done.stderr.splitlines() if not line.startswith("soong: ")] == []
-
-
-def test_a_tool_that_a_script_misspells_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(SCRIPT)
-
-    done = soong("run", str(plan), home=tmp_path)
-
-    assert done.returncode == 2
-    assert "there is no tool 'code.raed_file'; did you mean 'code.read_file'?" in done.stderr
-    assert not (tmp_path / "soong" / "soong.db").exists()
 
 
 @pytest.mark.parametrize("words", [("--quiet", "tasks"), ("tasks", "--quiet"), ("tasks", "-q")], ids=" ".join)
@@ -322,37 +283,6 @@ def test_verbose_shows_where_an_error_comes_from(tmp_path: Path) -> None:
 
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("start with `soong run PLAN`\n")
-
-
-@pytest.mark.parametrize("words", [("resume",), ("resume", "task_x", "--last")], ids=" ".join)
-def test_resume_takes_a_task_or_the_last_one(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = soong(*words, home=tmp_path)
-
-    assert done.returncode == 2
-    assert "--last" in done.stderr
-
-
-AGENT = "title: T\nsteps:\n- {id: a, instructions: go%s}\n"
-
-
-@pytest.mark.spec("DIS-08")
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ("gpt-4o", "the model 'gpt-4o' is not known"),
-        ("scirpt", "did you mean 'script'?"),
-        ("mistral:large", install_line("mistral")),
-    ],
-)
-def test_a_model_that_cannot_be_used_here_starts_and_writes_nothing(tmp_path: Path, model: str, said: str) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(AGENT % f", model: '{model}'")
-
-    done = soong("run", str(plan), home=tmp_path)
-
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert not (tmp_path / "soong" / "soong.db").exists()
 
 
 def test_the_list_names_every_example_with_a_sentence_that_is_not_cut(tmp_path: Path) -> None:
@@ -376,25 +306,20 @@ def test_a_copy_is_a_plan_without_problem(tmp_path: Path, name: str) -> None:
     assert "is a plan" in checked.stderr
 
 
-def test_a_copy_replaces_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [(".", "has hello.py already; choose another folder with --copy DIR"), ("hello.py", "is not a folder")],
+    ids=["a file of the example", "a file for a folder"],
+)
+def test_a_copy_replaces_nothing(tmp_path: Path, place: str, says: str) -> None:
     mine = tmp_path / "hello.py"
     mine.write_text("mine")
 
-    refused = soong("demo", "hello", "--copy", str(tmp_path), home=tmp_path)
+    refused = soong("demo", "hello", "--copy", str(tmp_path / place), home=tmp_path)
 
     assert (refused.returncode, mine.read_text()) == (2, "mine")
-    assert f"{tmp_path} has hello.py already; choose another folder with --copy DIR" in refused.stderr
+    assert f"{tmp_path / place} {says}" in refused.stderr
     assert not (tmp_path / "hello.yaml").exists()
-
-
-def test_a_copy_into_a_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-
-    refused = soong("demo", "hello", "--copy", str(file), home=tmp_path)
-
-    assert (refused.returncode, file.read_text()) == (2, "mine")
-    assert "is not a folder" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["nope", "../hello", ""])

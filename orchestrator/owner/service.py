@@ -172,21 +172,19 @@ class Orchestrator:
             owner_id=self.owner_id,
         )
 
-    async def _look(self, ownership: Ownership, *, is_new: bool) -> SessionLook:
-        """Look at a session; a task that its session is to end with is ended by the same transaction.
-
-        A new one is only read: its first claim, under way now, holds its row.
-        """
-        tasks = self.parts.store.tasks
-        if ownership.session_id in self._owned.closing and not is_new:
-            return await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
-        return await tasks.session_work(ownership), ()
-
     async def _reconcile_session(self, ownership: Ownership, *, is_new: bool) -> None:
-        """Do what is due in a session."""
-        session_id = ownership.session_id
+        """Do what is due in a session; a task that its session is to end with is ended by the transaction of the look.
+
+        A new session is only read: its first claim, under way now, holds its row.
+        """
+        session_id, tasks = ownership.session_id, self.parts.store.tasks
         try:
-            work, over = await self._look(ownership, is_new=is_new)
+            look: SessionLook
+            if session_id in self._owned.closing and not is_new:
+                look = await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
+            else:
+                look = await tasks.session_work(ownership), ()
+            work, over = look
             is_closed = work.has_commands and await self.parts.commands.carry_out(ownership)
             if work.has_commands:
                 work = await self.parts.store.tasks.session_work(ownership)

@@ -313,12 +313,9 @@ def require_known_variables() -> None:
     """Refuse variables of the environment that look like a setting and are none.
     Raises: InvalidConfigError, names each, and the setting that is probably meant.
     """
-    named = (name for name in os.environ if name.startswith("SOONG_") and not _is_service_link(name))
+    ours = (name for name in os.environ if name.startswith("SOONG_") and not _SERVICE_LINK.search(name))
+    named = (name for name in ours if not (name.endswith("_PORT") and "://" in os.environ[name]))
     _refuse_unknown(named, (*(f"SOONG_{name.upper()}" for name in Settings.model_fields), *OTHER_NAMES))
-
-
-def _is_service_link(name: str) -> bool:
-    return bool(_SERVICE_LINK.search(name)) or (name.endswith("_PORT") and "://" in os.environ[name])
 
 
 def _refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:

@@ -18,17 +18,15 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import write_lock
-from soong.shared.storage.sql.people.audit import SqlAuditStore
-from soong.shared.storage.sql.people.keys import SqlAccessStore, SqlKeyStore
-from soong.shared.storage.sql.tasks.asks import SqlAskStore
+from soong.shared.storage.sql.people.keys import SqlAccessStore, SqlAuditStore, SqlKeyStore
 from soong.shared.storage.sql.tasks.budgets import SqlBudgetStore, SqlUsageSums
-from soong.shared.storage.sql.tasks.event_feed import SqlFeed
+from soong.shared.storage.sql.tasks.event_feed import SqlFeed, SqlOutbox
 from soong.shared.storage.sql.tasks.failures import SqlFailures
-from soong.shared.storage.sql.tasks.notification_outbox import SqlOutbox
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
 from soong.shared.storage.sql.tasks.sessions import SqlSessionStore
 from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
+from soong.shared.storage.sql.tasks.task_ends import SqlAskStore
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
 from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
 

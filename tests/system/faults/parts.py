@@ -4,9 +4,9 @@ from typing import Final
 
 from soong.shared.storage.sql.consent.consent import SqlConsentStore
 from soong.shared.storage.sql.store import SqlClaimStore, SqlRunStore, SqlTaskStore
-from soong.shared.storage.sql.tasks.asks import SqlAskStore
-from soong.shared.storage.sql.tasks.notification_outbox import SqlOutbox
+from soong.shared.storage.sql.tasks.event_feed import SqlOutbox
 from soong.shared.storage.sql.tasks.sessions import SqlSessionStore
+from soong.shared.storage.sql.tasks.task_ends import SqlAskStore
 
 PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlAskStore, SqlClaimStore, SqlRunStore, SqlConsentStore, SqlOutbox)
 

@@ -128,7 +128,14 @@ class ClaimContext(Value):
     def claim(self, step: Row, dependencies: Mapping[str, StepResult]) -> Claim:
         """Return the claim of a step, given its row."""
         run = self.runs[step.run_id]
-        last_node = 0 if run.role == Role.FORK else run.last_node
+        # No claim leaves behind a start without a fence, or a context of a run that never started. A fork has a context
+        # from its beginning: its parent's.
+        if step.fence < step.starts:
+            malformed = f"the step counts {step.starts} starts and {step.fence} leases"
+        elif step.starts == 1 and run.role != Role.FORK and run.last_node:
+            malformed = f"the run has never started, and its context has {run.last_node} nodes"
+        else:
+            malformed = next((result.malformed for result in dependencies.values() if result.malformed), "")
         return self.claim_of(
             run,
             step_key=step.key,
@@ -136,10 +143,8 @@ class ClaimContext(Value):
             spec=spec_of(step.spec),
             dependencies=dependencies,
             attempt=step.attempt,
-            # A fork has a context from its beginning: its parent's.
             is_resumed=step.starts > 1 or run.role == Role.FORK,
-            malformed=_what_is_wrong(step.fence, step.starts, last_node=last_node)
-            or next((result.malformed for result in dependencies.values() if result.malformed), ""),
+            malformed=malformed,
         )
 
     def claim_of(self, run: Row, **of_step: Any) -> Claim:
@@ -156,15 +161,6 @@ class ClaimContext(Value):
             policy=self.policies[run.policy],
             **of_step,
         )
-
-
-def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
-    """Say what no claim leaves behind: a context of a run that never started, or a start without a fence."""
-    if fence < starts:
-        return f"the step counts {starts} starts and {fence} leases"
-    if starts == 1 and last_node:
-        return f"the run has never started, and its context has {last_node} nodes"
-    return ""
 
 
 def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:

@@ -1,26 +1,48 @@
-"""Tokens, and public keys and their ends, as rows. A key's row never changes: that it has ended is a row of its own."""
+"""Tokens, public keys and the audit log as rows. A key's row never changes: that it has ended is a row of its own.
 
-from collections.abc import Sequence
-from typing import Final
+The audit log is read here, and takes in what workers have reported.
+"""
 
-from sqlalchemy import select
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
-from soong.shared.core.errors import ConflictError, NotFoundError
+from sqlalchemy import and_, case, func, literal_column, select
+
+from soong.shared.core.errors import ConflictError, ForgedError, InvalidJsonError, NotFoundError
+from soong.shared.core.jsontext import parse_strict
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.access.token import ApiToken, Right
 from soong.shared.permissions.audit_log import (
+    AuditEntry,
+    AuditNote,
+    Use,
     of_key_published,
     of_key_retired,
+    of_malformed_report,
+    of_report,
     of_sign_in,
     of_token_made,
     of_token_revoked,
 )
 from soong.shared.permissions.signing import ExpiredDecision, SigningKey
 from soong.shared.storage.sql.claims.store_part import StorePart
-from soong.shared.storage.sql.engine.row_mapper import RowMapper, pack, plain, unpack
+from soong.shared.storage.sql.engine.columns import MAX_TEXT_CHARS
+from soong.shared.storage.sql.engine.owned_writes import ENTRIES
+from soong.shared.storage.sql.engine.row_mapper import MAX_SHOWN_CHARS, RowMapper, pack, plain, unpack
+from soong.shared.storage.sql.engine.rows import IDENTITIES, decision_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables.service import api_tokens, signing_keys
+from soong.shared.storage.sql.engine.tables.service import (
+    api_tokens,
+    audit,
+    consumptions,
+    decisions,
+    reports,
+    sessions,
+    signing_keys,
+)
+from soong.shared.storage.sql.engine.tables.work import calls, runs
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 PUBLISH: Final = Statement(
@@ -214,3 +236,87 @@ class SqlAccessStore(StorePart):
             return True
 
         return await self._database.write(write)
+
+
+TAKE_REPORTS: Final = Statement(
+    "take reports: those that nobody has taken",
+    """
+    UPDATE reports SET is_taken = 1 FROM @taken t(place bigint)
+    WHERE reports.ordinal = t.place AND reports.is_taken = 0
+    """,
+)
+_REPORTED: Final = case((func.length(reports.c.data) <= MAX_TEXT_CHARS, reports.c.data), else_="")
+"""A report that is too long is loaded by nobody."""
+
+
+class SqlAuditStore(StorePart):
+    """Implements :class:`soong.shared.permissions.audit_log.AuditStore`."""
+
+    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
+        await self._database.write(lambda tx: self._trail.note(tx, notes, now_us))
+
+    async def audit_entries(
+        self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
+    ) -> Sequence[AuditEntry]:
+        wanted = select(audit).where(audit.c.ordinal > after).order_by(audit.c.ordinal).limit(limit)
+        if session_id:
+            wanted = wanted.where(audit.c.session_id == session_id)
+        if kinds:
+            wanted = wanted.where(audit.c.kind.in_([str(kind) for kind in kinds]))
+        if since_us:
+            wanted = wanted.where(audit.c.time_us >= since_us)
+        return await self._database.read(lambda tx: [ENTRIES.read(row) for row in tx.execute(wanted)])
+
+    async def uses(self, *, after: str = "", limit: int = 1000) -> Sequence[Use]:
+        wanted = (
+            select(consumptions, decisions.c.body, calls.c.input_digest)
+            .outerjoin(decisions, decisions.c.id == consumptions.c.decision_id)
+            .outerjoin(
+                calls,
+                and_(calls.c.run_id == consumptions.c.run_id, calls.c.tool_call_id == consumptions.c.tool_call_id),
+            )
+            .where(consumptions.c.decision_id > after)
+            .order_by(consumptions.c.decision_id)
+            .limit(limit)
+        )
+        return await self._database.read(lambda tx: [_use_of(row) for row in tx.execute(wanted)])
+
+    async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
+        wanted = (
+            select(reports.c.ordinal, reports.c.type, _REPORTED.label("data"), runs)
+            .join(runs, runs.c.id == reports.c.run_id)
+            .join(sessions, sessions.c.id == runs.c.session_id)
+            .where(reports.c.is_taken == literal_column("0"), sessions.c.owner_id.in_(["", owner_id]))
+            .order_by(reports.c.ordinal)
+            .limit(limit)
+        )
+
+        def write(tx: Transaction) -> int:
+            rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
+            self._trail.note(tx, [_note_of(row) for row in rows], now_us)
+            return tx.count(TAKE_REPORTS, taken=[[row.ordinal] for row in rows]) if rows else 0
+
+        # Looked for at every sweep and seldom there: the look takes no lock.
+        if await self._database.read(lambda tx: tx.execute(wanted.limit(1)).first()) is None:
+            return 0
+        return await self._database.write(write)
+
+
+def _note_of(row: Any) -> AuditNote:
+    """Return the note of a report; an unreadable one gets a note of that."""
+    identity = IDENTITIES.read(row)
+    try:
+        data = parse_strict(row.data)
+    except InvalidJsonError as error:
+        return of_malformed_report(identity, str(error)[:MAX_SHOWN_CHARS])
+    if not isinstance(data, Mapping):
+        return of_malformed_report(identity, "it is not an object")
+    return of_report(identity, row.type, data)
+
+
+def _use_of(row: Any) -> Use:
+    decision = None
+    if row.body is not None:
+        with suppress(ForgedError):
+            decision = decision_of(row.body)
+    return Use(row.decision_id, row.run_id, row.tool_call_id, row.consumed_us, decision, row.input_digest)

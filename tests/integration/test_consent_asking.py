@@ -4,20 +4,23 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input
+from soong.orchestrator.approvals.responders import ResponderLease
 from soong.shared.core import timing
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.request import Choice, RequestState
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, RequestState
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.time_limit import EarlyCall
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, make_call, verdicts
+from tests.integration.consent import Callback, make_call, open_bench, verdicts
 from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
-from tests.waiting import until
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemoryBus
+from tests.waiting import others_run, until
 
 TEXT = "line\n" * 2_000
 
@@ -253,3 +256,41 @@ async def test_a_question_an_answer_and_a_decision_are_each_notified_once_and_af
 
         assert verdict.is_allowed
         assert found == [(RequestState.PENDING, False), (RequestState.PENDING, True), (RequestState.DECIDED, True)]
+
+
+async def test_an_attendance_that_changes_as_it_ends() -> None:
+    attendance = ResponderLease(MemoryStore(), MemoryBus(), "ada", "cli", 3600.0)
+    running = asyncio.ensure_future(attendance.run())
+    await others_run(5)
+
+    attendance.attend(["sess_1"])
+    running.cancel()
+
+    await asyncio.wait([running], timeout=5)
+    assert running.cancelled()
+
+
+async def test_a_broker_that_is_woken_as_it_closes() -> None:
+    asked = asyncio.Event()
+
+    async def silent(request: PermissionRequest) -> PermissionDecision:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError(request)
+
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        asking = asyncio.ensure_future(bench.gate(claim, worker).decide(make_call(claim)))
+        await asked.wait()
+        broker = bench.broker._of(bench.session_id)
+        looks = broker.looks
+        await until(lambda: broker.looks > looks)
+        await others_run(5)
+
+        broker.wake()
+        closing = asyncio.ensure_future(broker.close())
+
+        await asyncio.wait([closing], timeout=5)
+        assert closing.done()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

@@ -1,14 +1,18 @@
-"""No hand-written statement reads what has ended: each reaches its rows by an index, on both databases."""
+"""What work costs does not grow with what has ended: counted by the databases, not timed, on both of them."""
 
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from benchmarks.growth import LIMITS, Comparison
+from benchmarks.history import Effort, against_history, against_long_chain, against_wide_fan
 from benchmarks.past import fill
 from benchmarks.site import fan
 from benchmarks.site import opened as site
@@ -18,10 +22,10 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import metadata
 from tests.integration.sql_stores import connected, statements
+from tests.servers import PostgresServer, postgres_server
 
 FINISHED = 5_000
 """Finished steps: some 75,000 rows."""
-
 SMALL = {
     "api_tokens",
     "artifacts",
@@ -33,9 +37,7 @@ SMALL = {
     "signing_keys",
 }
 """Tables that do not grow with what is done."""
-
 add_dialect_options(metadata)
-
 GROWING = sorted(set(metadata.tables) - SMALL)
 LIVE = {
     index.name
@@ -44,14 +46,12 @@ LIVE = {
     if index.dialect_options["sqlite"]["where"] is not None and not index.unique and index.name != "ix_steps_children"
 }
 """Indexes of what has not ended: these may be walked."""
-
 LEADING = {f"pk_{name}": next(iter(metadata.tables[name].primary_key)).name for name in GROWING}
 LEADING |= {f"uq_{name}_{column}": column for name in GROWING for column in ("id", "key")}
 LEADING |= {
     str(index.name): str(next(iter(index.columns)).name) for name in GROWING for index in metadata.tables[name].indexes
 }
 """The first column of each index of a growing table."""
-
 POSTGRES_ONLY = ("postgres_hot_path.", "run_log_buffer.CHANGE_AND_LOG", "run_writes.APPEND_ALL")
 EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
@@ -72,7 +72,6 @@ EXEMPT = {
     "event_feed.GROWN": "sorts the runs of the tasks that are followed, which it reaches by them",
     "event_feed.NEXT_EVENTS": "sorts the events of one page of runs",
 }
-
 EXEMPT_WITHIN_ONE_TASK = {
     "metrics.NEXT_IN_LINE": "while one task is all there is, a look of the metrics may read what of it is ready"
 }
@@ -233,3 +232,69 @@ def test_a_scan_is_seen(full_sqlite: Path, full_postgres: str) -> None:
     with connected(full_postgres) as writer:
         raw: Any = writer.connection.dbapi_connection
         assert _problems(_plan(raw, scanning), _scans)
+
+
+PAST = 2_000
+LARGE = 500
+EFFORT = Effort(rounds=1, parts=1, part=12, fans=2)
+"""So many looks in a part: planning reads pages, too, which fall on the first look of each connection."""
+ROUNDING = 2.0
+"""Statements or rows a unit that are no growth: what one round does once falls on fewer units in one of the two."""
+
+
+@pytest.fixture(scope="module")
+def quiet_postgres() -> Iterator[PostgresServer]:
+    """A server that vacuums nothing by itself: the pages that it reads for that are counted with ours."""
+    with postgres_server(settings=("autovacuum=off",)) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two new databases of one kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'small.db'}", f"sqlite:///{tmp_path / 'large.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("quiet_postgres")
+    with ExitStack() as stack:
+        small, large = (stack.enter_context(server.fresh_database(f"{tmp_path.name}_{n}")) for n in ("small", "large"))
+        yield small, large
+
+
+@pytest.fixture
+def full_url(urls: tuple[str, str]) -> str:
+    fill(urls[1], PAST)
+    return urls[1]
+
+
+async def test_nothing_costs_more_after_thousands_of_finished_steps(urls: tuple[str, str], full_url: str) -> None:
+    # Each round leaves ended tasks in the session that is looked at: they must not cost a look anything either.
+    found = await against_history(urls[0], full_url, replace(EFFORT, rounds=4))
+
+    assert {each.act.name for each in found} == {"submit", "call", "keep-up", "look", "hop", "fan"}
+    assert grown(found) == []
+
+
+async def test_a_hop_of_a_long_chain_costs_no_more_than_one_of_a_short_one(urls: tuple[str, str]) -> None:
+    found = await against_long_chain(*urls, LARGE, EFFORT)
+
+    assert {each.act.name for each in found} == {"look", "hop"}
+    assert grown(found) == []
+
+
+async def test_a_step_of_a_wide_fan_costs_no_more_than_one_of_a_narrow_one(urls: tuple[str, str]) -> None:
+    found = await against_wide_fan(*urls, LARGE, EFFORT)
+
+    assert {each.act.name for each in found} == {"submit", "unlock-and-run", "look", "run-and-join"}
+    assert grown(found) == []
+
+
+def grown(found: Sequence[Comparison]) -> list[str]:
+    """Return what was counted more often in the large database than the limits of the benchmark allow."""
+    names = ("statements", "rows", "pages", "scanned")
+    return [
+        f"{each.act.name}: {large:.1f} {name}, not {small:.1f}"
+        for each in found
+        for name, large, small in zip(names, *each.counts(), strict=True)
+        if large > small * LIMITS.get(name, 1.0) + ROUNDING
+    ]

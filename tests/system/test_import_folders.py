@@ -1,16 +1,20 @@
-"""Modules of one's own from the folder that one works in, as docs/plans.md says; and nothing else from there."""
+"""Modules of one's own: from the folder that one works in, by the plan's names, and the code that its user sees."""
 
+import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, interrupted, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, CliHarness, interrupted, scene, until
 from tests.warm import called
 
 pytestmark = pytest.mark.timeout(180)
@@ -18,7 +22,6 @@ pytestmark = pytest.mark.timeout(180)
 _BLOCK = re.compile(
     r"```\w+\n# (?P<name>[\w.]+)(?: +(?P<command>\S[^\n]*))?\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 TOOL_MODULE = '''
 ```python
@@ -244,3 +247,198 @@ def test_no_run_writes_a_module_that_the_workers_have_loaded_from_the_folder(cli
     assert errors == {"neighbour": "path_protected", "module": "path_protected", "other": ""}
     assert (cli.folder / "helper.py").read_text() == "FINE = 1\n"
     assert "EVIL" not in steps.read_text()
+
+
+RESEARCH = '''
+from soong import ToolCallError, scripted_agent
+
+
+@scripted_agent("research.note")
+async def note(inputs, agent):
+    """Write a note, and say what came of it."""
+    try:
+        await agent.call("code.write_file", path="note.txt", content=inputs["text"])
+    except ToolCallError as error:
+        return {"denied": error.type}
+    return {"seen": (await agent.call("code.read_file", path="note.txt"))["text"]}
+'''
+PLAN = """
+title: Note
+modules: [research]
+steps:
+  - id: note
+    script: research.note
+    allowed_tools: [code.write_file, code.read_file]
+    inputs: {text: hello}
+"""
+
+
+@pytest.fixture
+def noted() -> Iterator[CliHarness]:
+    with scene() as one:
+        one.home.mkdir(parents=True)
+        (one.folder / "research.py").write_text(RESEARCH)
+        yield one
+
+
+@pytest.mark.spec("DIS-13", "DIS-13.a", "PER-01")
+@pytest.mark.parametrize(
+    ("choice", "output", "code"), [("allow", {"seen": "hello"}, 0), ("deny", {"denied": "permission_denied"}, 3)]
+)
+def test_a_scripted_agent_of_the_plans_module_asks_for_consent_and_goes_on_with_the_answer(
+    noted: CliHarness, choice: str, output: dict[str, str], code: int
+) -> None:
+    running = noted.start("run", noted.plan(PLAN), "--project", str(noted.folder), "--approvals", "inbox", "--json")
+    until(
+        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
+    )
+    (question,) = noted.json("approvals", "list")
+
+    assert noted.run("approvals", choice, question["id"]).returncode == 0
+    report = json.loads(running.communicate(timeout=LIMIT_S)[0])
+
+    assert question["tool"] == "code.write_file"
+    assert (report["exit_code"], report["steps"][0]["output"]) == (code, output)
+    assert (noted.folder / "note.txt").exists() is (choice == "allow")
+
+
+@pytest.mark.spec("DIS-13")
+def test_resume_starts_a_service_that_has_the_modules_of_the_plan(noted: CliHarness) -> None:
+    running = noted.start("run", noted.plan(PLAN), "--project", str(noted.folder), "--approvals", "inbox")
+    until(
+        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
+    )
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=LIMIT_S)
+    assert noted.run("down").returncode == 0
+    (task,) = noted.json("tasks", "list")
+    assert task["status"] == "paused"
+
+    # The plan file is not needed any more, and the command is called elsewhere than where the plan was.
+    (noted.folder / "plan.yaml").unlink()
+    resumed = noted.start("resume", task["id"], "--json")
+    until(
+        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
+    )
+    (question,) = noted.json("approvals", "list")
+    assert noted.run("approvals", "allow", question["id"]).returncode == 0
+    report = json.loads(resumed.communicate(timeout=LIMIT_S)[0])
+
+    assert (report["exit_code"], report["steps"][0]["output"]) == (0, {"seen": "hello"})
+
+
+@pytest.mark.spec("DIS-13", "OPS-12")
+def test_a_module_where_runs_write_is_refused_before_anything_runs(noted: CliHarness) -> None:
+    config = noted.home / "config.toml"
+    config.write_text(f'[[permission.rules]]\neffect = "allow"\ntools = "code.write_file"\nscope = "{noted.folder}"\n')
+    config.chmod(0o600)
+
+    done = noted.run("run", noted.plan(PLAN))
+
+    assert done.returncode == 2
+    assert "plan.yaml:3 modules[0]: " in done.stderr
+    assert f"{noted.folder}/research.py lies in {noted.folder}, where runs write" in done.stderr
+    assert not (noted.home / "service.json").exists()
+
+
+@pytest.mark.spec("DIS-13")
+def test_a_plan_on_standard_input_loads_no_module(noted: CliHarness) -> None:
+    command = [*CONSOLE_SCRIPT, "run", "-"]
+    done = subprocess.run(
+        command,
+        input=PLAN,
+        env=noted.env,
+        cwd=noted.folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "SOONG_FUNCTIONS does not name the module 'research'" in done.stderr
+    assert not (noted.home / "service.json").exists()
+
+
+TEAM_PLAN = """
+title: Who
+modules: [work]
+steps:
+  - {id: who, kind: python, call: team.who}
+"""
+
+
+def project(cli: CliHarness, name: str) -> Path:
+    """Return a plan file in a folder of its own, next to a module of the same name as the others."""
+    folder = cli.folder / name
+    folder.mkdir()
+    (folder / "plan.yaml").write_text(TEAM_PLAN)
+    change(folder / "plan.yaml", name)
+    return folder / "plan.yaml"
+
+
+def change(plan: Path, answer: str) -> None:
+    """Have the function of a plan's module return another answer."""
+    module = plan.with_name("work.py")
+    module.write_text(
+        "from soong import step_function\n\n\n"
+        '@step_function("team.who")\n'
+        "def who(inputs, context):\n"
+        f"    return {answer!r}\n"
+    )
+    later_ns = time.time_ns() + 1_000_000_000 * len(answer)  # also where the clock of files is coarse
+    os.utime(module, ns=(later_ns, later_ns))
+
+
+def answer_of(cli: CliHarness, plan: Path) -> str:
+    report = cli.json("run", str(plan))
+    return str(report["steps"][0]["output"])
+
+
+@pytest.mark.spec("DIS-13.a")
+def test_a_service_that_lingers_makes_way_for_a_command_with_other_modules(cli: CliHarness) -> None:
+    first, second = project(cli, "first"), project(cli, "second")
+
+    answers = [answer_of(cli, plan) for plan in (first, second, first)]
+    change(first, "first, changed")
+    answers.append(answer_of(cli, first))
+
+    assert answers == ["first", "second", "first", "first, changed"]
+    assert [task["status"] for task in cli.json("tasks", "list")] == ["completed"] * 4
+
+
+@pytest.mark.spec("DIS-13.a")
+def test_a_service_that_stays_runs_no_other_module_of_the_same_name(cli: CliHarness) -> None:
+    first, second = project(cli, "first"), project(cli, "second")
+    cli.environment |= {"SOONG_FUNCTIONS": "work", "SOONG_IMPORT_PATH": str(first.parent)}
+    cli.up()
+    del cli.environment["SOONG_FUNCTIONS"], cli.environment["SOONG_IMPORT_PATH"]
+
+    assert answer_of(cli, first) == "first"
+    refused = cli.run("run", str(second), "--json")
+    change(first, "first, changed")
+    older = cli.run("run", str(first), "--json")
+
+    message = json.loads(refused.stdout)["error"]["message"]
+    assert (refused.returncode, str(first.with_name("work.py")) in message, "soong down" in message) == (1, True, True)
+    assert "loaded work before the last change" in older.stderr
+    assert [task["status"] for task in cli.json("tasks", "list")] == ["completed"] * 2
+
+
+def test_a_service_that_stops_says_so(cli: CliHarness) -> None:
+    assert answer_of(cli, project(cli, "first")) == "first"
+
+    states: list[str] = []
+    findings: list[dict[str, str]] = []
+    while not states or states[-1] != "none":
+        states.append(cli.json("status")["service"]["state"])
+        findings += [one for one in cli.json("doctor")["checks"] if one["check"] == "service"]
+
+    assert set(states) <= {"ready", "stopping", "none"}
+    assert {one["level"] for one in findings} == {"ok"}, findings
+
+
+def test_the_module_next_to_the_plan_comes_before_one_of_its_name_where_the_command_is_typed(cli: CliHarness) -> None:
+    (cli.folder / "work.py").write_text("raise RuntimeError('another program of this user')\n")
+
+    assert answer_of(cli, project(cli, "first")) == "first"

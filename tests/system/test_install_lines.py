@@ -1,7 +1,4 @@
-"""The lines of the tutorial that install Soong, word by word: real pipx and uvx, an index, a home with nothing in it.
-
-What the wheel holds and does is tested elsewhere without a network (tests/system/test_wheel.py).
-"""
+"""What a home begins with: the tutorial's lines that install Soong, and ``soong init``."""
 
 import os
 import re
@@ -10,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from soong.shared.core.config import parse_config
 from tests.extra import pipx_program
 from tests.spec_document import ROOT
 from tests.system import test_wheel
-from tests.system.cli_scene import until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
 from tests.system.test_wheel import Distributions
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.spec("OPS-09.c")]
+pytestmark = pytest.mark.timeout(900)
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 built = test_wheel.built
@@ -116,6 +115,7 @@ def newcomer(built: Distributions) -> Iterator[Newcomer]:
         yield Newcomer(home, folder, {**passed_on, "HOME": str(home), "PATH": path})
 
 
+@pytest.mark.spec("OPS-09.c")
 def test_what_pipx_installs_runs_the_demo_and_the_console(newcomer: Newcomer) -> None:
     newcomer.run(shown("pipx install"))
 
@@ -124,6 +124,7 @@ def test_what_pipx_installs_runs_the_demo_and_the_console(newcomer: Newcomer) ->
     until(lambda: not newcomer.processes(), "nothing of it is left", lambda: str(newcomer.processes()))
 
 
+@pytest.mark.spec("OPS-09.c")
 def test_uvx_runs_the_demo_and_the_console_without_an_installation(newcomer: Newcomer) -> None:
     line = shown("uvx --from")
     assert line.endswith(" soong demo hello")
@@ -132,3 +133,77 @@ def test_uvx_runs_the_demo_and_the_console_without_an_installation(newcomer: New
     newcomer.opens_the_console(line.replace("demo hello", "console --no-open"))
     until(lambda: not newcomer.processes(), "nothing of it is left", lambda: str(newcomer.processes()))
     assert not (newcomer.home / ".local" / "bin" / "soong").exists()
+
+
+@pytest.fixture
+def cli() -> Iterator[CliHarness]:
+    with scene() as one:
+        (one.folder / "notes.md").write_text("one two three\n")
+        yield one
+
+
+@pytest.mark.spec("OPS-14.a")
+def test_the_first_plan_is_checked_and_runs_and_asks_once_it_writes(cli: CliHarness) -> None:
+    written = cli.json("init")["files"]
+
+    assert [name.removeprefix(f"{cli.folder}/") for name in written] == [
+        "plan.yaml",
+        "steps.py",
+        ".soong/agents/reader.md",
+        "home/config.toml",
+    ]
+    assert cli.run("tasks", "validate", "plan.yaml").returncode == 0
+    assert cli.json("agents", "show", "project.reader")["mode"] == "readonly"
+    plan = cli.folder / "plan.yaml"
+    head, _, tail = plan.read_text().partition("  # - id: write")
+    plan.write_text(head + "  - id: write" + tail.replace("\n  #   ", "\n    "))
+    done = cli.json("run", "plan.yaml", "--project", ".", "--allow", f"code.write_file:{cli.folder}")
+    assert done["status"] == "completed"
+    assert (cli.folder / "words.json").read_text().startswith('{"files": 2, "words": ')
+
+
+@pytest.mark.spec("OPS-14.a")
+def test_the_command_that_is_printed_runs_the_plan_from_where_it_is_printed(cli: CliHarness) -> None:
+    (cli.folder / "bin").mkdir()
+    (cli.folder / "bin/soong").symlink_to(CONSOLE_SCRIPT[0])
+    called = subprocess.run(
+        ["bin/soong", "init", "my plan"], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=True
+    )
+    (cli.folder / "my plan/notes.md").write_text("one two three\n")
+
+    printed = called.stderr.partition("edit them, then: ")[2].strip()
+    done = subprocess.run(
+        ["sh", "-c", printed], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, (printed, done.stderr)
+    assert "completed" in done.stdout
+
+
+@pytest.mark.spec("OPS-14.b")
+def test_nothing_that_is_there_is_replaced(cli: CliHarness) -> None:
+    cli.home.mkdir(mode=0o700)
+    (cli.home / "config.toml").write_text('[permission]\nmode = "strict"\n')
+    (cli.folder / "steps.py").symlink_to("/nonexistent")
+
+    refused = cli.run("init")
+    elsewhere = cli.run("init", "project")
+
+    assert (refused.returncode, "has steps.py already" in refused.stderr) == (2, True)
+    assert not (cli.folder / "plan.yaml").exists()
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert (cli.folder / "project" / "plan.yaml").exists()
+    assert "strict" in (cli.home / "config.toml").read_text()
+    not_a_folder = cli.run("init", "notes.md")
+    assert (not_a_folder.returncode, "notes.md is not a folder" in not_a_folder.stderr) == (2, True)
+
+
+@pytest.mark.spec("OPS-14.a")
+def test_what_the_configuration_suggests_can_be_read_too(cli: CliHarness) -> None:
+    assert cli.run("init").returncode == 0
+    text = (cli.home / "config.toml").read_text()
+    suggested = "\n".join(line.removeprefix("# ") for line in text.splitlines()[1:])
+
+    parse_config(text)
+    assert tomllib.loads(suggested)["tools"] == {"dangerous": True}
+    parse_config(suggested)

@@ -21,8 +21,7 @@ steps:
 """
 
 
-@pytest.mark.spec("REG-04")
-@pytest.mark.spec("DIS-05.a")
+@pytest.mark.spec("REG-04", "DIS-05.a")
 @pytest.mark.parametrize("wire", ["openai-chat", "anthropic", "google"])
 def test_a_worker_speaks_the_providers_wire(cli: CliHarness, wires: Wires, wire: str) -> None:
     wires.will(Reply(tool_calls=(ToolCall("code__list_dir", {"path": "."}),)), Reply(text="one plan"))
@@ -52,8 +51,7 @@ PLAIN = "openai-chat:gpt-4o"
 BY_DEFINITION = "title: look\nsteps: [{id: look, instructions: What is here?, agent: looker}]\n"
 
 
-@pytest.mark.spec("DIS-02.b")
-@pytest.mark.spec("DIS-07.a")
+@pytest.mark.spec("DIS-02.b", "DIS-07.a")
 def test_a_users_definition_says_what_the_agent_is_and_how_its_model_is_asked(cli: CliHarness, wires: Wires) -> None:
     call = ToolCall("code__list_dir", {"path": "."})
     wires.will(Reply(text="a plan"), Reply(tool_calls=(call,), times=None))

@@ -1,9 +1,11 @@
-"""Consent step by step: seen before anything starts, given once a step, worth nothing to any other step (PER-17)."""
+"""Consent before anything starts and for one reading: a step or a script that was seen is what runs (PER-17)."""
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,64 @@ from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule
 from soong.shared.storage.sql.store import open_store
-from tests.system.cli_scene import CliHarness, Terminal
+from tests.system.cli_scene import LIMIT_S, CliHarness, Terminal, scene, until
 from tests.system.deployment import ON_POSTGRES, Deployment
 
-pytestmark = pytest.mark.spec("PER-17")
+BUILD = """
+title: Build
+steps:
+  - id: build
+    allowed_tools: [code.run_command]
+    script: builtin.calls
+    inputs: {calls: [{call: code.run_command, with: {argv: [python3, build.py]}}]}
+"""
+REWRITE = """
+title: Rewrite
+steps:
+  - id: rewrite
+    allowed_tools: [code.write_file]
+    script: builtin.calls
+    inputs:
+      calls: [{call: code.write_file, with: {path: build.py, content: "open('EVIL', 'w')\\n", overwrite: true}}]
+"""
+
+
+@pytest.fixture
+def raced() -> Iterator[CliHarness]:
+    with scene(is_warm=True) as one:
+        one.home.mkdir(parents=True)
+        (one.home / "config.toml").write_text("[tools]\ndangerous = true\n")
+        (one.home / "config.toml").chmod(0o600)
+        (one.folder / "build.py").write_text("open('good', 'a').write('x')\n")
+        yield one
+
+
+def asked(raced: CliHarness) -> list[dict[str, Any]]:
+    """Return the questions that wait; none before the service has made its database."""
+    done = raced.run("approvals", "list", "--json")
+    return list(json.loads(done.stdout)) if done.returncode == 0 else []
+
+
+@pytest.mark.spec("CMD-01", "PER-12", "PER-06")
+def test_a_script_that_another_agent_rewrites_after_it_was_shown_is_not_run(raced: CliHarness) -> None:
+    allow = f"code.write_file:{raced.folder}"
+    building = raced.start("run", raced.plan(BUILD, "build.yaml"), "--approvals", "inbox", "--json")
+    until(lambda: (raced.home / "soong.db").exists() and len(asked(raced)) == 1, "the build is asked for", raced.logs)
+    (question,) = asked(raced)
+
+    rewritten = raced.json("run", raced.plan(REWRITE, "rewrite.yaml"), "--allow", allow, "--approvals", "deny")
+    shown = raced.run("approvals", "show", question["id"]).stdout
+    allowed = raced.run("approvals", "allow", question["id"])
+    report = json.loads(building.communicate(timeout=LIMIT_S)[0])
+
+    assert question["preview"].startswith("file build.py: sha256 ")
+    assert rewritten["exit_code"] == 0
+    assert "the target has changed since the question was asked" in shown
+    assert allowed.returncode == 0, allowed.stderr
+    assert "path_conflict" in json.dumps(report["steps"][0]["output"]), report
+    assert not Path(raced.folder, "EVIL").exists()
+    assert not Path(raced.folder, "good").exists()
+
 
 PLAN = """
 title: Three writers
@@ -62,7 +118,7 @@ def written(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("o*/*.md"))
 
 
-@pytest.mark.spec("PER-17.a")
+@pytest.mark.spec("PER-17", "PER-17.a")
 def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: CliHarness) -> None:
     plan = cli.plan(PLAN)
 
@@ -81,7 +137,7 @@ def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: C
     assert not (cli.home / "soong.db").exists()
 
 
-@pytest.mark.spec("PER-17.b")
+@pytest.mark.spec("PER-17", "PER-17.b")
 def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli: CliHarness) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
@@ -102,7 +158,7 @@ def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli:
     assert rule.source.startswith("step consent by ")
 
 
-@pytest.mark.spec("DAG-10")
+@pytest.mark.spec("PER-17", "DAG-10")
 def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness) -> None:
     cli.is_warm = True
     done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
@@ -129,7 +185,7 @@ def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness)
 WRITER: Mapping[str, Json] = {"allowed_tools": ["code.write_file"], "script": "tests.write_path"}
 
 
-@pytest.mark.spec("PER-04", "PER-18")
+@pytest.mark.spec("PER-17", "PER-04", "PER-18")
 @ON_POSTGRES
 async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alone(
     service: Deployment, folder: Path

@@ -1,10 +1,12 @@
-"""A cancel reaches everything of a task: what waits, what runs, what asks, and every program of it (DAG-06)."""
+"""Acts on tasks: a cancel reaches everything of one, and several are acted on after one look (DAG-06)."""
 
 import asyncio
+import sqlite3
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -17,12 +19,10 @@ from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import calls
+from tests.system.cli_scene import CliHarness, Terminal, scene, until
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, promised
 
-pytestmark = pytest.mark.spec("DAG-06")
-
 CANCEL_LIMIT_S = 1.0
-
 TREE = """\
 import subprocess, sys, time
 sleeper = [sys.executable, "-c", "import time; time.sleep(3600)", sys.argv[1]]
@@ -51,7 +51,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.spec("DAG-06.d")
+@pytest.mark.spec("DAG-06", "DAG-06.d")
 @pytest.mark.timed
 @ON_POSTGRES
 async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_their_process_trees(
@@ -127,6 +127,7 @@ async def _stand(service: Deployment, task: Task, *, running: Sequence[str]) -> 
     return all(step.status.is_terminal for step in steps.values())
 
 
+@pytest.mark.spec("DAG-06")
 @ON_SQLITE
 async def test_one_cancelled_step_is_stopped_and_the_rest_of_its_task_goes_on(service: Deployment) -> None:
     await service.start_workers(1)
@@ -142,3 +143,140 @@ async def test_one_cancelled_step_is_stopped_and_the_rest_of_its_task_goes_on(se
     statuses = {name: step.status for name, step in (await service.steps(task)).items()}
     assert statuses == {"sleeps": "cancelled", "after": "skipped", "other": "completed"}
     assert (ended.status, ended.reason) == (TaskStatus.FAILED, "sleeps was cancelled, after was skipped")
+
+
+WAITS = """
+title: {title}
+tags: [plan]
+steps:
+  - {{id: first, kind: python, call: builtin.echo, inputs: {{x: 1}}, needs: [nobody-has-it]}}
+  - {{id: last, kind: python, call: builtin.echo, inputs: {{x: 1}}, depends_on: [first]}}
+"""
+ASKS = """
+title: Asks twice
+steps:
+  - {id: a, allowed_tools: [code.write_file], script: builtin.calls,
+     inputs: {calls: [{call: code.write_file, with: {path: a.txt, content: "a"}}]}}
+  - {id: b, allowed_tools: [code.write_file], script: builtin.calls,
+     inputs: {calls: [{call: code.write_file, with: {path: b.txt, content: "b"}}]}}
+"""
+
+
+@pytest.fixture
+def cli() -> Iterator[CliHarness]:
+    with scene(is_warm=True) as one:
+        one.up_warm()
+        yield one
+
+
+def submitted(cli: CliHarness, title: str, *options: str) -> str:
+    done = cli.run("run", cli.plan(WAITS.format(title=title)), "--detach", *options)
+    assert done.returncode == 0, done.stderr
+    newest: str = cli.json("tasks", "list")[0]["id"]
+    return newest
+
+
+def shown(cli: CliHarness, *options: str) -> list[str]:
+    return [task["id"] for task in cli.json("tasks", "list", *options)]
+
+
+def test_tasks_are_found_and_steered_by_what_they_have_in_common(cli: CliHarness) -> None:
+    one, two = submitted(cli, "Nightly report", "--tag", "team:data"), submitted(cli, "Nightly copy")
+    three = submitted(cli, "Other", "--tag", "team:data", "--tag", "blue")
+
+    assert cli.json("tasks", "list")[0]["tags"] == ["blue", "plan", "team:data"]
+    assert shown(cli, "--title", "nightly") == [two, one]
+    assert shown(cli, "--tag", "team:data", "--since", "1h", "--status", "running") == [three, one]
+    assert {run["task"] for run in cli.json("runs", "list", "--tag", "blue")} == {three}
+
+    refused = cli.run("tasks", "cancel", "--tag", "team:data")
+    assert refused.returncode == 2
+    assert "add --yes" in refused.stderr
+    assert three in refused.stderr
+    assert shown(cli, "--status", "cancelled") == []
+    assert cli.run("tasks", "cancel").returncode == 2
+    assert cli.run("tasks", "cancel", one, "--tag", "blue").returncode == 2
+
+    done = cli.run("tasks", "cancel", "--tag", "team:data", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert shown(cli, "--status", "cancelled") == [three, one]
+
+    part = cli.run("tasks", "cancel", one, two, "--yes")
+    assert part.returncode == 1
+    assert "1 of 2 failed" in part.stderr
+    assert shown(cli, "--status", "running") == []
+
+    again = cli.run("tasks", "retry", "--title", "nightly", "--yes")
+    assert again.returncode == 0, again.stderr
+    assert shown(cli, "--status", "running") == [two, one]
+
+
+def test_a_wrong_filter_says_what_is_right(cli: CliHarness) -> None:
+    for options, words in (
+        (("--status", "rnning"), "running"),
+        (("--since", "yesterday"), "such as 30d"),
+        (("--tag", "Not a tag"), "tag"),
+    ):
+        done = cli.run("tasks", "list", *options)
+        assert done.returncode == 2
+        assert words in done.stderr
+    done = cli.run("run", cli.plan(WAITS.format(title="W")), "--detach", "--tag", "Not a tag")
+    assert done.returncode == 2
+    assert "write up to 64 of a-z" in done.stderr
+
+
+def test_a_priority_is_that_of_every_step_that_has_not_ended(cli: CliHarness) -> None:
+    task = submitted(cli, "First")
+
+    assert cli.run("tasks", "priority", task, "7").returncode == 0
+    assert cli.run("tasks", "priority", task, "9", "--step", "last").returncode == 0
+    assert cli.run("tasks", "priority", task, "9", "--step", "nobody").returncode == 1
+
+    assert priorities(cli, task) == {"first": 7, "last": 9}
+
+
+def test_a_paused_pool_starts_nothing_until_it_continues(cli: CliHarness) -> None:
+    plan = cli.plan("title: T\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {x: 1}}]\n")
+    assert cli.run("limits", "pause", "pool").returncode == 2
+    assert cli.run("limits", "pause", "pool:default").returncode == 0
+    assert cli.json("limits", "list") == {
+        "limits": [{"scope": "pool:default", "limit": 0, "used": 0, "is_paused": True}]
+    }
+    assert cli.run("run", plan, "--detach").returncode == 0
+    time.sleep(1)  # what is not to happen takes its time
+    assert shown(cli, "--status", "completed") == []
+
+    assert cli.run("limits", "resume", "pool:default").returncode == 0
+    until(lambda: shown(cli, "--status", "completed"), "it runs", cli.logs)
+    assert cli.json("limits", "list") == {"limits": []}
+
+
+def priorities(cli: CliHarness, task: str) -> dict[str, int]:
+    with sqlite3.connect(cli.home / "soong.db") as rows:
+        found = rows.execute("SELECT key, priority FROM steps WHERE task_id = ?", (task,)).fetchall()
+    return {key.partition("/")[2]: priority for key, priority in found}
+
+
+def test_several_questions_are_answered_after_one_look_at_them(cli: CliHarness) -> None:
+    def waiting() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = cli.json("approvals", "list")
+        return found
+
+    assert cli.run("run", cli.plan(ASKS), "--detach", "--approvals", "inbox").returncode == 0
+    until(lambda: len(waiting()) == 2, "two questions wait", cli.logs)
+    task = waiting()[0]["identity"]["task_id"]
+
+    refused = cli.run("approvals", "allow", "--task", task)
+    assert refused.returncode == 2
+    assert "add --yes" in refused.stderr
+    assert len(waiting()) == 2
+
+    terminal = Terminal(cli, "approvals", "allow", "--task", task, "--tool", "code.write_file")
+    terminal.expect("allow 2 calls?")
+    assert "a.txt" in terminal.text
+    assert "b.txt" in terminal.text
+    terminal.press("y\n")
+    assert terminal.wait() == 0
+    until(lambda: cli.json("tasks", "list")[0]["status"] == "completed", "both are written", cli.logs)
+    assert (cli.folder / "a.txt").read_text() == "a"
+    assert (cli.folder / "b.txt").read_text() == "b"

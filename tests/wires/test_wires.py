@@ -88,8 +88,7 @@ async def test_two_calls_at_once_and_an_answer(wires: Wires, wire: str) -> None:
     wires.verdict.assert_ok(strict=True)
 
 
-@pytest.mark.spec("DIS-09.a")
-@pytest.mark.spec("DIS-12.d")
+@pytest.mark.spec("DIS-09.a", "DIS-12.d")
 @EVERY_WIRE
 async def test_a_provider_that_is_away_is_asked_five_times(wires: Wires, wire: str) -> None:
     wires.will(Fail(503, times=None))

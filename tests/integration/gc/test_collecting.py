@@ -1,4 +1,4 @@
-"""Garbage collection on both databases: what has ended goes, whatever else there is stays (OPS-10)."""
+"""Garbage collection on both databases and in a bucket: what has ended goes, the rest stays (OPS-10)."""
 
 import dataclasses
 import os

@@ -1,8 +1,9 @@
-"""Questions over HTTP: listed while they wait, shown whole, answered once, by whoever may (PER-13, PER-15)."""
+"""Questions over HTTP: seen before anything starts, listed while they wait, answered once, by those that may."""
 
 import asyncio
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,15 +12,16 @@ from msgspec.structs import replace
 
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.conftest import own_scene as scene
 from tests.integration.http.scene import ADA, HttpHarness, code_of
 from tests.waiting import until
 
-__all__ = ["scene"]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
+__all__ = ["scene"]
 
 
 def answer_to(request: PermissionRequest, choice: str = "allow_once", **more: Any) -> dict[str, Any]:
@@ -36,6 +38,7 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
     return [item["id"] for item in response.json()["items"]]
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 # -- the way of an answer
 @pytest.mark.spec("PER-03", "PER-16", "PER-13.e", "CARD-3.c")
 async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpHarness) -> None:
@@ -55,6 +58,7 @@ async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene:
     assert told["choices"] == []
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_an_answer_to_another_input_than_the_one_shown_or_to_none_is_refused_and_the_question_stays(
     scene: HttpHarness,
 ) -> None:
@@ -69,6 +73,7 @@ async def test_an_answer_to_another_input_than_the_one_shown_or_to_none_is_refus
     assert (await post(scene.caller, request, answer_to(request))).status_code == 200
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -97,10 +102,7 @@ async def test_an_answer_that_is_none_writes_no_row(open_http: OpenScene, wrong:
         assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
-# -- who may
-
-
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("OPS-04", "PER-13", "PER-12")
 @pytest.mark.parametrize("names_session", [True, False], ids=["one session", "whatever asks"])
 async def test_who_polls_to_answer_is_waited_for_until_a_lease_after_its_last_poll(
     open_http: OpenScene, *, names_session: bool
@@ -127,7 +129,7 @@ async def test_who_polls_to_answer_is_waited_for_until_a_lease_after_its_last_po
         assert (await scene.verdict()).is_allowed
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("OPS-04", "PER-13", "PER-12")
 async def test_nobody_is_waited_for_who_only_looks_on_or_may_not_answer(open_http: OpenScene) -> None:
     async with open_http(mode=ApprovalMode.PROMPT) as scene:
         request = await scene.ask()
@@ -147,9 +149,7 @@ async def _is_attended(scene: HttpHarness, *, by: list[str]) -> bool:
     return [one.principal for one in there] == by and all(one.channel == "http" for one in there)
 
 
-# -- the list
-
-
+@pytest.mark.spec("OPS-04", "PER-13")
 # -- waiting
 async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpHarness) -> None:
     """Bounded long polls on durable rows, as wished for in wildware-uk/agent-dashboard#15."""
@@ -162,6 +162,7 @@ async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpHarness)
         assert await waiting == [request.id]
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpHarness) -> None:
     first = await scene.ask("c1")
     seen = await scene.caller.get("/v1/approvals")
@@ -180,6 +181,7 @@ async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpHarness)
     assert changed.headers["etag"] != seen.headers["etag"]
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_wait_is_bounded(scene: HttpHarness) -> None:
     began = time.monotonic()
 
@@ -191,6 +193,7 @@ async def test_a_wait_is_bounded(scene: HttpHarness) -> None:
     assert code_of(refused) == "invalid_input"
 
 
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_one_question_is_waited_for_until_it_is_decided(scene: HttpHarness) -> None:
     request = await scene.ask()
     waiting = asyncio.create_task(scene.caller.get(f"/v1/approvals/{request.id}?wait=20"))
@@ -203,10 +206,7 @@ async def test_one_question_is_waited_for_until_it_is_decided(scene: HttpHarness
     assert (shown["state"], shown["decision"]["reason"]) == ("decided", "not there")
 
 
-# -- what is shown
-
-
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("OPS-04", "PER-13", "PER-12")
 async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpHarness) -> None:
     request = await scene.ask()
     found = await scene.bench.store.consent.open_questions(request.identity.session_id, limit=1)
@@ -231,3 +231,123 @@ async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpHarness) -
     for secret in (request.proof, run_token, decision.signature):
         assert secret
         assert not any(secret in text for text in told)
+
+
+WRITES = {"allowed_tools": ["code.write_file"], "script": "builtin.echo"}
+PLAN = {
+    "title": "Three steps",
+    "inputs": {"folder": {"type": "string", "default": "out"}},
+    "steps": [
+        {"id": "first", **WRITES, "permissions": {"write": ["${inputs.folder}/"], "run": [["git", "status"]]}},
+        {"id": "second", **WRITES, "permissions": {"write": ["${inputs.folder}/"]}},
+        {"id": "third", **WRITES},
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project beside the agent's home, whose `out` is a link: what a path means can change."""
+    project = tmp_path_factory.mktemp("project").resolve()
+    (project / "one").mkdir(parents=True)
+    (project / "two").mkdir()
+    (project / "out").symlink_to("one")
+    return project
+
+
+def body_of(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"plan": PLAN, "project": str(folder), **more}
+
+
+async def preview(scene: HttpHarness, folder: Path, **more: Any) -> dict[str, Any]:
+    response = await scene.caller.post("/v1/tasks/preview", json=body_of(folder, **more))
+    assert response.status_code == 200, response.text
+    told: dict[str, Any] = response.json()
+    return told
+
+
+def yes_to(told: dict[str, Any], *steps: str) -> list[dict[str, str]]:
+    digests = {step["id"]: step["grant_digest"] for step in told["steps"]}
+    return [{"step": step, "grant_digest": digests[step]} for step in steps]
+
+
+@pytest.mark.spec("PER-17", "PER-17.a")
+async def test_a_preview_shows_every_scope_as_it_is_and_writes_nothing(scene: HttpHarness, folder: Path) -> None:
+    told = await preview(scene, folder)
+
+    (union,) = told["union"]["write"]
+    assert (union["shown"], union["effect"], union["grantable"]) == (f"{folder}/one", "ask", ["code.write_file"])
+    assert [step["is_grantable"] for step in told["steps"]] == [True, True, False]
+    assert [bool(step["grant_digest"]) for step in told["steps"]] == [True, True, False]
+    assert told["steps"][2]["may_ask"] == ["code.write_file"]
+    assert await scene.bench.store.tasks.list_tasks() == []
+
+
+@pytest.mark.spec("PER-17")
+async def test_a_preview_judges_with_the_inputs_and_rules_of_the_submission(scene: HttpHarness, folder: Path) -> None:
+    allowed = await preview(scene, folder, inputs={"folder": "two"}, allow=[f"code.write_file:{folder}/two"])
+
+    (union,) = allowed["union"]["write"]
+    assert (union["shown"], union["effect"]) == (f"{folder}/two", "allow")
+    assert allowed["steps"][1]["grant_digest"] is None
+
+
+@pytest.mark.spec("PER-17")
+async def test_a_yes_is_a_rule_of_its_step_alone(scene: HttpHarness, folder: Path) -> None:
+    told = await preview(scene, folder)
+
+    sent = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=yes_to(told, "first")))
+
+    session = await scene.bench.store.sessions.session(sent.json()["session"]["id"])
+    (rule,) = Policy.from_json(session.policy).rules
+    assert (rule.pattern, str(rule.scope), rule.step) == (
+        "code.write_file",
+        f"{folder}/one",
+        f"{sent.json()['task']['id']}/first",
+    )
+    assert rule.source.startswith(f"step consent by {ADA} at ")
+
+
+@pytest.mark.spec("PER-17")
+async def test_what_means_another_thing_by_then_is_refused_and_not_started(scene: HttpHarness, folder: Path) -> None:
+    told = await preview(scene, folder)
+    (folder / "out").unlink()
+    (folder / "out").symlink_to("two")
+
+    refused = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=yes_to(told, "second")))
+
+    assert code_of(refused) == "input_changed"
+    assert refused.json()["step"] == "second"
+    assert await scene.bench.store.tasks.list_tasks() == []
+
+
+@pytest.mark.spec("PER-17")
+@pytest.mark.parametrize(
+    ("step", "code"), [("second", "input_changed"), ("third", "invalid_input"), ("frist", "invalid_input")]
+)
+async def test_no_step_is_granted_by_the_digest_of_another(
+    scene: HttpHarness, folder: Path, step: str, code: str
+) -> None:
+    (grant,) = yes_to(await preview(scene, folder), "first")
+
+    refused = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[{**grant, "step": step}]))
+
+    assert code_of(refused) == code
+    assert await scene.bench.store.tasks.list_tasks() == []
+
+
+@pytest.mark.spec("PER-17")
+async def test_a_preview_looks_into_no_folder_that_is_no_project(open_http: OpenScene, folder: Path) -> None:
+    async with open_http(http_projects=(str(folder / "one"),)) as scene:
+        response = await scene.caller.post("/v1/tasks/preview", json=body_of(folder))
+
+    assert code_of(response) == "forbidden"
+
+
+@pytest.mark.spec("PER-17")
+@pytest.mark.parametrize("grant", ["first", {"step": "first"}, {"step": "first", "grant_digest": "0" * 65}])
+async def test_a_yes_that_names_no_digest_is_none(scene: HttpHarness, folder: Path, grant: object) -> None:
+    response = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[grant]))
+
+    assert code_of(response) == "invalid_input"
+    assert await scene.bench.store.tasks.list_tasks() == []

@@ -1,22 +1,30 @@
-"""Tokens on the wire: which count, what wrong ones lead to, how soon a revoked one ends."""
+"""Tokens and peers: which count on the wire, and which process holds a connection of this machine (PER-13)."""
 
 import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from soong.orchestrator.http.app import _routes, right_of, routes_of
-from soong.orchestrator.operations.authentication import MOST_FAILURES
+from soong.orchestrator.operations.authentication import MOST_FAILURES, Peers
 from soong.orchestrator.operations.context import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
+from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import BOB, HttpHarness, code_of
+from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "PER-13")]
 
-
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarness) -> None:
     bob = await scene.someone(BOB, Right.APPROVE)
 
@@ -27,6 +35,8 @@ async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarne
     assert told["expires"] is None
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_wrong_secret_and_an_unknown_id_are_reported_alike(scene: HttpHarness) -> None:
     text = await scene.token()
     wrong = text[:-1] + ("A" if text[-1] != "A" else "B")
@@ -39,6 +49,8 @@ async def test_a_wrong_secret_and_an_unknown_id_are_reported_alike(scene: HttpHa
     assert 'error="invalid_token"' in refused[0].headers["www-authenticate"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: HttpHarness) -> None:
     clock = scene.bench.clock
     expiring = scene.with_token(await scene.token(expires_us=clock.now_us() + 1_000_000))
@@ -55,6 +67,8 @@ async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: 
     assert "revoked" in gone.json()["detail"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_too_many_wrong_tokens_are_slowed_and_a_good_one_still_passes(open_http: OpenScene) -> None:
     async with open_http() as scene:
         guesser = scene.with_token("soong_tok_" + "0" * 32 + "_" + "a" * 43)
@@ -72,6 +86,8 @@ async def test_too_many_wrong_tokens_are_slowed_and_a_good_one_still_passes(open
     assert code_of(later) == "unauthenticated"
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_no_token_is_logged(scene: HttpHarness) -> None:
     text = await scene.token(BOB, [Right.READ])
     wrong = text[:-2] + "zz"
@@ -86,6 +102,8 @@ async def test_no_token_is_logged(scene: HttpHarness) -> None:
     assert wrong[-43:] not in str(logged)
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(keep_alive_s=0.1)) as scene:
         claim = await scene.run_with(2)
@@ -103,6 +121,8 @@ async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> 
         assert (await scene.with_token(text).get(url)).status_code == 401
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_poll_that_waits_is_refused_when_its_token_is_revoked_meanwhile(open_http: OpenScene) -> None:
     async with open_http() as scene:
         text = await scene.token(BOB, [Right.READ])
@@ -133,7 +153,8 @@ def _needed() -> list[tuple[str, str, Right]]:
     ]
 
 
-@pytest.mark.spec("PER-13.g")
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "PER-13", "PER-13.g")
 @pytest.mark.parametrize(("method", "path", "right"), _needed(), ids=str)
 async def test_no_route_lets_in_whom_it_should_not(scene: HttpHarness, method: str, path: str, right: Right) -> None:
     body = {"plan": {}, "project": "/", "choice": "deny", "input_digest": "0" * 64}
@@ -144,3 +165,164 @@ async def test_no_route_lets_in_whom_it_should_not(scene: HttpHarness, method: s
 
     assert code_of(nobody) == "unauthenticated"
     assert [code_of(response) for response in refused] == ["forbidden"] * len(refused)
+
+
+CALLER = """
+import json, sys, urllib.error, urllib.request
+from soong.shared.sandbox.family import mark_family
+if sys.argv[1] == "run":
+    mark_family()
+address, token, body = sys.argv[2:]
+request = urllib.request.Request(address, headers={"Authorization": "Bearer " + token})
+if body:
+    request.data = body.encode()
+    request.add_header("Content-Type", "application/json")
+try:
+    with urllib.request.urlopen(request, timeout=30) as response:
+        print(json.dumps([response.status, json.loads(response.read())]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, json.loads(error.read())]))
+"""
+LOOKING = """
+import ctypes, encodings.ascii, encodings.idna, os, socket, sys, time
+from soong.orchestrator.operations.authentication import _look
+from soong.shared.sandbox.family import mark_family
+user = 100_000 + os.getpid()  # nobody else's, whatever runs beside us
+os.setgid(user); os.setuid(user)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a change of user hides us; we are to be seen
+listener = socket.create_server(("127.0.0.1", 0))
+server = listener.getsockname()
+ready, told = os.pipe()
+if (child := os.fork()) == 0:
+    if "run" in sys.argv:
+        mark_family()
+    if "hidden" in sys.argv:
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    connection = socket.create_connection(server)
+    name = connection.getsockname()
+    if "under way" in sys.argv:
+        left, right = socket.socketpair()
+        socket.send_fds(left, [b"x"], [connection.fileno()])
+        connection.close()
+    os.write(told, f"{name[0]} {name[1]}".encode())
+    time.sleep(60)
+host, port = os.read(ready, 100).decode().split()
+try:
+    print(_look((host, int(port)), server, ()).problem or "a person")
+finally:
+    os.kill(child, 9); os.waitpid(child, 0)
+"""
+
+
+async def called(scene: HttpHarness, who: str, token: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Call from a process of its own, a person's or a run's; return status and document."""
+    text = "" if body is None else json.dumps(body)
+    argv = [sys.executable, "-c", CALLER, who, f"{scene.address}{path}", token, text]
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+async def test_a_token_in_a_runs_hands_approves_nothing_and_reads_as_before(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        request, token = await scene.ask(), await scene.token()
+        path = f"/v1/approvals/{request.id}"
+        answer = {"choice": "allow_once", "input_digest": request.input_digest}
+
+        status, seen = await called(scene, "run", token, path)
+        refused, problem = await called(scene, "run", token, f"{path}/answer", answer)
+        attending, _ = await called(scene, "run", token, "/v1/approvals?attend=true")
+        nobody = await scene.bench.store.consent.answer_of(request.id)
+        allowed, _ = await called(scene, "person", token, f"{path}/answer", answer)
+
+        assert (status, seen["may_answer"]) == (200, False)
+        assert "belongs to a run" in seen["may_not_because"]
+        assert (refused, problem["code"], attending) == (403, "forbidden", 403)
+        assert problem["detail"].startswith("the right 'approve' needs a person: process ")
+        assert nobody is None
+        assert allowed == 200
+        assert (await scene.verdict()).is_allowed
+        given = await scene.bench.store.consent.answer_of(request.id)
+        assert given is not None
+        assert given.provenance.processes[1].pid == os.getpid()
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+async def test_what_is_allowed_beforehand_needs_a_person_too(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        token = await scene.token(ADA, [Right.RUN, Right.APPROVE])
+        plan = {"title": "t", "steps": [{"id": "a", "kind": "python", "call": "builtin.echo"}]}
+        body = {"plan": plan, "project": "/tmp", "allow": ["code.write_file:/tmp/x"]}
+
+        allowing, problem = await called(scene, "run", token, "/v1/tasks", body)
+        plain, _ = await called(scene, "run", token, "/v1/tasks", {**body, "allow": []})
+
+        assert (allowing, problem["code"], plain) == (403, "forbidden", 201)
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+async def test_a_connection_that_was_let_go_is_nobodys(open_http: OpenScene) -> None:
+    """A request that is sent whole and whose sender is gone would otherwise come from nowhere."""
+    async with open_http() as scene:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+                server = listener.getsockname()[:2]
+                with socket.create_connection(server) as connection:
+                    client = connection.getsockname()[:2]
+                    held = await Peers(scene.bench.store.sessions).peer(client, server)
+                gone = await Peers(scene.bench.store.sessions).peer(client, server)
+
+            assert held.problem == ""
+            assert held.provenance.processes[0].pid == os.getpid()
+            assert gone.problem == "the process that sent the request has let the connection go"
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+async def test_a_connection_to_a_socket_of_both_families_is_found(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+            port = listener.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)):
+                accepted, _ = listener.accept()
+                with accepted:
+                    peer = await Peers(scene.bench.store.sessions).peer(
+                        accepted.getpeername()[:2], accepted.getsockname()[:2]
+                    )
+
+    assert peer.provenance.processes[0].pid == os.getpid()
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+async def test_another_machine_is_an_address(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        peer = await Peers(scene.bench.store.sessions).peer(("192.0.2.7", 40_000), ("192.0.2.1", 443))
+
+    assert (peer.problem, peer.provenance.as_json()) == ("", {"address": "192.0.2.7"})
+
+
+@pytest.mark.spec("PER-13.h")
+@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
+@pytest.mark.skipif(os.geteuid() != 0, reason="root sees all; another user is looked at")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["person"], "a person"),
+        (["run"], "belongs to a run, and runs do not answer for people"),
+        (["run", "hidden"], "the process that holds the connection cannot be determined"),
+        (["person", "hidden"], "a person"),
+        (["run", "under way"], "the process that holds the connection cannot be determined"),
+    ],
+    ids=["seen", "of a run", "a run that hides", "another that hides, as sshd does", "held by nobody just now"],
+)
+def test_a_holder_that_hides_is_refused_where_it_may_be_a_run(words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKING, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert said in done.stdout, done.stderr

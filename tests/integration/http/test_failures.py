@@ -1,19 +1,23 @@
-"""Every failure is a problem document (RFC 9457): bytes that are not HTTP, unknown routes, a server that stops."""
+"""Failures and first steps: every mistake is a problem document (RFC 9457), and pages say how to start."""
 
 import asyncio
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from soong.orchestrator.embedded.listening import listen
 from soong.orchestrator.operations.context import Limits
-from soong.shared.core.errors import SoongError
+from soong.orchestrator.operations.problems import problem_of
+from soong.shared.core.errors import SoongError, UnavailableError
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, code_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
+pytestmark = pytest.mark.spec("OPS-04")
 
 PROBLEM = "application/problem+json"
 
@@ -37,6 +41,7 @@ async def head(scene: HttpHarness, start: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("start", "rest", "status", "code"),
     [
@@ -67,6 +72,7 @@ async def test_what_cannot_be_taken_is_answered_by_a_problem(
     assert parsed(said) == (status, PROBLEM, code)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer_too(scene: HttpHarness) -> None:
     said = await scene.raw(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n\x16\x03\x01\r\n\r\n")
 
@@ -74,6 +80,7 @@ async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer
     assert parsed(said) == (400, PROBLEM, "invalid_request")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_preflight_that_asks_for_too_much_is_refused_by_a_problem(open_http: OpenScene) -> None:
     page = "https://console.example"
     async with open_http(http_origins=(page,)) as scene:
@@ -96,6 +103,7 @@ async def asked_for_nothing(scene: HttpHarness) -> "asyncio.Task[httpx.Response]
     return asked
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_that_is_under_way_when_the_server_stops_is_asked_to_come_back(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(stop_s=0.2)) as scene:
         asked = await asked_for_nothing(scene)
@@ -114,6 +122,7 @@ async def test_a_request_that_is_under_way_when_the_server_stops_is_asked_to_com
         assert len(await scene.bench.store.sessions.take_commands(scene.bench.ownership)) == 1
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(stop_s=20.0)) as scene:
         asked = await asked_for_nothing(scene)
@@ -132,3 +141,171 @@ async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_h
         await scene.bench.store.sessions.end_command(command.id)
 
         assert (await asked).status_code == 200
+
+
+def test_a_full_disk_is_named_and_no_host_of_a_database_is() -> None:
+    full = problem_of(UnavailableError("the database did not answer: database or disk is full, at db.internal"))
+    other = problem_of(UnavailableError("the database did not answer: db.internal refused"))
+
+    assert (full.status_code, "database or disk is full" in full.detail) == (503, True)
+    assert "db.internal" not in full.detail + other.detail
+
+
+TYPO = {"title": "A typo", "steps": [{"id": "only", "scrpt": [{"finish": "x"}]}]}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/tasks/task_0", "/v1/tasks/task_UPPER", "/v1/tasks/nonsense", f"/v1/tasks/task_{'0' * 65}"),
+        *("/v1/tasks/task_%F0%9F%98%80", "/v1/tasks/%ED%A0%80", "/v1/tasks/task_0/graph", "/v1/tasks/x/result"),
+        *("/v1/sessions/sess_0", "/v1/sessions/task_0", "/v1/sessions/x/stream", "/v1/runs/run_0", "/v1/runs/x"),
+        *("/v1/runs/x/nodes", "/v1/runs/x/events", "/v1/runs/x/stream", "/v1/approvals/req_0", "/v1/approvals/x"),
+    ],
+)
+async def test_what_no_row_has_as_its_id_is_not_found_whatever_its_form(scene: HttpHarness, path: str) -> None:
+    response = await scene.caller.get(path)
+
+    assert (response.status_code, code_of(response)) == (404, "not_found")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", ["/v1/tasks/x/cancel", "/v1/tasks/x/dispatch", "/v1/sessions/x/close"])
+async def test_steering_what_is_not_there_is_not_found(scene: HttpHarness, path: str) -> None:
+    response = await scene.caller.post(path, json={})
+
+    assert (response.status_code, code_of(response)) == (404, "not_found")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_unknown_id_is_not_reported_to_who_may_not_ask(scene: HttpHarness) -> None:
+    assert code_of(await scene.with_token("").get("/v1/tasks/x")) == "unauthenticated"
+
+
+def by_place(problem: dict[str, Any]) -> dict[str, str]:
+    """Return the hints of a problem by place; every error has both and says what is wrong."""
+    errors = problem["errors"]
+    assert all(error["place"] and error["problem"] and error["hint"] for error in errors), errors
+    assert len({error["place"] for error in errors}) == len(errors), errors
+    return {error["place"]: error["hint"] for error in errors}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpHarness) -> None:
+    response = await scene.caller.post("/v1/tasks", json={"plan": TYPO, "projct": "/tmp"})
+
+    hints = by_place(response.json())
+    assert code_of(response) == "invalid_input"
+    assert hints["body.project"].startswith("add `project`: Absolute path")
+    assert "did you mean 'project'?" in hints["body.projct"]
+    assert any("did you mean 'script'?" in hint for place, hint in hints.items() if place.startswith("plan"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpHarness, tmp_path: Path) -> None:
+    plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": "builtin.echo"}]}
+    wrong = {"plan": plan, "inputs": {"nme": "Ada"}, "project": str(tmp_path / "no"), "allow": ["code.*:/", "x"]}
+
+    for path in ("/v1/tasks", "/v1/tasks/preview"):
+        response = await scene.caller.post(path, json=wrong)
+
+        places = by_place(response.json())
+        assert code_of(response) == "invalid_input"
+        assert places.keys() == {"body.project", "body.allow.0", "body.allow.1", "input 'nme'", "input 'name'"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_path: Path) -> None:
+    for path, more in (("/v1/tasks", {"project": str(tmp_path)}), ("/v1/tasks/validate", {})):
+        response = await scene.caller.post(path, json={"plan": TYPO, **more})
+
+        assert code_of(response) == "invalid_plan"
+        assert by_place(response.json())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("body", "hints"),
+    [
+        ({"plan": 1, "project": "/"}, {"body.plan": "send an object, or send a string"}),
+        ({"plan": TYPO, "project": 1}, {"body.project": "send a string"}),
+        ({"plan": TYPO, "project": "/" * 5_000}, {"body.project": "send at most 4096 characters"}),
+        ({"plan": TYPO, "project": "/" + "a" * 300}, {"body.project": "write the absolute path of a folder"}),
+        ({"plan": TYPO, "project": "/", "allow": "x"}, {"body.allow": "send an array"}),
+        ({"plan": TYPO, "project": "/", "allow": ["x"] * 101}, {"body.allow": "send at most 100 entries"}),
+        (
+            {"plan": TYPO, "project": "/", "approval_mode": "me"},
+            {"body.approval_mode": "write 'inbox', 'prompt' or 'deny'"},
+        ),
+        (
+            {"plan": TYPO, "project": "/", "step_grants": [{"step": "a", "grant_digst": "x"}]},
+            {
+                "body.step_grants.0.grant_digst": "remove it; did you mean 'grant_digest'?",
+                "body.step_grants.0.grant_digest": "add `grant_digest`: `grant_digest` of the step as it was shown.",
+            },
+        ),
+    ],
+    ids=["plan", "type", "long", "long name", "no list", "long list", "mode", "nested"],
+)
+async def test_every_wrong_field_says_what_to_do(
+    scene: HttpHarness, body: dict[str, Any], hints: dict[str, str]
+) -> None:
+    response = await scene.caller.post("/v1/tasks", json=body)
+
+    told = by_place(response.json())
+    assert response.status_code == 422
+    assert {place: told[place][: len(hint)] for place, hint in hints.items()} == hints
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ("limit=100000", "send a number that is at most 200"),
+        ("limit=0", "send a number that is at least 1"),
+        ("limit=many", "send an integer"),
+        ("limit=1&limit=2", "give it once"),
+        ("sesion=x", "remove it; this path takes cursor, limit, session"),
+    ],
+)
+async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: str, hint: str) -> None:
+    response = await scene.caller.get(f"/v1/tasks?{query}")
+
+    assert list(by_place(response.json()).values()) == [hint]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpHarness) -> None:
+    browser = scene.with_token("", **{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"})
+
+    moved = await browser.get("/docs")
+    page = await browser.get(moved.headers["location"])
+    (link,) = re.findall(r'href="([^"]+)"', page.text)
+
+    assert (moved.status_code, page.status_code) == (307, 200)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "soong tokens create --principal NAME --right read &gt; token\ncurl -H" in page.text
+    assert f"{scene.address}/v1/me" in page.text
+    assert "POST /v1/tasks/{task_id}/cancel" in page.text
+    assert not re.search(r"<script|<link|<img|src=|url\(|https?://(?!127)", page.text)
+    assert (await browser.get(link, headers={"Sec-Fetch-Site": "same-origin"})).json()["openapi"].startswith("3.1")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "sandbox allow-same-origin" in policy  # without it the browser would name the link's origin as another's
+    assert "allow-scripts" not in policy
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_page_is_guarded_as_everything_is(open_http: OpenScene) -> None:
+    async with open_http(http_allow_hosts=("soong.example",)) as scene:
+        browser = scene.with_token("")
+        evil = await browser.get("/api", headers={"Host": "evil.example"})
+        page = await browser.get("/api", headers={"Host": "soong.example"})
+        framed = await browser.get("/api", headers={"Sec-Fetch-Site": "cross-site"})
+        posted = await browser.post("/api")
+
+    assert code_of(evil) == "host_not_allowed"
+    assert "https://soong.example/v1/me" in page.text
+    assert code_of(framed) == "origin_not_allowed"
+    assert code_of(posted) == "method_not_allowed"

@@ -1,22 +1,28 @@
-"""What the holder of a token can do with each right, and cannot: the rows of docs/security.md, one test per right."""
+"""What a token's rights and the API's database role allow and do not: the rows of docs/security.md."""
 
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from httpx import AsyncClient
+from sqlalchemy import make_url
 
 from soong.orchestrator.http.app import description
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from tests.integration.http.conftest import own_scene as scene
-from tests.integration.http.scene import BOB, HttpHarness, code_of
+from tests.integration.http.scene import BOB, HttpHarness, code_of, open_scene
+from tests.integration.roles import ORCHESTRATOR, WORKER, with_roles
+from tests.servers import PostgresServer, RedisServer
 
 __all__ = ["scene"]
-
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")]
-
 PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": "builtin.echo"}]}
 STEERED = ("pause", "resume", "cancel", "retry")
 RAISES: tuple[dict[str, object], ...] = ({"budget": "9usd"}, {"limits": {"max_turns": 9}})
@@ -39,6 +45,8 @@ def answer_to(request: PermissionRequest) -> tuple[str, object]:
     return f"/v1/approvals/{request.id}/answer", {"choice": "allow_once", "input_digest": request.input_digest}
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     scene: HttpHarness, tmp_path: Path
 ) -> None:
@@ -74,6 +82,8 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
     scene: HttpHarness, tmp_path: Path
 ) -> None:
@@ -100,6 +110,8 @@ async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_started(
     scene: HttpHarness, tmp_path: Path
 ) -> None:
@@ -122,6 +134,8 @@ async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_
     assert (await scene.verdict()).is_allowed
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_allowed(
     scene: HttpHarness, tmp_path: Path
 ) -> None:
@@ -147,6 +161,8 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 @pytest.mark.parametrize("rights", [tuple(Right), (Right.ADMIN,)], ids=["every right", "admin"])
 async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarness, rights: tuple[Right, ...]) -> None:
     client = await scene.someone(BOB, *rights)
@@ -160,6 +176,8 @@ async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarn
     assert await scene.bench.store.access.tokens() == before
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 @pytest.mark.parametrize("more", [(), (Right.APPROVE,)], ids=["run", "run and approve"])
 async def test_no_operation_changes_what_is_of_another_principal(
     scene: HttpHarness, tmp_path: Path, more: tuple[Right, ...]
@@ -188,3 +206,80 @@ async def test_no_operation_changes_what_is_of_another_principal(
     assert {path: answer.text for path, answer in answers.items() if answer.status_code not in (403, 404)} == {}
     assert [(await scene.caller.get(path)).json() for path in (task, session)] == before
     assert await scene.bench.store.consent.answer_of(request.id) is None
+
+
+CLIENT = "soong_client"
+_SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def urls(postgres_session_server: PostgresServer) -> Iterator[tuple[str, str]]:
+    """Return the deployment's URL for its orchestrator and for the API."""
+    with postgres_session_server.fresh_database("soong_http_role") as url:
+        urls = with_roles(url)
+        with psycopg.connect(_plain(url), autocommit=True) as connection:
+            if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (CLIENT,)).fetchone() is None:
+                connection.execute(f"CREATE ROLE {CLIENT} LOGIN".encode())
+        grant(parse_url(urls.owner), Roles(worker=WORKER, orchestrator=ORCHESTRATOR, client=CLIENT))
+        yield url, url.replace("//postgres@", f"//{CLIENT}@")
+
+
+def _plain(url: str) -> str:
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+@pytest.mark.spec("OPS-04", "PER-13")
+async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_live: RedisServer, tmp_path: Path) -> None:
+    admin, client = urls
+    plan = {"title": "x", "steps": [{"id": "a", "script": "builtin.echo"}]}
+    async with open_scene(admin, redis_live.socket_url, tmp_path, ApprovalMode.INBOX, server_url=client) as scene:
+        submitted = await scene.caller.post("/v1/tasks", json={"plan": plan, "project": str(tmp_path)})
+        task = f"/v1/tasks/{submitted.json()['task']['id']}"
+        steered = [await scene.caller.post(f"{task}/{word}") for word in ("pause", "resume", "cancel")]
+        closed = await scene.caller.post(f"/v1/sessions/{submitted.json()['session']['id']}/close")
+        again = await scene.caller.post(f"{task}/retry")
+        request = await scene.ask()
+        body = {"choice": "allow_once", "input_digest": request.input_digest}
+        first = await scene.caller.post(f"/v1/approvals/{request.id}/answer", json=body)
+        scene.bench.clock.advance(_SECOND)
+        second = await scene.caller.post(f"/v1/approvals/{request.id}/answer", json=body)
+        seen = await _read_everything(scene, task, request.identity.run_id)
+
+        assert submitted.status_code == 201
+        assert [one.status_code for one in (*steered, closed, again, first)] == [200] * 6
+        assert code_of(second) == "already_decided"
+        assert set(seen) == {200}
+
+
+async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[int]:
+    paths = ["/v1/ready", "/v1/workers", "/v1/metrics", "/v1/sessions", "/v1/tasks"]
+    paths += [task, f"{task}/result", f"{task}/graph"]
+    runs = (f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/events", f"/v1/runs/{run_id}/nodes", "/v1/approvals?state=all")
+    return [(await scene.caller.get(path)).status_code for path in (*paths, *runs)]
+
+
+@pytest.mark.spec("PER-12", "PER-13")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO decisions (request_id, id, body) VALUES ('r', 'd', '{}')",
+        "INSERT INTO signing_keys (id, public_key) VALUES ('k', '')",
+        "INSERT INTO consumptions (decision_id, run_id, tool_call_id) VALUES ('d', 'r', 'c')",
+        "INSERT INTO api_tokens (id, principal, rights, digest) VALUES ('t', 'root', '[]', '')",
+        "UPDATE api_tokens SET rights = '[\"approve\"]'",
+        "UPDATE api_tokens SET revoked_us = NULL",
+        "UPDATE answers SET choice = 'allow_once'",
+        "DELETE FROM answers",
+        "UPDATE permission_requests SET state = 'decided'",
+        "UPDATE sessions SET policy = '{}'",
+        "UPDATE runs SET role = 'main'",
+        "UPDATE steps SET status = 'completed'",
+        "INSERT INTO nodes (run_id, number, parent, kind, created_us) VALUES ('r', 1, 0, 'user', 0)",
+        "DELETE FROM audit",
+        "UPDATE audit SET data = '{}'",
+        "CREATE TABLE mine (x int)",
+    ],
+)
+def test_its_role_cannot_do_what_is_not_its_business(urls: tuple[str, str], statement: str) -> None:
+    with psycopg.connect(_plain(urls[1])) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(statement.encode())

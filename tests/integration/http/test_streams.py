@@ -1,9 +1,10 @@
-"""A run's log over HTTP: page by page, and as a stream whose replay goes over into live without a border (EVT-02)."""
+"""Logs of runs and tasks over HTTP: page by page, and as streams that go from replay to live without a border."""
 
 import asyncio
 import json
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,16 +14,18 @@ import httpx
 import pytest
 
 from soong.orchestrator.operations.context import Limits
+from soong.orchestrator.operations.progress import task_frames
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import AnswerDelta
-from tests.contract.scene import completed
+from soong.shared.storage.store import Store
+from tests.contract.scene import completed, held
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
 from tests.model.builders import take_turn
 from tests.waiting import looks, until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("EVT-02", "OPS-04")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_S = 30
 
@@ -51,7 +54,7 @@ def check_gapless(seen: Sequence[Sent], first: int, last: int) -> None:
     assert seen[-1].event == "end"
 
 
-@pytest.mark.spec("EVT-02.c", "OPS-04.c")
+@pytest.mark.spec("EVT-02", "OPS-04", "EVT-02.c", "OPS-04.c")
 async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: HttpHarness) -> None:
     """Events that come between replay and subscription are lost by others (agentscope-ai/agentscope#2123)."""
     claim = await scene.run_with(500)
@@ -70,7 +73,7 @@ async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: 
     assert numbers == list(range(950))
 
 
-@pytest.mark.spec("EVT-02.b")
+@pytest.mark.spec("EVT-02", "OPS-04", "EVT-02.b")
 async def test_an_event_is_a_cloud_event_and_who_has_seen_all_of_an_ended_run_is_asked_to_stay_away(
     scene: HttpHarness,
 ) -> None:
@@ -96,6 +99,7 @@ async def test_an_event_is_a_cloud_event_and_who_has_seen_all_of_an_ended_run_is
     assert code_of(ahead) == code_of(wrong) == "invalid_input"
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_a_silent_stream_shows_that_it_lives(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(keep_alive_s=0.05)) as scene:
         claim = await scene.run_with(0)
@@ -107,6 +111,7 @@ async def test_a_silent_stream_shows_that_it_lives(open_http: OpenScene) -> None
                     comments += (await anext(lines)).startswith(":")
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_a_reader_that_leaves_holds_nothing(open_http: OpenScene) -> None:
     async with open_http() as scene:
         claim = await scene.run_with(3)
@@ -118,6 +123,7 @@ async def test_a_reader_that_leaves_holds_nothing(open_http: OpenScene) -> None:
         await until(lambda: not scene.api.subscriptions._subjects)
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_streams_end_when_the_server_stops(open_http: OpenScene) -> None:
     async with open_http() as scene:
         claim = await scene.run_with(3)
@@ -134,6 +140,7 @@ async def test_streams_end_when_the_server_stops(open_http: OpenScene) -> None:
     assert polling.result().json()["items"] == []
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_a_session_tells_its_state_whenever_that_changes(open_http: OpenScene) -> None:
     async with open_http() as scene, asyncio.timeout(LIMIT_S):
         url = f"/v1/sessions/{scene.bench.session_id}/stream"
@@ -165,6 +172,7 @@ async def _until(events: AsyncIterator[Sent], holds: Callable[[dict[str, Any]], 
     raise AssertionError("the stream ended first")
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_more_runs_than_connections_are_followed_at_once(scene: HttpHarness) -> None:
     claims = [await scene.run_with(2) for _ in range(50)]
     seen: list[list[Sent]] = [[] for _ in claims]
@@ -182,6 +190,7 @@ async def test_more_runs_than_connections_are_followed_at_once(scene: HttpHarnes
         check_gapless(one, 1, (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq)
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness) -> None:
     claim = await scene.run_with(0)
     events = [NewEvent("tool_progress", {"text": "\ud800 \x1b[31m </script>", "\udfff": "\u202e"})]
@@ -197,6 +206,7 @@ async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness
     assert told in page.json()["items"]
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_pieces_of_answers_come_between_the_events_without_an_id(scene: HttpHarness) -> None:
     claim = await scene.run_with(3)
     seen: list[Sent] = []
@@ -217,6 +227,7 @@ async def test_pieces_of_answers_come_between_the_events_without_an_id(scene: Ht
     check_gapless([sent for sent in seen if sent.event != "delta"], 1, run.last_seq)
 
 
+@pytest.mark.spec("EVT-02", "OPS-04")
 async def test_readers_that_do_not_read_hold_little_of_a_long_log(open_http: OpenScene) -> None:
     """Eighty of them held 9 MB each: a server with 512 MiB ended."""
     async with open_http() as scene:
@@ -243,3 +254,139 @@ async def test_readers_that_do_not_read_hold_little_of_a_long_log(open_http: Ope
 def _resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
+
+
+async def read(client: httpx.AsyncClient, task_id: str, seen: list[Sent]) -> None:
+    async with asyncio.timeout(LIMIT_S), client.stream("GET", f"/v1/tasks/{task_id}/stream") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for sent in events_of(response):
+            seen.append(sent)  # noqa: PERF401  # one by one, as the test watches the list
+
+
+def states(seen: Sequence[Sent]) -> dict[str, str]:
+    """Return what a reader knows after what it has seen: steps by id, later ones in the place of earlier ones."""
+    known: dict[str, str] = {}
+    for sent in seen:
+        known |= {step["id"]: step["status"] for step in (sent.data or {}).get("steps", [])}
+    return known
+
+
+@pytest.mark.spec("OPS-04.c", "OPS-04.d")
+async def test_a_reader_sees_every_step_and_then_what_changes(scene: HttpHarness) -> None:
+    claim = await scene.run_with(1)
+    task_id = claim.identity.task_id
+    seen: list[Sent] = []
+    reading = asyncio.create_task(read(scene.caller, task_id, seen))
+    await until(lambda: bool(seen))
+
+    step = await scene.bench.store.tasks.step(claim.step_key)
+    await take_turn(
+        scene.bench.store,
+        step.worker_id,
+        [completed(claim, {"said": "done"})],
+        claim=0,
+        now_us=scene.bench.clock.now_us(),
+    )
+    await until(lambda: bool(states(seen).get(step.step_id) == "completed"))
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+    first = seen[0]
+    assert first.event == "task"
+    assert states(seen[:1]).keys() == {one.step_id for one in await scene.bench.store.tasks.steps(task_id)}
+    assert {sent.event for sent in seen[1:]} == {"change"}
+    assert all("output" not in one for sent in seen for one in sent.data["steps"])
+    assert first.data["task"]["id"] == task_id
+
+
+def counted_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of what is read of tasks from now on, growing."""
+    reads: list[str] = []
+    for name in ("task", "steps", "step_states"):
+        original = getattr(type(store.tasks), name)
+
+        async def counted(self: Any, of: str, name: str = name, original: Any = original) -> Any:
+            reads.append(name)
+            return await original(self, of)
+
+        monkeypatch.setattr(type(store.tasks), name, counted)
+    return reads
+
+
+@pytest.mark.spec("OPS-04.c", "OPS-04.d")
+async def test_two_hundred_readers_cost_one_reading_and_are_sent_the_same_bytes(
+    scene: HttpHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = await scene.run_with(1)
+    reads = counted_reads(scene.api.client.store, monkeypatch)
+    streams = [task_frames(scene.api, claim.identity.task_id) for _ in range(200)]
+
+    first = await asyncio.gather(*map(anext, streams))
+    await report(scene, claim, "reading")
+    then = await asyncio.gather(*map(anext, streams))
+    for one in streams:
+        await one.aclose()
+
+    assert len({id(text) for text in first}) == 1, "equal bytes may still be two hundred times the memory"
+    assert len({id(text) for text in then}) == 1
+    assert (Counter(reads)["task"], Counter(reads)["steps"]) == (1, 1)
+    assert Counter(reads)["step_states"] < 10
+    assert first[0].startswith(b"event: task\ndata: {")
+    assert then[0].startswith(b"event: change\ndata: {")
+    assert not scene.api.feeds.open, "the last one who leaves ends the reading"
+
+
+@pytest.mark.spec("OPS-04.c", "OPS-04.d")
+async def test_a_slow_reader_is_sent_what_it_missed_at_once_and_delays_nobody(scene: HttpHarness) -> None:
+    """Nothing waits in line for it: it gets the difference between what it saw and what is."""
+    claim = await scene.run_with(1)
+    slow, quick = (task_frames(scene.api, claim.identity.task_id) for _ in range(2))
+    await anext(slow)
+    await anext(quick)
+
+    seen: list[bytes] = []
+    for words in ("reading", "writing", "checking"):
+        await report(scene, claim, words)
+        seen.append(await anext(quick))
+    missed = await anext(slow)
+    for one in (slow, quick):
+        await one.aclose()
+
+    assert [words in text for words, text in zip((b"reading", b"writing", b"checking"), seen, strict=True)] == [
+        True
+    ] * 3
+    assert b"checking" in missed
+    assert b"writing" not in missed
+
+
+async def report(scene: HttpHarness, claim: Claim, words: str) -> None:
+    step = await scene.bench.store.tasks.step(claim.step_key)
+    await scene.bench.store.claims.report_progress(
+        step.worker_id, held(claim), words, now_us=scene.bench.clock.now_us()
+    )
+
+
+@pytest.mark.spec("OPS-04.c", "OPS-04.d")
+async def test_an_unknown_task_has_no_stream(scene: HttpHarness) -> None:
+    assert code_of(await scene.caller.get("/v1/tasks/task_0/stream")) == "not_found"
+
+
+@pytest.mark.spec("OPS-04.c", "OPS-04.d")
+async def test_the_audit_log_is_read_page_by_page(scene: HttpHarness) -> None:
+    await scene.token("somebody")
+    every = (await scene.caller.get("/v1/audit", params={"limit": 200})).json()["items"]
+
+    pages: list[Any] = []
+    after: str | None = "0"
+    while after is not None:
+        page = (await scene.caller.get("/v1/audit", params={"limit": 3, "after": after})).json()
+        pages += page["items"]
+        after = page["next"]
+    made = (await scene.caller.get("/v1/audit", params={"kind": "token_made"})).json()["items"]
+    bad = await scene.caller.get("/v1/audit", params={"since": "yesterday"})
+
+    assert pages == every
+    assert {entry["kind"] for entry in made} == {"token_made"}
+    assert made[-1]["data"]["principal"] == "somebody"
+    assert code_of(bad) == "invalid_input"
+    assert "30d" in bad.json()["detail"]

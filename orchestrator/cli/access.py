@@ -38,8 +38,7 @@ async def create(
     expires: str = typer.Option("", "--expires", metavar="TIME", help="30d, 12h, 15m …; never when left out."),
 ) -> None:
     """Make a token and print it, once: only its digest is kept."""
-    lives_s = seconds_of(expires)
-    token, text = await make_api_token(principal, right, lives_s=lives_s)
+    token, text = await make_api_token(principal, right, lives_s=seconds_of(expires))
     output(text)
     until = "" if token.expires_us is None else f", until {to_the_second(token.expires_us)}"
     say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")

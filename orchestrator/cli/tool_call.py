@@ -209,7 +209,14 @@ def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: st
     """Return the arguments of a call: the JSON object of ``--args``, together with the ``key=value`` words.
     Raises: UsageError, says which word is wrong and what it may be.
     """
-    arguments = {} if text is None else _read_object(text)
+    arguments: Json = {}
+    if text is not None:
+        try:
+            arguments = parse_strict(_source(text))
+        except InvalidJsonError as error:
+            raise UsageError(f"--args is not the JSON of an object: {error}") from error
+    if not isinstance(arguments, dict):
+        raise UsageError('--args takes a JSON object, such as \'{"path": "README.md"}\'')
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     given: dict[str, Json] = {}
@@ -224,16 +231,6 @@ def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: st
     if violations := validate(parts, given):
         raise UsageError(f"{tool} does not take these arguments: {'; '.join(map(str, violations))}")
     return {**arguments, **given}
-
-
-def _read_object(text: str) -> dict[str, Json]:
-    try:
-        value = parse_strict(_source(text))
-    except InvalidJsonError as error:
-        raise UsageError(f"--args is not the JSON of an object: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError('--args takes a JSON object, such as \'{"path": "README.md"}\'')
-    return value
 
 
 def _source(text: str) -> str | bytes:

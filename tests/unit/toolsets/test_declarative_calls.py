@@ -11,7 +11,7 @@ from soong.shared.permissions.rules import offered_scope
 from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from tests.unit.tools.parts import make_bench
+from tests.unit.tools.parts import error_of, make_bench
 from tests.unit.toolsets.declaring import Declared, make_declared
 
 SAY_ALL = """
@@ -69,8 +69,7 @@ async def test_a_working_dir_of_the_definition_is_used_while_it_stays_inside_the
     place.symlink_to("/etc")
     result = await bench.call("team.tool")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.PATH_OUTSIDE_ROOTS
+    assert error_of(result).type is ErrorType.PATH_OUTSIDE_ROOTS
 
 
 @pytest.mark.spec("CMD-05.c")
@@ -191,8 +190,7 @@ async def test_what_was_shown_is_what_runs_or_nothing_does(declared: Declared, t
     bench.gate.before = swap
     result = await bench.call("team.tool")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.PATH_CONFLICT
+    assert error_of(result).type is ErrorType.PATH_CONFLICT
     assert not (declared.project / "swapped").exists()
 
 
@@ -270,8 +268,7 @@ async def test_a_script_that_is_rewritten_after_it_was_shown_is_not_run(declared
     result = await bench.call("team.tool")
     shown = bench.gate.asked[-1].target
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.PATH_CONFLICT
+    assert error_of(result).type is ErrorType.PATH_CONFLICT
     assert not (declared.project / "EVIL").exists()
     assert shown.preview.startswith("file deploy.py: sha256 ")
     assert ", files sha256:" in shown.scope

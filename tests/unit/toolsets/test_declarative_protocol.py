@@ -15,7 +15,7 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
 from soong.shared.toolsets.declarative.protocol import in_a_line, last_lines, read_result
 from soong.shared.toolsets.declarative.template import TemplateArgument, render_arguments, render_shell, shell_problems
-from tests.unit.tools.parts import Artifacts, text_of
+from tests.unit.tools.parts import Artifacts, error_of, text_of
 from tests.unit.toolsets.declaring import Declared, make_declared
 from tests.waiting import until
 
@@ -120,10 +120,9 @@ def test_an_error_of_the_tools_own_work_keeps_its_type(type_: ErrorType) -> None
 def test_a_tool_does_not_speak_for_the_core(type_: str) -> None:
     result = read({"error": {"type": str(type_), "message": "no", "retryable": True}})
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.EXECUTION_FAILED
-    assert result.error.details == {"said_type": str(type_), "said_retryable": True}
-    assert not result.error.retryable
+    assert error_of(result).type is ErrorType.EXECUTION_FAILED
+    assert error_of(result).details == {"said_type": str(type_), "said_retryable": True}
+    assert not error_of(result).retryable
 
 
 @pytest.mark.spec("CMD-03.b")
@@ -366,8 +365,7 @@ async def test_output_that_is_no_result_is_kept(declared: Declared) -> None:
 
     result = await declared.call()
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_OUTPUT
+    assert error_of(result).type is ErrorType.INVALID_OUTPUT
     assert str(result.metadata["stdout"]).endswith("the end")
     assert declared.stored[0].startswith(b"line 0\n")
 
@@ -380,8 +378,7 @@ async def test_at_the_time_limit_the_output_so_far_is_kept(declared: Declared) -
 
     result = await declared.call()
 
-    assert result.error is not None
-    assert (result.error.type, result.metadata["partial"]) == (ErrorType.TIMEOUT, True)
+    assert (error_of(result).type, result.metadata["partial"]) == (ErrorType.TIMEOUT, True)
     assert "the end" in text_of(result)
     assert len(result.artifacts) == 1
     assert b"line 0\n" in declared.stored[0]
@@ -402,8 +399,7 @@ async def test_an_aborted_call_keeps_the_output_so_far(declared: Declared, lines
         await call
 
     ended = bench.ended
-    assert ended.error is not None
-    assert (ended.error.type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
+    assert (error_of(ended).type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
     assert "the end" in text_of(ended)
     assert len(ended.artifacts) == artifacts
     assert all(b"line 0\n" in stored for stored in declared.stored)

@@ -7,6 +7,7 @@ import pytest
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import atomic_write
+from tests.unit.tools.parts import error_of
 from tests.unit.toolsets.parts import Project
 
 HUNK = "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
@@ -52,8 +53,7 @@ async def test_a_text_that_is_nowhere_is_answered_with_the_line_that_comes_near(
 
     near = await project.call("edit_file", path="x", edits=edits(("two words", "y")))
 
-    assert near.error is not None
-    assert near.error.details == {"edit": 1, "near_line": 3}
+    assert error_of(near).details == {"edit": 1, "near_line": 3}
 
 
 @pytest.mark.spec("FS-05.b")
@@ -69,9 +69,8 @@ async def test_a_text_at_several_places_is_ambiguous_and_the_lines_are_named(
 
     result = await project.call("edit_file", path="x", edits=edits((old, "new")))
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.AMBIGUOUS_EDIT
-    assert (result.error.details["lines"], result.error.details["count"]) == (lines, 2)
+    assert error_of(result).type is ErrorType.AMBIGUOUS_EDIT
+    assert (error_of(result).details["lines"], error_of(result).details["count"]) == (lines, 2)
     assert path.read_bytes() == content.encode()
 
 
@@ -321,8 +320,10 @@ async def test_a_text_of_another_encoding_is_named_as_such(project: Project, old
     refused = await project.call("edit_file", path="x", edits=edits((old, "tea")))
     edited = await project.call("edit_file", path="x", edits=edits((" one", " two")))
 
-    assert refused.error is not None
-    assert (refused.error.type, "the file is not UTF-8" in refused.error.hint) == (ErrorType.TEXT_NOT_FOUND, True)
+    assert (error_of(refused).type, "the file is not UTF-8" in error_of(refused).hint) == (
+        ErrorType.TEXT_NOT_FOUND,
+        True,
+    )
     assert edited.error is None
     assert path.read_bytes() == b"caf\xe9 two\n"
 
@@ -335,8 +336,7 @@ async def test_a_diff_without_the_mark_of_an_end_without_newline_is_refused_with
 
     refused = await project.call("edit_file", path="x", unified_diff=DIFF)
 
-    assert refused.error is not None
-    assert "add the line '\\ No newline at end of file'" in refused.error.hint
+    assert "add the line '\\ No newline at end of file'" in error_of(refused).hint
 
 
 @pytest.mark.spec("FS-05")
@@ -348,8 +348,7 @@ async def test_a_diff_through_a_linked_folder_is_refused_as_git_does(project: Pr
     refused = await project.call("edit_file", path="x86_64/dir/x", unified_diff=diff)
     by_edits = await project.call("edit_file", path="x86_64/dir/x", edits=edits(("two", "2")))
 
-    assert refused.error is not None
-    assert refused.error.type is ErrorType.INVALID_INPUT
-    assert refused.error.hint == "name 'i386/dir/x', in 'path' and in the diff"
+    assert error_of(refused).type is ErrorType.INVALID_INPUT
+    assert error_of(refused).hint == "name 'i386/dir/x', in 'path' and in the diff"
     assert by_edits.error is None
     assert path.read_text() == "one\n2\nthree\n"

@@ -22,7 +22,7 @@ from soong.shared.toolsets.code.toolset import CodeTools
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
 from tests.unit.sandbox.families import STAYING, is_alive, pids
-from tests.unit.tools.parts import text_of
+from tests.unit.tools.parts import error_of, text_of
 from tests.unit.toolsets.commands import Commands, data_of, make_commands
 from tests.waiting import until
 
@@ -86,10 +86,9 @@ async def test_a_folder_that_is_none_is_refused(commands: Commands, cwd: str, ex
 async def test_another_exit_code_than_zero_is_an_error_with_code_and_stderr(commands: Commands, code: int) -> None:
     result = await commands.python(f"import sys; print('out'); print('it broke', file=sys.stderr); sys.exit({code})")
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.EXECUTION_FAILED
-    assert f"exit code {code}: it broke" in result.error.message
-    assert result.error.details == {"exit_code": code, "stderr": "it broke"}
+    assert error_of(result).type is ErrorType.EXECUTION_FAILED
+    assert f"exit code {code}: it broke" in error_of(result).message
+    assert error_of(result).details == {"exit_code": code, "stderr": "it broke"}
     assert data_of(result)["exit_code"] == code
     assert "out\n" in text_of(result)
     assert "stderr:\nit broke" in text_of(result)
@@ -210,9 +209,8 @@ async def test_a_program_or_folder_replaced_after_the_permission_is_not_run(comm
 async def test_time_is_over_for_the_whole_family_and_the_partial_output_is_kept(commands: Commands) -> None:
     result = await commands.python(STAYING, str(commands.root), timeout_ms=4000)
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.TIMEOUT
-    assert "4 s" in result.error.message
+    assert error_of(result).type is ErrorType.TIMEOUT
+    assert "4 s" in error_of(result).message
     assert result.metadata["partial"] is True
     assert "ready" in text_of(result)
     assert len(pids(commands.root)) == 4
@@ -238,8 +236,7 @@ async def test_an_abort_ends_the_whole_family_and_keeps_the_partial_output(comma
         await task
 
     ended = commands.bench.ended
-    assert ended.error is not None
-    assert (ended.error.type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
+    assert (error_of(ended).type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
     assert ended.metadata["abort_reason"] == "the user pressed stop"
     assert "ready" in text_of(ended)
     assert not any(map(is_alive, pids(commands.root).values()))

@@ -11,7 +11,7 @@ from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ContextNode, ErrorType, ToolResult
 from soong.shared.toolsets.skills.toolset import MAX_SKILL_BYTES, SkillTools
-from tests.unit.tools.parts import make_bench
+from tests.unit.tools.parts import error_of, make_bench
 from tests.unit.toolsets.parts import text_of
 
 
@@ -145,9 +145,8 @@ async def test_an_unknown_skill_is_refused_and_the_known_ones_are_named(shelves:
 
     result = await shelves.load(name)
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.FILE_NOT_FOUND
-    assert result.error.hint == "known: 'review', 'release'"
+    assert error_of(result).type is ErrorType.FILE_NOT_FOUND
+    assert error_of(result).hint == "known: 'review', 'release'"
 
 
 @pytest.mark.spec("SKL-01")
@@ -258,8 +257,7 @@ async def test_a_link_of_the_project_leads_to_nothing_outside_it(shelves: Shelve
 
     result = await shelves.load("stolen")
 
-    assert result.error is not None
-    assert result.error.type in {ErrorType.PATH_OUTSIDE_ROOTS, ErrorType.FILE_NOT_FOUND}
+    assert error_of(result).type in {ErrorType.PATH_OUTSIDE_ROOTS, ErrorType.FILE_NOT_FOUND}
     assert "canary" not in repr(await shelves.call("list_skills"))
 
 

@@ -19,7 +19,7 @@ from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.controls import controls_of
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
-from tests.unit.tools.parts import make_bench, make_tool
+from tests.unit.tools.parts import error_of, make_bench, make_tool
 from tests.unit.tools.test_pipeline import DENIED
 from tests.unit.toolsets.declaring import make_declared
 
@@ -91,10 +91,8 @@ async def test_tools_of_every_source_are_called_in_one_way(
 
     assert isinstance(allowing.pipeline.resolve(name), ToolDefinition)
     assert (type(done), done.ok) == (ToolResult, True), done.error
-    assert wrong.error is not None
-    assert wrong.error.type is ErrorType.INVALID_INPUT
-    assert denied.error is not None
-    assert denied.error.type is ErrorType.PERMISSION_DENIED
+    assert error_of(wrong).type is ErrorType.INVALID_INPUT
+    assert error_of(denied).type is ErrorType.PERMISSION_DENIED
     assert [call.tool for call, _, _ in (*allowing.log.ends, *denying.log.ends)] == [name] * 3
     assert allowing.log.entries == [("started", "call_1"), ("finished", "call_1"), ("finished", "call_1")]
     assert denying.log.starts == []

@@ -31,7 +31,7 @@ from soong.shared.tools.schema import schema_problems
 from soong.shared.toolsets.declarative.running import DeclarativeTools
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 from soong.shared.toolsets.modules import check_foreign, from_langchain, from_pydantic_ai, register_modules
-from tests.unit.tools.parts import make_bench
+from tests.unit.tools.parts import error_of, make_bench
 from tests.unit.toolsets.mcp_contract_server import HOSTILE
 from tests.unit.toolsets.test_mcp_definitions import made as mcp_tools
 from tests.waiting import others_run
@@ -223,9 +223,8 @@ async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
 async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, tmp_path: Path) -> None:
     result = await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "break").name, {})
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.EXECUTION_FAILED
-    assert "it broke" in result.error.message
+    assert error_of(result).type is ErrorType.EXECUTION_FAILED
+    assert "it broke" in error_of(result).message
 
 
 @pytest.mark.spec("EXE-08", "RES-04")
@@ -235,8 +234,7 @@ async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry
 
     result = await make_bench([hasty], project=tmp_path).call(hasty.name, {})
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.TIMEOUT
+    assert error_of(result).type is ErrorType.TIMEOUT
 
 
 @pytest.mark.spec("EXE-07")

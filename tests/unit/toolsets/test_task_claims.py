@@ -28,6 +28,7 @@ from tests.model.builders import make_session, make_step, make_task, open_sessio
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
+from tests.unit.tools.parts import error_of
 from tests.waiting import looks, until
 
 pytestmark = pytest.mark.spec("DAG-01", "DAG-03")
@@ -67,8 +68,7 @@ class Child:
 
     async def refused(self, tool: str, **arguments: Any) -> ToolFailure:
         result = await self.call(tool, **arguments)
-        assert result.error is not None
-        return result.error
+        return error_of(result)
 
     async def step(self, step_id: str) -> Step:
         steps = await self.store.tasks.steps(self.claim.identity.task_id)

@@ -31,6 +31,7 @@ from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
 from tests.unit.agents.parts import Notebook, RuleGate
+from tests.unit.tools.parts import error_of
 from tests.waiting import looks
 
 pytestmark = pytest.mark.spec("DAG-01")
@@ -224,9 +225,8 @@ async def test_a_wrong_plan_is_refused_by_name_and_nothing_is_made(
 ) -> None:
     result = await planning.try_to("task_create", title="t", steps=steps)
 
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_INPUT
-    assert named in result.error.message
+    assert error_of(result).type is ErrorType.INVALID_INPUT
+    assert named in error_of(result).message
     assert len(await planning.service.store.tasks.list_tasks()) == 1
 
 
@@ -331,8 +331,7 @@ async def test_a_change_that_cannot_be_is_refused_by_name_and_nothing_changes(
 
     result = await planning.try_to("task_update", task_id=made["id"], **change)
 
-    assert result.error is not None
-    assert named in result.error.message
+    assert named in error_of(result).message
     assert [step.step_id for step in await planning.service.store.tasks.steps(made["id"])] == ["a", "b"]
 
 
@@ -342,8 +341,7 @@ async def test_tasks_of_other_sessions_are_out_of_reach(planning: Planning) -> N
 
     for tool in ("task_get", "task_query_steps", "task_cancel", "task_complete"):
         result = await planning.try_to(tool, task_id=foreign.id)
-        assert result.error is not None
-        assert "no task" in result.error.message
+        assert "no task" in error_of(result).message
 
     assert foreign.id not in {task["id"] for task in (await planning.do("task_list"))["tasks"]}
 
@@ -353,8 +351,7 @@ async def test_the_task_need_not_be_named_while_there_is_one(planning: Planning)
     several = await planning.try_to("task_get")  # with the one that stands for the agent's own
     await planning.end_run()
 
-    assert several.error is not None
-    assert "several tasks" in several.error.message
+    assert "several tasks" in error_of(several).message
     assert (await planning.do("task_get"))["id"] == made["id"]
 
 
@@ -363,5 +360,4 @@ async def test_one_who_plans_claims_no_step(planning: Planning) -> None:
 
     for tool, arguments in (("task_claim_step", {"step_id": "a"}), ("task_update_step", {"progress": "x"})):
         result = await planning.try_to(tool, **arguments)
-        assert result.error is not None
-        assert result.error.type is ErrorType.STEP_NOT_CLAIMED
+        assert error_of(result).type is ErrorType.STEP_NOT_CLAIMED

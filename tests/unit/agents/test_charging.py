@@ -100,8 +100,7 @@ async def test_a_budget_that_is_used_up_ends_the_run_before_its_request(of: str,
     assert "budget of 2 USD" in end.error.message
 
 
-@pytest.mark.spec("DIS-11")
-@pytest.mark.spec("DIS-07.e")
+@pytest.mark.spec("DIS-11", "DIS-07.e")
 @pytest.mark.parametrize(("is_limited", "charged"), [(True, [Charge(turns=1)]), (False, [])])
 async def test_a_turn_of_a_scripted_agent_counts_for_a_task_with_limits_alone(
     is_limited: bool, charged: list[Charge]

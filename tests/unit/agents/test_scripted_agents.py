@@ -129,8 +129,7 @@ def calling(*calls: tuple[str, dict[str, Any]]) -> ScriptBody:
     return body
 
 
-@pytest.mark.spec("DIS-13")
-@pytest.mark.spec("DIS-13.b")
+@pytest.mark.spec("DIS-13", "DIS-13.b")
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
@@ -177,8 +176,7 @@ def redacted(node: NewNode) -> NewNode:
     return NewNode(node.kind, {**node.payload, "message": {**message, "parts": parts}})
 
 
-@pytest.mark.spec("DIS-13")
-@pytest.mark.spec("DIS-13.a")
+@pytest.mark.spec("DIS-13", "DIS-13.a")
 async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial(is_cheap: bool) -> None:
     async def careful(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         try:
@@ -324,8 +322,7 @@ def nothing(_call: GateCall) -> bool:
     return False
 
 
-@pytest.mark.spec("DAG-10")
-@pytest.mark.spec("DAG-10.a")
+@pytest.mark.spec("DAG-10", "DAG-10.a")
 async def test_a_child_whose_every_write_was_denied_does_not_count_as_clean() -> None:
     """anthropics/claude-code#32402: a sub-agent reported success although all its writes were auto-denied."""
     talker = Talker(
@@ -343,8 +340,7 @@ async def test_a_child_whose_every_write_was_denied_does_not_count_as_clean() ->
     ]
 
 
-@pytest.mark.spec("DAG-10")
-@pytest.mark.spec("DAG-10.c")
+@pytest.mark.spec("DAG-10", "DAG-10.c")
 async def test_a_provider_that_fails_for_good_leaves_what_the_child_had_got_so_far() -> None:
     """Kilo-Org/kilocode#11797: an overloaded provider threw away all that a sub-agent had done."""
     talker = Talker(
@@ -375,8 +371,7 @@ async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> No
     assert (end.end_reason, end.output, end.outcome) == (EndReason.COMPLETED, {"sum": 3}, Outcome.CLEAN)
 
 
-@pytest.mark.spec("DAG-10")
-@pytest.mark.spec("ETS-02.c")
+@pytest.mark.spec("DAG-10", "ETS-02.c")
 async def test_what_the_model_is_shown_is_what_runs_and_what_is_recorded() -> None:
     """jin-bo/agentao#255: two registries, the model saw one list and the runner executed another."""
     notebook = Notebook()

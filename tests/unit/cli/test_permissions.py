@@ -303,8 +303,7 @@ def test_nothing_in_a_plan_is_obeyed_by_a_terminal_or_looks_like_a_line_of_ours(
     assert "\nsecond line" not in text
 
 
-@pytest.mark.spec("PER-17")
-@pytest.mark.spec("PER-17.b")
+@pytest.mark.spec("PER-17", "PER-17.b")
 def test_each_step_takes_one_answer_and_other_words_are_asked_again(typed: io.StringIO) -> None:
     type_in(typed, "what?\n1\nlater\n")
     steps = tuple(StepPreview(name, name, "agent", (asked(f"/work/{name}"),)) for name in ("a", "b"))

@@ -114,15 +114,13 @@ def steps(number: int, prefix: str = "s", **more: Json) -> list[Json]:
     return [{"id": f"{prefix}{place}", "kind": "python", "call": "builtin.echo", **more} for place in range(number)]
 
 
-@pytest.mark.spec("DIS-03", "DIS-10")
-@pytest.mark.spec("DIS-03.a")
+@pytest.mark.spec("DIS-03", "DIS-10", "DIS-03.a")
 @pytest.mark.parametrize(("standing", "added", "limit"), [(0, 4, 4), (4, 0, 4), (9, 0, 4), (0, 9, 0)])
 def test_up_to_the_total_nothing_is_refused(standing: int, added: int, limit: int) -> None:
     check_total(standing, added, limit)
 
 
-@pytest.mark.spec("DIS-03", "DIS-10")
-@pytest.mark.spec("DIS-03.a")
+@pytest.mark.spec("DIS-03", "DIS-10", "DIS-03.a")
 @pytest.mark.parametrize(("standing", "added"), [(0, 5), (4, 1), (9, 1)])
 def test_beyond_the_total_the_setting_is_named(standing: int, added: int) -> None:
     with pytest.raises(LimitExceededError, match="SOONG_MAX_CHILDREN_PER_RUN is 4"):
@@ -133,8 +131,7 @@ def mapped(items: int) -> JsonObject:
     return {"title": "t", "steps": [{"id": "each", "kind": "map", "over": list(range(items)), "step": ECHO}]}
 
 
-@pytest.mark.spec("DIS-03", "DIS-10")
-@pytest.mark.spec("DIS-10.d")
+@pytest.mark.spec("DIS-03", "DIS-10", "DIS-10.d")
 async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: OneLoop) -> None:
     within = await service.run(mapped(MOST - 1))
     beyond = await service.run(mapped(MOST))
@@ -147,8 +144,7 @@ async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: On
     assert "5 children" in step.error.message
 
 
-@pytest.mark.spec("DIS-03", "DIS-10")
-@pytest.mark.spec("DIS-10.d")
+@pytest.mark.spec("DIS-03", "DIS-10", "DIS-10.d")
 async def test_an_agent_learns_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
     session = make_session()
     await service.store.sessions.open_session(session)

@@ -85,8 +85,7 @@ def test_a_step_has_the_model_of_its_definition(fields: JsonObject, model: str) 
     assert plan.steps[1].step.model == model
 
 
-@pytest.mark.spec("DIS-02", "DAG-02")
-@pytest.mark.spec("ETS-06")
+@pytest.mark.spec("DIS-02", "DAG-02", "ETS-06")
 def test_a_step_is_no_orchestrator() -> None:
     plan: JsonObject = {"title": "t", "steps": [step("orchestrator")]}
 

@@ -206,8 +206,7 @@ def make(folder: Path, *roots: Path) -> Project:
     return project
 
 
-@pytest.mark.spec("FS-06", "PER-02")
-@pytest.mark.spec("FS-02.c", "FS-03.d")
+@pytest.mark.spec("FS-06", "PER-02", "FS-02.c", "FS-03.d")
 @pytest.mark.parametrize(("tool", "arguments"), READS, ids=IDS)
 async def test_a_read_outside_asks_and_happens_only_with_consent(
     tmp_path: Path, tool: str, arguments: dict[str, Json]

@@ -122,8 +122,7 @@ class LateStore(MemoryStore):
         return stale
 
 
-@pytest.mark.spec("DAG-03")
-@pytest.mark.spec("DAG-06")
+@pytest.mark.spec("DAG-03", "DAG-06")
 async def test_a_run_that_comes_back_while_its_old_slot_still_gives_it_back_is_held_by_the_new_one() -> None:
     began: list[Claim] = []
     may_end, store = asyncio.Event(), LateStore()

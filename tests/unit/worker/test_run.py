@@ -63,8 +63,7 @@ async def ended(agent: Stuck, **spec: Json) -> StepEnd:
     return await StepRunner(FunctionStepRunner(), agent).run(make_claim(**spec), StopSignal())
 
 
-@pytest.mark.spec("DAG-10")
-@pytest.mark.spec("DAG-10.b", "DIS-07.d")
+@pytest.mark.spec("DAG-10", "DAG-10.b", "DIS-07.d")
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [(Stuck(), EndReason.TIME_LIMIT), (Stuck(RuntimeError("a fault of ours")), EndReason.FAILED)],

@@ -1,4 +1,4 @@
-"""Documents that speak of code say what the code says."""
+"""Documents that speak of code say what the code says, and their examples work."""
 
 import re
 import shlex
@@ -6,9 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
+from typer.testing import CliRunner
 
 from soong.orchestrator.cli.application import build
+from soong.orchestrator.cli.permissions import app
+from soong.shared.core.config import parse_config
+from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.permissions.configured import configured_write_roots, policy_of
+from soong.shared.permissions.policy import NetworkMode
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
+from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.architecture.language import prose_of_markdown
 from tests.spec_document import ROOT, read_clauses
 
@@ -125,6 +134,8 @@ def test_the_guide_of_a_newcomer_stays_short() -> None:
 
 _WORDS = 12
 _OTHER_FORMS = ("spec.md", "security.md", "architecture.md", "api.md", "python.md", "commands.md", "CHANGELOG.md")
+
+
 """Pages that have the same facts from another side, or are made from code."""
 
 
@@ -147,3 +158,82 @@ def test_every_decision_is_in_the_index() -> None:
     missing = [path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index]
 
     assert not missing
+
+
+TESTED_PAGES = ("docs/tools.md", "docs/reference/tools.md", "docs/reference/mcp.md")
+SITTINGS = [
+    pytest.param(sitting, id=f"{Path(page).stem}: {sitting.title}")
+    for page in TESTED_PAGES
+    for sitting in sittings((ROOT / page).read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.spec("REG-06", "REG-07", "EXE-12")
+@pytest.mark.parametrize("sitting", SITTINGS)
+def test_what_the_document_shows_is_what_happens(sitting: Sitting, tmp_path: Path) -> None:
+    done = perform(sitting, tmp_path / "home")
+
+    assert len(done) == len(sitting.commands)
+    wrong = [f"$ {command.line}\n" + "\n".join(said) for command, said in done if not agrees(command.expected, said)]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_an_output_that_differs_is_noticed() -> None:
+    assert agrees(["a … c", "…", "z"], ["a b c", "one", "two", "z"])
+    assert not agrees(["a … c"], ["a b"])
+    assert not agrees(["a"], ["a", "b"])
+
+
+PLAN_TEXT = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
+
+
+def test_every_field_of_a_step_is_documented() -> None:
+    rows = re.findall(r"^\| (`[^|]*`) \| (?:all|agent|python|map)", PLAN_TEXT, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    unwritten = {"role", "bound", "is_limited", "max_steps", "child_surface"}  # set by the owner
+    spelled = {"item_name": "as", "item_key": "key"}
+    assert told == {spelled.get(field.name, field.name) for field in fields(StepSpec)} - unwritten
+
+
+def test_the_first_example_is_a_plan() -> None:
+    (example, *_) = re.findall(r"```yaml\n(.*?)```", PLAN_TEXT, re.DOTALL)
+
+    assert [step.id for step in parse_plan(example, "docs/plans.md").steps] == ["look", "tell"]
+
+
+DOCS = ROOT / "docs"
+PERMISSION_PAGES = (DOCS / "permissions.md", DOCS / "reference" / "configuration.md")
+PERMISSION_TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PERMISSION_PAGES)
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PERMISSION_TEXT, re.DOTALL)
+COMMANDS = [
+    line[2:] for block in re.findall(r"```console\n(.*?)```", PERMISSION_TEXT, re.DOTALL) for line in block.splitlines()
+]
+
+
+@pytest.mark.spec("PER-10")
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_every_configuration_on_the_page_is_one(example: str) -> None:
+    config = parse_config(example)
+
+    policy_of(config)
+    configured_write_roots(config)
+
+
+def test_the_page_shows_every_section_and_every_mode_of_the_network() -> None:
+    sections = set(re.findall(r"^\[+(\w+)", "\n".join(EXAMPLES), re.MULTILINE))
+
+    assert {"permission", "tools", "paths", "network"} <= sections
+    assert all(f"`{mode}`" in PERMISSION_TEXT for mode in NetworkMode)
+
+
+@pytest.mark.spec("PER-10")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_on_the_page_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_AGENT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    program, group, *words = shlex.split(command)
+
+    outcome = CliRunner().invoke(app, words)
+
+    assert (program, group, outcome.exit_code) == ("soong", "permissions", 0)

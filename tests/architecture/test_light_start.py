@@ -1,4 +1,4 @@
-"""What a process imports before it does anything: each of these libraries costs tenths of a second of its start."""
+"""The part of the product that a step enters, and the modules that a start imports."""
 
 import subprocess
 import sys
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.walk import walked
+
 SERVER = {"celery", "kombu", "pydantic_ai", "alembic", "fastapi", "starlette", "uvicorn", "soong.orchestrator.owner"}
 TRACED = {"opentelemetry.exporter", "opentelemetry.proto", "google.protobuf"}
 SHOWN = {"rich", "structlog", "pydantic_settings", "psycopg", "dotenv"}
 STORE = {"sqlalchemy", "redis", "cryptography", "soong.shared.storage.sql"}
 CLI = "from soong.orchestrator.cli.main import main; import sys; sys.argv = ['soong', *{words!r}]; main()"
 DRIVERS = {"sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
-
 CASES = {
     "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio"}),
     "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
@@ -53,3 +54,19 @@ def test_a_process_imports_no_library_that_it_does_not_use(code: str, unwanted: 
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+BOUNDS = {"echo": (730, 156), "agent": (1_150, 212)}
+
+
+"""The most functions and files of a walk: as few as there are now, so that none come in unseen."""
+
+
+@pytest.mark.timeout(300)
+def test_a_step_enters_few_functions_and_files(tmp_path: Path) -> None:
+    found = {name: (functions, files) for name, (functions, files, _) in walked(tmp_path).items()}
+
+    assert found.keys() == BOUNDS.keys()
+    for name, (functions, files) in found.items():
+        assert 100 < functions <= BOUNDS[name][0], name
+        assert 50 < files <= BOUNDS[name][1], name

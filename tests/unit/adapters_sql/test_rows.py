@@ -323,15 +323,6 @@ def make_lane(
     return ReadyGroup(key, session, (scope,) if scope else (), ready, turn, [head])
 
 
-@pytest.mark.spec("DIS-03")
-def test_a_limit_ends_the_claims_of_its_lanes_only() -> None:
-    lanes = [make_lane("limited", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
-
-    turns = share_out(lanes, 5, {"model:m": 2}, last_turn=0)
-
-    assert sorted(turns.order) == ["free", "free", "free", "limited", "limited"]
-
-
 def test_what_a_limit_holds_back_is_not_claimable_work_left_over() -> None:
     lane = make_lane("limited", scope="model:m")
 

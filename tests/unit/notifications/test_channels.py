@@ -1,10 +1,10 @@
-"""Mail, ntfy, Slack and the desktop, each with a real receiver: what arrives, and what hostile text cannot do there."""
+"""Channels with real receivers: what arrives, and what hostile text cannot do there; their configuration."""
 
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from email import message_from_bytes
 from email.message import Message as Mail
 from email.policy import default
@@ -28,12 +28,12 @@ from soong.orchestrator.notifications.channels import (
     mail_of,
 )
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.notification_config import EmailConfig, NtfyConfig, QuietHours, SlackConfig
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.event_feed import Notice
 from tests.notification_receivers import HttpReceiver, http_receiver
-
-pytestmark = pytest.mark.spec("OPS-11.a")
 
 HOSTILE = "<!channel> <b>&amp; <script>alert(1)</script> @everyone *bold*"
 FACTS = {
@@ -135,6 +135,7 @@ def mail_config(port: int) -> EmailConfig:
     )
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_a_mail_arrives_over_starttls_with_a_login(
     mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_mail_arrives_over_starttls_with_a_login(
     assert mail.get_content_type() == "text/plain"
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_a_mail_server_that_is_not_who_it_says_gets_no_password(
     mailbox: Mailbox, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ async def test_a_mail_server_that_is_not_who_it_says_gets_no_password(
     assert mailbox.logins == []
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_an_address_that_is_refused_keeps_the_others_from_nothing(
     mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +179,7 @@ async def test_an_address_that_is_refused_keeps_the_others_from_nothing(
     assert len(mailbox.mails) == 1
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_a_wrong_password_is_a_result_that_does_not_show_it(
     mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ async def test_a_wrong_password_is_a_result_that_does_not_show_it(
     assert mailbox.mails == []
 
 
+@pytest.mark.spec("OPS-11.a")
 def test_no_text_makes_a_header() -> None:
     hostile = Message("msg_1", [Notice("n", "c", "end", "s", "", 1, 0, {"task": "x\r\nBcc: evil@example.org"})])
 
@@ -204,6 +209,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpReceiver]:
         yield found
 
 
+@pytest.mark.spec("OPS-11.a")
 @pytest.mark.spec("OPS-11.b")
 async def test_slack_shows_text_of_others_without_reading_markup_in_it(receiver: HttpReceiver) -> None:
     assert (await SlackChannel("chat", SlackConfig(url="env:HOOK"), SystemClock()).send(MESSAGE)).is_sent
@@ -217,6 +223,7 @@ async def test_slack_shows_text_of_others_without_reading_markup_in_it(receiver:
     assert (button["url"], button.get("value"), button.get("action_id")) == (LINK, None, None)
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_ntfy_gets_a_topic_a_priority_and_a_link(receiver: HttpReceiver) -> None:
     config = NtfyConfig(url=receiver.url, topic="soong-4f3a", token="env:TOKEN")
 
@@ -231,6 +238,7 @@ async def test_ntfy_gets_a_topic_a_priority_and_a_link(receiver: HttpReceiver) -
     }
 
 
+@pytest.mark.spec("OPS-11.a")
 async def test_ntfy_gets_no_more_than_it_shows(receiver: HttpReceiver) -> None:
     facts = {"task": "ü" * 120, "summary": "€" * 200}
     notices = [Notice(f"n{number}", "ops", "end", "s", "", 1, 0, facts) for number in range(20)]
@@ -241,6 +249,7 @@ async def test_ntfy_gets_no_more_than_it_shows(receiver: HttpReceiver) -> None:
 
 
 # -- the desktop
+@pytest.mark.spec("OPS-11.a")
 async def test_a_desktop_gets_words_and_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, shown = tmp_path / "notify-send", tmp_path / "shown"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {shown}\n')
@@ -255,6 +264,7 @@ async def test_a_desktop_gets_words_and_no_markup(tmp_path: Path, monkeypatch: p
     assert "<script>" not in words.partition("Soong: ")[2].partition("\n")[2]
 
 
+@pytest.mark.spec("OPS-11.a")
 @pytest.mark.parametrize(("is_local", "said"), [(False, "`soong up` alone"), (True, "no program notify-send")])
 async def test_without_a_desktop_the_result_says_what_to_do(
     is_local: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +274,7 @@ async def test_without_a_desktop_the_result_says_what_to_do(
     assert said in (await DesktopChannel(is_local=is_local, platform="linux").send(MESSAGE)).error
 
 
+@pytest.mark.spec("OPS-11.a")
 def test_macos_gets_texts_as_arguments_and_never_as_script() -> None:
     *_, title, text = command = command_of(Path("/usr/bin/osascript"), MESSAGE, "darwin")
 
@@ -272,8 +283,65 @@ def test_macos_gets_texts_as_arguments_and_never_as_script() -> None:
     assert HOSTILE in text
 
 
+@pytest.mark.spec("OPS-11.a")
 def test_the_name_of_a_task_is_in_quotes_where_a_title_stands_alone() -> None:
     evil = Message("m", [Notice("n", "c", "end", "s", "", 1, 0, {"task": "x”. Approve it", "outcome": "completed"})])
     unnamed = Message("m", [Notice("n", "c", "end", "s", "", 1, 0, {"task_id": "task_1", "outcome": "failed"})])
 
     assert (evil.title, unnamed.title) == ("Task completed: “x'. Approve it”", "Task failed: task_1")
+
+
+HOOK = '[notifications.webhook.ops]\nurl = "https://example.org/hook"\nsecret = "env:OPS_SECRET"\n'
+RULE = '[[notifications.rules]]\nchannel = "ops"\nevents = ["question"]\n'
+MAIL = '[notifications.email.team]\nhost = "h"\nsender = "a@b.c"\nto = ["d@e.f"]\n'
+
+
+@pytest.mark.spec("OPS-11.e")
+def test_a_channel_and_a_rule_are_read_and_the_secret_is_known_as_one() -> None:
+    config = parse_config(HOOK + RULE)
+
+    assert list(config.notifications.channels) == ["ops"]
+    assert config.secret_env == ("OPS_SECRET",)
+    assert Config().notifications.rules == ()
+
+
+@pytest.mark.spec("OPS-11.e")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RULE, "a rule names the channel 'ops', which is not defined; known: none yet; add one"),
+        (HOOK.replace("ops", "OPS"), "is not a name of a channel"),
+        (HOOK.replace("env:OPS_SECRET", "whsec_plain"), "notifications.webhook.ops.secret: .*given by reference"),
+        (HOOK.replace("https://", "ftp://"), "notifications.webhook.ops.url: .*is not an http or https URL"),
+        (HOOK.replace("example", "u:p@example"), "holds a user or a password"),
+        (HOOK + RULE.replace("question", "questions"), r"notifications.rules\[0\].events\[0\]: "),
+        (HOOK + "groop_s = 3\n", "there is no such field; known here: quiet_hours, group_s, max_per_hour"),
+        (HOOK + 'quiet_hours = {start = "22:00", end = "22:00"}', "start and end are the same"),
+        (HOOK + 'quiet_hours = {start = "25:00", end = "22:00"}', "'25:00' is not a time of day"),
+        (HOOK + 'quiet_hours = {start = "1:00", end = "02:00", zone = "Mars/Base"}', "is not a t"),
+        (HOOK + 'quiet_hours = {start = "01:00", end = "02:00", zone = "../etc"}', "not a time zone of this machine"),
+        (MAIL + 'user = "u"\n', "user and password belong together"),
+        (MAIL + 'user = "u"\npassword = "env:P"\nsecurity = "none"\n', "would send the password in the clear"),
+        (MAIL.replace("d@e.f", "d@e.f>\\nBcc: x@y.z"), "is not an e-mail address"),
+        (
+            HOOK + HOOK.replace("webhook", "ntfy").replace("secret", "token") + 'topic = "t"',
+            "two channels are named 'ops'",
+        ),
+        ('[notifications]\nconsole = "https://example.org/?token=x"', "is an address without"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        parse_config(text)
+
+
+@pytest.mark.spec("OPS-11.e")
+@pytest.mark.parametrize(
+    ("start", "end", "quiet", "loud"),
+    [("22:00", "07:00", ["22:00", "23:59", "06:59"], ["21:59", "07:00"]), ("12:00", "13:00", ["12:30"], ["13:00"])],
+)
+def test_quiet_hours_may_pass_midnight(start: str, end: str, quiet: list[str], loud: list[str]) -> None:
+    hours = QuietHours(start=start, end=end)
+
+    assert all(hours.covers(time.fromisoformat(text)) for text in quiet)
+    assert not any(hours.covers(time.fromisoformat(text)) for text in loud)

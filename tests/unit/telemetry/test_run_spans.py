@@ -1,19 +1,19 @@
-"""From events to spans, without a store."""
+"""Spans of events, and the stored state of a reader of logs."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import fields
 
 from soong.orchestrator.telemetry.run_spans import RunSpans
-from soong.orchestrator.telemetry.spans import MAX_OPEN, OpenWork, Span, TraceOrigin, parse_trace_parent
+from soong.orchestrator.telemetry.spans import MAX_OPEN, OpenSpan, OpenWork, Span, TraceOrigin, parse_trace_parent
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import load_telemetry
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
 from soong.shared.engine.tasks.spec import TaskKind
-
-pytestmark = pytest.mark.spec("OPS-05.a")
 
 IDENTITY = RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "reviewer", parent_run_id="run_0", task_id="task_1")
 RUN = FeedRun(IDENTITY, 1, "", 0, "audit", TaskKind.PLAN, is_root=False)
@@ -39,6 +39,7 @@ def spans_of(events: Sequence[Event], *, content: bool = False) -> list[Span]:
     return [span for one in events for span in reader.take(one)]
 
 
+@pytest.mark.spec("OPS-05.a")
 def test_a_run_is_an_agent_with_its_requests_and_calls() -> None:
     chat, tool, agent = spans_of(CALL)
 
@@ -54,6 +55,7 @@ def test_a_run_is_an_agent_with_its_requests_and_calls() -> None:
     assert [(note.name, note.attributes) for note in agent.events] == [("model_failed", {"about": "429"})]
 
 
+@pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize("cut", range(1, len(CALL)))
 def test_an_exporter_that_starts_again_anywhere_makes_the_same_spans(cut: int) -> None:
     first = RunSpans(RUN, TraceOrigin(1), OpenWork())
@@ -64,11 +66,13 @@ def test_an_exporter_that_starts_again_anywhere_makes_the_same_spans(cut: int) -
     assert before + after == spans_of(CALL)
 
 
+@pytest.mark.spec("OPS-05.a")
 def test_content_is_told_only_when_asked_for() -> None:
     assert "secret plans" not in repr(spans_of(CALL))
     assert "secret plans" in repr(spans_of(CALL, content=True))
 
 
+@pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize("value", [None, -1, True, 10**30, "\x1b[2J", "x" * 10_000, [], {"a": {}}, 1.5])
 def test_what_a_taken_over_worker_writes_ends_no_reading(value: Json) -> None:
     names = ("fence", "turn", "model", "attempt", "status", "duration_ms", "tool_call_id", "tool", "input", "error")
@@ -82,6 +86,7 @@ def test_what_a_taken_over_worker_writes_ends_no_reading(value: Json) -> None:
     assert "\x1b" not in repr(spans).replace("\\x1b", "")
 
 
+@pytest.mark.spec("OPS-05.a")
 def test_calls_that_never_end_are_forgotten_at_some_point() -> None:
     reader = RunSpans(RUN, TraceOrigin(1), OpenWork())
 
@@ -91,6 +96,7 @@ def test_calls_that_never_end_are_forgotten_at_some_point() -> None:
     assert len(reader.work.calls) == MAX_OPEN
 
 
+@pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -105,6 +111,7 @@ def test_a_trace_parent_is_taken_as_the_standard_says(text: str, expected: Trace
     assert parse_trace_parent(text) == expected
 
 
+@pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -128,3 +135,20 @@ def test_a_variable_that_cannot_be_followed_says_why(
     assert words in settings.problem
     assert "secret" not in settings.problem
     assert not settings.traces
+
+
+def test_what_is_open_is_stored_whole_and_read_again() -> None:
+    span = OpenSpan(5, {"tool": "code.read_file"}, {"fence": 2})
+    notes = [("asked", 7, "code.read_file")]
+    work = OpenWork(3, span, span, {"call_1": span}, {"req_1": span}, notes, 8, 9, "worker_1")
+    assert all(getattr(work, one.name) != getattr(OpenWork(), one.name) for one in fields(OpenWork))
+
+    stored = json.loads(json.dumps(work.as_json()))
+
+    assert stored.keys() == {one.name for one in fields(OpenWork)}
+    assert OpenWork.from_json(stored) == work
+
+
+def test_nothing_is_stored_of_a_run_that_has_nothing_open() -> None:
+    assert OpenWork().as_json() == {}
+    assert OpenWork.from_json({}) == OpenWork()

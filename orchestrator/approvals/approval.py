@@ -81,6 +81,9 @@ async def approval_of(store: Store, question: Question, target_checker: TargetCh
     run = await store.runs.run(identity.run_id)
     full = await read_full_input(store.runs, request)
     hosts = {worker.id: worker.host for worker in await store.sessions.workers(include_gone=True)}
+    withdrawn = None
+    if not question.is_pending and question.decision is None:
+        withdrawn = await event_of(store.runs, request, EventType.PERMISSION_WITHDRAWN)
     return Approval(
         question,
         session,
@@ -89,16 +92,8 @@ async def approval_of(store: Store, question: Question, target_checker: TargetCh
         full,
         await target_checker.check(request, session, full, hosts.get(run.worker_id, "")),
         await store.runs.is_tainted(identity.run_id),
-        await _why_withdrawn(store, question),
+        "" if withdrawn is None else str(withdrawn.data.get("reason", "")),
     )
-
-
-async def _why_withdrawn(store: Store, question: Question) -> str:
-    """Return why a question was closed without a decision, from its run's log."""
-    if question.is_pending or question.decision is not None:
-        return ""
-    withdrawn = await event_of(store.runs, question.request, EventType.PERMISSION_WITHDRAWN)
-    return "" if withdrawn is None else str(withdrawn.data.get("reason", ""))
 
 
 def status_of_question(question: Question) -> QuestionStatus:
@@ -138,13 +133,11 @@ def _decided(decision: Decision, answer: Answer | None) -> QuestionStatus:
     principal, channel = decision.principal, answer.channel if answer is not None else ""
     if decision.error is None:
         if decision.author == "grant":
-            return QuestionStatus(
-                "by grant", f"allowed by a grant that {principal} gave for the session", is_allowed=True
-            )
-        said = decision.choice.traits.past
-        return QuestionStatus(
-            said, _with_reason(f"{said} by {_who(principal, channel)}", decision.reason), is_allowed=True
-        )
+            sentence = f"allowed by a grant that {principal} gave for the session"
+            return QuestionStatus("by grant", sentence, is_allowed=True)
+        word = decision.choice.traits.past
+        sentence = _with_reason(f"{word} by {_who(principal, channel)}", decision.reason)
+        return QuestionStatus(word, sentence, is_allowed=True)
     word, sentence = _REFUSALS.get(decision.error, ("denied", "denied"))
     if decision.author == "rule":
         return QuestionStatus("by rule", _with_reason(f"denied by the rule {principal}", decision.reason))

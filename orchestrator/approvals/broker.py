@@ -35,7 +35,6 @@ from soong.shared.core.errors import (
     UnavailableError,
 )
 from soong.shared.core.foreign import words_of
-from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -123,9 +122,6 @@ class Look:
     entry: OpenQuestion
     may_grant: bool = False
 
-    def answered(self, answer: Answer) -> UnsignedDecision:
-        return decide.by_answer(self.session, self.request, answer, may_grant=self.may_grant)
-
 
 class ApprovalContext(Value):
     """The dependencies of every session's broker."""
@@ -181,21 +177,6 @@ class Presence:
 
 
 @dataclass(slots=True)
-class SessionPolicy:
-    """The last policy that was read, and as what it is stored."""
-
-    _stored: JsonObject | None = None
-    _policy: Policy = field(default_factory=Policy)
-
-    def of(self, session: Session, identity: RunIdentity) -> Policy:
-        """Return the session's policy as it holds for one of its runs. Raises: InvalidConfigError."""
-        if self._stored != session.policy:
-            policy = Policy.from_json(session.policy)
-            self._stored, self._policy = session.policy, policy
-        return policy_for(self._policy, identity)
-
-
-@dataclass(slots=True)
 class SessionApprovals:
     """The questions of one session under one ownership. Its task lives while there are any."""
 
@@ -214,7 +195,9 @@ class SessionApprovals:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     is_attended: bool = False
     away_since_s: float = 0.0
-    policy: SessionPolicy = field(default_factory=SessionPolicy)
+    policy: Policy = field(default_factory=Policy)
+    policy_row: JsonObject | None = None
+    """The policy that was read last, as what it is stored."""
     looks: int = 0
     """Looks that have ended, well or badly."""
 
@@ -271,7 +254,11 @@ class SessionApprovals:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
         found = await self.context.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
-            self._check_owned(found.session)
+            row = found.session
+            self.epoch = row.owner_epoch if self.epoch is None else self.epoch
+            # Grants belong to one ownership and die with it.
+            if row.owner_id != self.context.owner_id() or row.owner_epoch != self.epoch or row.is_closed:
+                raise NotOwnerError(self.session_id, self.epoch)
             if found.has_orphans:  # first: a responder that is let go may read at once why
                 await self.context.store.consent.withdraw_orphans(self.session_id, now_us=self.context.clock.now_us())
                 await self.context.notifier.notify_session(self.session_id)
@@ -303,24 +290,21 @@ class SessionApprovals:
             log.error("question_failed", **values, exc_info=not isinstance(error, SoongError))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
-        """Settle a lane in order. Its first open question is shown; an answer to one behind it counts as well."""
+        """Settle a lane in order, each question by the first rule that applies, or it stays open.
+
+        Its first open question is shown; an answer to one behind it counts as well.
+        """
         is_behind = False
         for request in lane:
             if is_behind and request.id not in self.answers:
                 continue
-            unsigned = await self._settled(session, request)
-            if unsigned is None:
-                is_behind = session.approval_mode is not ApprovalMode.INBOX
+            look = Look(session, request, self.open[request.id])
+            for rule in (self._unproven, self._by_policy, self._by_grant, self._by_answer, self._too_late):
+                if (unsigned := await rule(look)) is not None:
+                    await self._close(session, request, unsigned)
+                    break
             else:
-                await self._close(session, request, unsigned)
-
-    async def _settled(self, session: Session, request: PermissionRequest) -> UnsignedDecision | None:
-        """Return what the first rule that applies decides; None: the question stays open."""
-        look = Look(session, request, self.open[request.id])
-        for rule in (self._unproven, self._by_policy, self._by_grant, self._by_answer, self._too_late):
-            if (unsigned := await rule(look)) is not None:
-                return unsigned
-        return None
+                is_behind = session.approval_mode is not ApprovalMode.INBOX
 
     async def _unproven(self, look: Look) -> UnsignedDecision | None:
         if check_proof(self.tokens[look.entry.run_id], look.request):
@@ -330,7 +314,10 @@ class SessionApprovals:
 
     async def _by_policy(self, look: Look) -> UnsignedDecision | None:
         try:
-            policy = self.policy.of(look.session, look.request.identity)
+            if self.policy_row != look.session.policy:
+                self.policy = Policy.from_json(look.session.policy)
+                self.policy_row = look.session.policy
+            policy = policy_for(self.policy, look.request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
         look.may_grant = decide.offers_session(policy, look.request, self.context.home)
@@ -347,8 +334,9 @@ class SessionApprovals:
         return decide.by_grant(grant)
 
     async def _by_answer(self, look: Look) -> UnsignedDecision | None:
-        answer = self.answers.get(look.request.id)
-        return None if answer is None else look.answered(answer)
+        if (answer := self.answers.get(look.request.id)) is None:
+            return None
+        return decide.by_answer(look.session, look.request, answer, may_grant=look.may_grant)
 
     async def _too_late(self, look: Look) -> UnsignedDecision | None:
         """The question is shown from now on, and is decided without an answer when its time has run out."""
@@ -403,9 +391,8 @@ class SessionApprovals:
                 self.woken.set()
                 return
             log.info("decided_already", request=request.id, state=error.state)
-            decided = DecisionReceipt(
-                was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
-            )
+            run = await store.runs.run(request.identity.run_id)
+            decided = DecisionReceipt(was_parked=False, worker_id=run.worker_id)
         else:
             self.grants.remember(decision)
         self.open.pop(request.id, None)
@@ -414,12 +401,6 @@ class SessionApprovals:
         if decided.was_parked:
             await self.context.notifier.notify_owners()
         await self.context.notifier.notify_session(self.session_id)
-
-    def _check_owned(self, session: Session) -> None:
-        """Raise when the session is another's: grants belong to one ownership and die with it."""
-        self.epoch = session.owner_epoch if self.epoch is None else self.epoch
-        if session.owner_id != self.context.owner_id() or session.owner_epoch != self.epoch or session.is_closed:
-            raise NotOwnerError(self.session_id, self.epoch)
 
     async def _observe(self, responders: Sequence[Responder]) -> None:
         now_s = self.context.clock.monotonic_s()

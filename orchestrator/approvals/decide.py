@@ -31,7 +31,7 @@ from soong.shared.permissions.request import (
 )
 from soong.shared.permissions.rules import Effect, Grant, offered_scope
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.definition import NO_PROGRESS, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import NO_PROGRESS, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.results.normalize import failure_of
 
@@ -222,7 +222,12 @@ class TargetChecker(Value):
             target = await asyncio.to_thread(call_foreign, tool.target, context, whole.input)
         except Exception as error:  # noqa: BLE001  # whatever a target raises is how the call would end
             return TargetStatus(True, f"as things are now it would be refused: {failure_of(error).message}")
-        return _compared(request, target)
+        if target.shown != request.shown:
+            return TargetStatus(True, f"the target now leads to {target.shown}; a yes will not be used", target.preview)
+        if target.precondition != request.precondition:
+            note = "the target has changed since the question was asked; a yes ends as path_conflict, nothing is done"
+            return TargetStatus(True, note, target.preview)
+        return TargetStatus(False, "the target is as it was when the question was asked", target.preview)
 
     def _refusal(
         self, request: PermissionRequest, session: Session, whole: FullInput, host: str, tool: ToolDefinition | None
@@ -239,30 +244,18 @@ class TargetChecker(Value):
         return ""
 
     def _context(self, request: PermissionRequest, session: Session) -> ToolContext:
+        try:
+            policy = Policy.from_json(session.policy)
+        except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
+            policy = Policy()
         run_dirs = run_dirs_of(
             Path(session.project),
             Path(request.cwd or session.cwd),
             self.runs_folder / request.identity.run_id,
-            _policy_of(session),
+            policy,
             self.tools,
             write_roots=self.write_roots,
             home=str(Path.home()),
             step=request.identity.step_key,
         )
         return ToolContext(request.identity, run_dirs, request.tool_call_id, "looked_at", 0, NO_PROGRESS)
-
-
-def _policy_of(session: Session) -> Policy:
-    try:
-        return Policy.from_json(session.policy)
-    except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
-        return Policy()
-
-
-def _compared(request: PermissionRequest, target: Target) -> TargetStatus:
-    if target.shown != request.shown:
-        return TargetStatus(True, f"the target now leads to {target.shown}; a yes will not be used", target.preview)
-    if target.precondition != request.precondition:
-        note = "the target has changed since the question was asked; a yes ends as path_conflict, nothing is done"
-        return TargetStatus(True, note, target.preview)
-    return TargetStatus(False, "the target is as it was when the question was asked", target.preview)

@@ -36,30 +36,20 @@ class FullInput(Value):
 
 async def read_full_input(store: RunStore, request: PermissionRequest) -> FullInput:
     """Read the full input of a question's call from its run's logs. Raises: UnavailableError."""
-    run_id = request.identity.run_id
-    found = full_input(request, await store.nodes(run_id))
-    return (
-        found
-        if found.is_complete
-        else full_input_of_event(request, await event_of(store, request, EventType.PERMISSION_REQUESTED)) or found
-    )
+    found = full_input(request, await store.nodes(request.identity.run_id))
+    if found.is_complete:
+        return found
+    event = await event_of(store, request, EventType.PERMISSION_REQUESTED)  # it has what hooks rewrote
+    rewritten = None if event is None else event.data.get("input")
+    return (_whole(request, rewritten) if isinstance(rewritten, Mapping) else None) or found
 
 
 def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
     """Return the full input of a question's call, as far as its run's nodes keep it."""
     if _has_digest(request.arguments, request.input_digest):
         return FullInput(request.arguments, EXACT, is_exact=True)
-    for said in _arguments_in(nodes, request.tool_call_id):
-        found = _whole(request, said)
-        if found is not None:
-            return found
-    return FullInput(request.arguments, SUMMARY, is_complete=False)
-
-
-def full_input_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:
-    """Return the full input of a call that hooks rewrote, as the event of its question keeps it."""
-    said = None if event is None else event.data.get("input")
-    return _whole(request, said) if isinstance(said, Mapping) else None
+    found = (_whole(request, sent) for sent in _arguments_in(nodes, request.tool_call_id))
+    return next(filter(None, found), FullInput(request.arguments, SUMMARY, is_complete=False))
 
 
 def _whole(request: PermissionRequest, said: JsonObject) -> FullInput | None:

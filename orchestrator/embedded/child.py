@@ -80,9 +80,7 @@ class ServiceChild:
     @property
     def pid(self) -> int:
         """The id of the program itself, while it runs; 0 while it does not, and until its subreaper has reported it."""
-        if self.process is None or self.process.returncode is not None:
-            return 0
-        return self.own_pid
+        return self.own_pid if self.is_running else 0
 
     @property
     def own_pid(self) -> int:
@@ -184,7 +182,7 @@ class ServiceChild:
         self._report, self._own_pid, self._is_ready, self._hung_s = -1, 0, False, ""
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None and self.is_running:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 

@@ -103,7 +103,9 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
     environment = dict(os.environ)
     for name in settings.model_fields_set:
         environment.pop(f"SOONG_{name.upper()}_FILE", None)
-        environment[f"SOONG_{name.upper()}"] = _text(getattr(settings, name))
+        value: object = getattr(settings, name)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+        environment[f"SOONG_{name.upper()}"] = text
     environment["SOONG_AGENT_HOME"] = str(settings.home)
     if settings.data_dir is not None:
         environment["SOONG_DATA_DIR"] = str(settings.data)
@@ -114,10 +116,6 @@ def child_environment(settings: Settings, **more: str) -> dict[str, str]:
         folders = (str(here / folder) for folder in path.split(os.pathsep))
         environment["PYTHONPATH"] = os.pathsep.join((*IMPORT_FOLDERS, *folders))
     return {**environment, **more}
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) -> list[str]:

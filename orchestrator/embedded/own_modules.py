@@ -7,7 +7,8 @@ before the file changed, would run other code than its user sees: it waits for a
 import asyncio
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
@@ -47,10 +48,9 @@ class ModuleDifference(Value):
 def difference(own: Mapping[str, ModuleFile], running: Mapping[str, ModuleFile]) -> ModuleDifference:
     """Compare a command's modules with a service's."""
     known = {name: running[name] for name in own if name in running}
-    other = tuple(name for name, file in known.items() if file.path and own[name].path not in ("", file.path))
     return ModuleDifference(
         missing=tuple(name for name in own if name not in running),
-        other=other,
+        other=tuple(name for name, file in known.items() if file.path and own[name].path not in ("", file.path)),
         older=tuple(name for name, file in known.items() if file.path == own[name].path and file != own[name]),
     )
 
@@ -63,16 +63,11 @@ def _file_of(name: str, folders: Sequence[str]) -> ModuleFile:
     package = next(iter(spec.submodule_search_locations or ()), "")
     path = os.path.realpath(package or spec.origin or "")
     file = Path(path)
-    sources = islice(file.rglob("*.py"), _MOST_FILES) if file.is_dir() else (file,)
-    return ModuleFile(path, max(_times(sources), default=0))
-
-
-def _times(paths: Iterable[Path]) -> Iterator[int]:
-    for path in paths:
-        try:
-            yield path.stat().st_mtime_ns
-        except OSError:  # it went while we looked
-            continue
+    changed_ns = 0
+    for source in islice(file.rglob("*.py"), _MOST_FILES) if file.is_dir() else (file,):
+        with suppress(OSError):  # it went while we looked
+            changed_ns = max(changed_ns, source.stat().st_mtime_ns)
+    return ModuleFile(path, changed_ns)
 
 
 class RunningModules:

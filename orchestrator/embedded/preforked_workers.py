@@ -94,7 +94,14 @@ class PreforkedWorkers:
         workers = cls(os.pipe(), gate)
         for number in range(1, settings.workers.least + 1):
             arguments = ("--name", f"worker-{number}", "--slots", str(settings.slots))
-            workers._add(_Beginning(arguments, child_environment(settings), home, workers.control[0], waiting))
+            beginning = _Beginning(arguments, child_environment(settings), home, workers.control[0], waiting)
+            report, status = os.pipe()
+            os.set_blocking(report, False)
+            pid = os.fork()
+            if not pid:
+                beginning.run(status)
+            os.close(status)
+            workers._waiting[arguments[1]] = PreforkedProcess(pid, report)
         os.close(waiting)
         return workers
 
@@ -116,15 +123,6 @@ class PreforkedWorkers:
         gate, self._gate = self._gate, -1
         if gate >= 0:
             os.close(gate)
-
-    def _add(self, beginning: "_Beginning") -> None:
-        report, status = os.pipe()
-        os.set_blocking(report, False)
-        pid = os.fork()
-        if not pid:
-            beginning.run(status)
-        os.close(status)
-        self._waiting[beginning.arguments[1]] = PreforkedProcess(pid, report)
 
 
 class _Beginning(Value):

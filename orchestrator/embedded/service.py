@@ -15,8 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
-from msgspec.structs import replace
-
 from soong.orchestrator.embedded import API_SOCKET
 from soong.orchestrator.embedded.child import ModuleFile, ServiceHealth
 from soong.orchestrator.embedded.control import ControlServer, ShutdownState
@@ -80,9 +78,7 @@ class WorkerScaler:
         look: Callable[[], Awaitable[Demand]],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._may_grow, self._grow = may_grow, grow
-        self._look = look
-        self._sleep = sleep
+        self._may_grow, self._grow, self._look, self._sleep = may_grow, grow, look, sleep
         self._hinted = asyncio.Event()
 
     def hint(self) -> None:
@@ -375,25 +371,20 @@ class EmbeddedService:
             self._supervisor.kill_workers()
 
     def _status(self) -> Mapping[str, Json]:
-        supervisor, settings = self._supervisor, self.settings
-        health = ServiceHealth(
+        supervisor = self._supervisor
+        return ServiceHealth(
             self.state,
             os.getpid(),
             version(DISTRIBUTION),
             self.is_ephemeral,
             attached=0 if self._control is None else self._control.attached,
+            children=() if supervisor is None else supervisor.health(),
             http="" if self._listener is None else address_of(self._listener),
-            functions=settings.functions,
-            folders=settings.import_folders,
+            is_hopeless=supervisor is not None and supervisor.is_hopeless,
+            starting=0 if supervisor is None else supervisor.starting,
+            problem="" if supervisor is None else supervisor.problem,
+            functions=self.settings.functions,
+            folders=self.settings.import_folders,
             files=self._modules,
             log=self.log,
-        )
-        if supervisor is not None:
-            health = replace(
-                health,
-                children=supervisor.health(),
-                is_hopeless=supervisor.is_hopeless,
-                starting=supervisor.starting,
-                problem=supervisor.problem,
-            )
-        return health.as_json()
+        ).as_json()

@@ -224,18 +224,12 @@ async def take_home(lock: ServiceLock, settings: Settings) -> None:
         else:
             return
         record = read_record(settings.home)
-        if record is not None and record.pid != asked and await _ask(record):
-            log.info("home_asked_for", pid=record.pid)
-            asked = record.pid
+        if record is not None and record.pid != asked and record.is_ephemeral and record.is_process_alive:
+            with suppress(UnavailableError):  # it is starting or ending
+                if (await ask_once(record.control, HAND_OVER)).get("ok") is True:
+                    log.info("home_asked_for", pid=record.pid)
+                    asked = record.pid
         await asyncio.sleep(timing.POLL_PROCESS_S)
-
-
-async def _ask(record: ServiceRecord) -> bool:
-    """Ask a service to hand over; say whether it will. One that is starting or ending cannot be asked."""
-    if record.is_ephemeral and record.is_process_alive:
-        with suppress(UnavailableError):
-            return (await ask_once(record.control, HAND_OVER)).get("ok") is True
-    return False
 
 
 async def expire_dead(store: "Store", *, max_lost_leases: int, now_us: int) -> int:

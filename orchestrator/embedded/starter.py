@@ -141,7 +141,9 @@ async def _attach(
                 if not is_told:
                     tell("starting a service …")
                 started, is_told = _start(settings), True
-            if started is not None and _ended_for_another(started):
+            if started is not None and started.process is not None and (code := started.process.poll()) is not None:
+                if code != EXIT_HELD:
+                    raise UnavailableError(f"the service did not start (exit code {code}){last_words(started.log)}")
                 # The holder is starting, or just ending: join it, or take its place.
                 started = None
                 await asyncio.sleep(timing.RETRY_EVERY_S)
@@ -171,7 +173,12 @@ async def _join(settings: Settings, started: Attachment | None) -> Attachment | 
 
 
 def _start(settings: Settings) -> Attachment:
-    log = _log_file(prepare_home(settings))
+    folder = prepare_home(settings) / "logs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    logs = sorted(folder.glob("service-*.log"), key=lambda path: path.stat().st_mtime)
+    for old in logs[: -(LOGS_KEPT - 1)]:
+        old.unlink(missing_ok=True)
+    log = folder / f"service-{os.getpid()}-{os.urandom(3).hex()}.log"
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
             module_command("soong.orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
@@ -184,15 +191,6 @@ def _start(settings: Settings) -> Attachment:
             start_new_session=True,
         )
     return Attachment(settings, process=process, log=log)
-
-
-def _ended_for_another(started: Attachment) -> bool:
-    """Say whether the service that we started found its home held. Raises: UnavailableError when it failed."""
-    assert started.process is not None
-    code = started.process.poll()
-    if code is None or code == EXIT_HELD:
-        return code is not None
-    raise UnavailableError(f"the service did not start (exit code {code}){last_words(started.log)}")
 
 
 def _not_ready(settings: Settings, started: Attachment | None) -> UnavailableError:
@@ -216,12 +214,3 @@ def last_words(log: Path | None) -> str:
             return f"\n  its log is empty, and its disk has {free_mib} MiB left: {log}"
         return "".join(f"\n    {line}" for line in lines) + f"\n  its log: {log}"
     return ""
-
-
-def _log_file(home: Path) -> Path:
-    folder = home / "logs"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    logs = sorted(folder.glob("service-*.log"), key=lambda path: path.stat().st_mtime)
-    for old in logs[: -(LOGS_KEPT - 1)]:
-        old.unlink(missing_ok=True)
-    return folder / f"service-{os.getpid()}-{os.urandom(3).hex()}.log"

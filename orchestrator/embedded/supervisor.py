@@ -271,16 +271,12 @@ class Supervisor:
             except Exception:  # whatever fails in telling, the child is kept; its lease will run out instead
                 log.exception("death_untold", name=child.name)
             if has_retired:
-                self._forget(child)
+                self._workers.remove(child)
+                del self._keepers[child.name]
+                child.close()
                 return
             if not self._is_stopping:
                 await asyncio.sleep(child.pause_s())
-
-    def _forget(self, child: ServiceChild) -> None:
-        """Let go of a worker that has ended and is not to be started again."""
-        self._workers.remove(child)
-        del self._keepers[child.name]
-        child.close()
 
     async def _nobody_told(self, _pid: int, _words: str) -> None:
         """Do nothing: the owner's sweep rings again from the rows, and nothing depends on the HTTP API."""

@@ -134,8 +134,6 @@ def test_the_guide_of_a_newcomer_stays_short() -> None:
 
 _WORDS = 12
 _OTHER_FORMS = ("spec.md", "security.md", "architecture.md", "api.md", "python.md", "commands.md", "CHANGELOG.md")
-
-
 """Pages that have the same facts from another side, or are made from code."""
 
 

@@ -57,8 +57,6 @@ def test_a_process_imports_no_library_that_it_does_not_use(code: str, unwanted: 
 
 
 BOUNDS = {"echo": (730, 156), "agent": (1_150, 212)}
-
-
 """The most functions and files of a walk: as few as there are now, so that none come in unseen."""
 
 

@@ -26,8 +26,6 @@ from tests.unit.agents.parts import Notebook, RuleGate, make_task
 from tests.unit.agents.test_loop import SHOUT, Talker, calls, says
 
 DEAR = Price(1_000_000, 2_000_000)
-
-
 """One dollar for a token read, two for one written."""
 
 

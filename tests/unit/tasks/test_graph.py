@@ -29,8 +29,6 @@ NODES = st.integers(0, 7).map(str)
 LABEL = r'"(?:[^"\[\](){}<>;`%$&|\\\n\r\u2028\u2029ﬂ°¶ß]|#[0-9]+;|</?i>|<br/>)*"'
 SIGNS = st.sampled_from("x\n\r\t \u2028\u2029\x85%{}[]()<>\"'#;:`\\&|$-@ﬂ°¶ß\x1b\u202e")
 LINE = re.compile(rf"flowchart TD|    s\d+ --> s\d+|    s\d+(?:\[{LABEL}\]|\(\[{LABEL}\]\)|\[\[{LABEL}\]\])")
-
-
 """All that a drawing without statuses is made of."""
 
 
@@ -79,13 +77,7 @@ def test_the_picture_of_a_task_tells_how_its_steps_stand() -> None:
 
 
 @pytest.mark.spec("DAG-08.c")
-@given(
-    st.lists(
-        st.text(st.sampled_from("x\n\r\t \u2028\u2029\x85%{}[]()<>\"'#;:`\\&|$-@ﬂ°¶ß\x1b\u202e")),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(st.text(SIGNS), min_size=1, max_size=4))
 @example(["x\n%% ", 'x"]\n  hidden --> s0'])
 def test_no_title_hides_or_adds_a_line_of_the_picture(titles: list[str]) -> None:
     ids = [f"a{number}" for number in range(len(titles))]

@@ -18,8 +18,7 @@ from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
-from soong.shared.engine.tasks.plan.permissions import (
+from soong.shared.engine.tasks.plan.agent_kind import (
     REFERENCE,
     PermissionProblem,
     host_problem,
@@ -27,6 +26,7 @@ from soong.shared.engine.tasks.plan.permissions import (
     run_problem,
     write_problem,
 )
+from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import Plan, scope_of, with_item
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render

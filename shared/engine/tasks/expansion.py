@@ -11,8 +11,8 @@ from soong.shared.core.errors import TemplateError
 from soong.shared.core.identity import RunIdentity, step_key
 from soong.shared.core.jsontext import Json, is_seen
 from soong.shared.engine.tasks.new_tasks import Lineage, Titles
+from soong.shared.engine.tasks.plan.agent_kind import rendered
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
-from soong.shared.engine.tasks.plan.permissions import rendered
 from soong.shared.engine.tasks.plan.plan import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
 from soong.shared.engine.tasks.spec import DeclaredPermissions, FailurePolicy, StepSpec

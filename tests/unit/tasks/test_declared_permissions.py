@@ -6,8 +6,8 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.growth import planned, read_update
 from soong.shared.engine.tasks.new_tasks import new_task
+from soong.shared.engine.tasks.plan.agent_kind import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
-from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec, StepStatus

@@ -1,6 +1,7 @@
-"""An agent step: a child agent does it, with instructions, a model, tools and permissions."""
+"""An agent step: a child agent does it, with instructions, a model, tools and the permissions that it declares."""
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -8,9 +9,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from soong.shared.core.errors import UsageError
+from soong.shared.core.errors import BudgetExceededError, TemplateError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import WHERE, known_scripts
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
     AnswerTokens,
@@ -30,17 +32,100 @@ from soong.shared.engine.tasks.plan.fields import (
     check_work,
     sequence,
 )
-from soong.shared.engine.tasks.plan.permissions import (
-    MAX_DECLARED,
-    PermissionProblem,
-    host_problem,
-    run_problem,
-    write_problem,
-)
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, Plan, PlanNames, Report
+from soong.shared.engine.tasks.plan.template import Scope, as_text, render
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, NO_PERMISSIONS, ClaimMode, DeclaredPermissions, StepSpec
+from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
+
+MAX_DECLARED: Final = 100
+"""Permissions of each kind: a person could not review a longer list."""
+MAX_WORDS: Final = 200
+REFERENCE: Final = "${"
+
+PermissionProblem = tuple[str, str]
+"""Problem and hint."""
+
+
+def looked_up(texts: Sequence[str], scope: Scope, budget: ExpansionBudget) -> tuple[str, ...] | None:
+    """Return texts with their references looked up; None when one of them is not known yet.
+    Raises: BudgetExceededError.
+    """
+    found = []
+    try:
+        for text in texts:
+            value = render(text, scope, budget)
+            budget.spend_text(budget.size_of(value))
+            found.append(as_text(value))
+    except BudgetExceededError:
+        raise
+    except TemplateError:
+        return None
+    return tuple(found)
+
+
+def rendered(permissions: DeclaredPermissions, scope: Scope, budget: ExpansionBudget) -> DeclaredPermissions:
+    """Return what is declared with its references looked up. One that names nothing stays as it was written.
+
+    A declaration must not keep a step from running. Raises: BudgetExceededError.
+    """
+    return DeclaredPermissions(
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.write),
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.hosts),
+        tuple(looked_up(words, scope, budget) or words for words in permissions.run),
+    )
+
+
+def write_problem(path: str) -> PermissionProblem | None:
+    """Say what is wrong with a folder or file to be written; None when nothing is, or it is not known yet."""
+    if REFERENCE in path:
+        return None
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is not a path", "name a folder or a file"
+    if "*" in path:
+        return f"{path!r} is a pattern", "name the folder, or each file"
+    if path.startswith("~"):
+        return f"{path!r} begins with `~`, which no tool expands", "write the full path"
+    if posixpath.normpath(path).strip("/") == "":
+        return f"{path!r} is the entire file system", "name the folder that the step writes in"
+    return None
+
+
+def host_problem(host: str) -> PermissionProblem | None:
+    """Say what is wrong with a host; None when nothing is, or it is not known yet."""
+    if REFERENCE in host:
+        return None
+    if "*" in host:
+        return f"{host!r} is a pattern", "name each host"
+    if "://" in host:
+        return f"{host!r} is a URL", _host_hint(host)
+    try:
+        normal_host(host)
+    except HostRefusedError as error:
+        return str(error), "write a host such as api.example.org, without scheme, port and path"
+    return None
+
+
+def run_problem(words: Sequence[str]) -> PermissionProblem | None:
+    """Say what is wrong with a program and its arguments; None when nothing is."""
+    if not words or not words[0].strip():
+        return "it names no program", "write the program first, such as [git, status]"
+    if len(words) > MAX_WORDS:
+        return f"it has {len(words)} words", f"write at most {MAX_WORDS}"
+    if any("\0" in word for word in words):
+        return "it holds a NUL character", "no program can be given one"
+    if len(words) == 1 and REFERENCE not in words[0] and " " in words[0].strip():
+        return f"{words[0]!r} is a command line", f"write its words one by one: [{', '.join(words[0].split())}]"
+    return None
+
+
+def _host_hint(url: str) -> str:
+    try:
+        return f"write {host_of_url(url)}"
+    except HostRefusedError:
+        return "write its host alone, such as api.example.org"
+
 
 MAX_TOOL_PATTERNS = 1_000
 """Different ones in one plan; each is compared with every tool there is."""

@@ -21,7 +21,7 @@ from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.child import modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
-from soong.orchestrator.operations.authentication import Caller, local_caller
+from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
@@ -222,10 +222,16 @@ class Soong:
         listener = self._service.subscriptions.session(session.id)  # it opens while the submission is written
         try:
             if on_answer:
-                helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
+                # It begins before the run can begin to write an answer.
+                run_id = task.root_run.identity.run_id
+                answers = self._service.subscriptions.answer(run_id)
+                helpers.append(asyncio.create_task(pass_on_answers(answers, run_id, on_answer)))
+                await answers.opened(timing.SHORT_LIMIT_S)
             await self._client.submit(ready)
             if callback:
-                responder = ProgramResponder(self._service, await self._caller(), session, callback)
+                provenance = await provenance_here(self._client.store.sessions)
+                caller = local_caller(self._settings.principal, provenance, "sdk", self._client.clock.now_us())
+                responder = ProgramResponder(self._service, caller, session, callback)
                 helpers.append(asyncio.create_task(responder.run()))
             status = await self._until_over(task.id, session.id)
         finally:
@@ -234,18 +240,6 @@ class Soong:
         if status is TaskStatus.COMPLETED and not session.closes_with_task:
             await self._close_when_done(session.id)
         return await self.result(task.id)
-
-    async def _listening(self, run_id: str, on_answer: Callable[[AnswerDelta], object]) -> "asyncio.Task[None]":
-        """Begin to pass on a run's answers, before it can begin to write one."""
-        listener = self._service.subscriptions.answer(run_id)
-        listening = asyncio.create_task(pass_on_answers(listener, run_id, on_answer))
-        await listener.opened(timing.SHORT_LIMIT_S)
-        return listening
-
-    async def _caller(self) -> Caller:
-        """Return the user of this program."""
-        provenance = await provenance_here(self._client.store.sessions)
-        return local_caller(self._settings.principal, provenance, "sdk", self._client.clock.now_us())
 
     async def submit(
         self,

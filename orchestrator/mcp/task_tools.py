@@ -334,9 +334,7 @@ async def read_run(
 
 async def read_artifact(
     ctx: SoongContext,
-    digest: Annotated[
-        str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of it, as results and events name it.")
-    ],
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="SHA-256, as results and events name it.")],
     offset: Annotated[int, Field(ge=0, le=2**53, description="Begin at this byte.")] = 0,
     limit: Annotated[int, Field(ge=1, le=20_000, description="At most so many bytes.")] = 20_000,
 ) -> Annotated[CallToolResult, ArtifactPage]:

@@ -103,9 +103,7 @@ class KeyRing(Value):
 
     async def adopt(self, *, reason: str) -> str:
         """Publish the key that the file holds, made when there is none, and return its id.
-
-        Raises:
-            UsageError: it has been retired or revoked.
+        Raises: UsageError, it has been retired or revoked.
         """
         signer = Signer.load(self.file)
         await self._publish(signer, reason)
@@ -116,9 +114,7 @@ class KeyRing(Value):
 
     async def retire(self, key_id: str, *, is_revoked: bool, reason: str) -> EndedKey:
         """End a key; one that signs here is exchanged first. Revoked: nothing that it signed counts any more.
-
-        Raises:
-            NotFoundError: the key does not exist.
+        Raises: NotFoundError.
         """
         if await self.store.signing_key(key_id) is None:
             raise NotFoundError("key", key_id)

@@ -160,13 +160,17 @@ async def read_result(store: Store, task_id: str, runs: Path, *, brief: bool = F
             if run_id and run_id in of_task:
                 logs.append(_RunLog(of_task[run_id], tuple(events)))
     denials = [denial for log in logs for denial in log.denials()]
+    answer: Json = None  # of a plan, and before the end of an ask
+    if view.task.kind is TaskKind.ASK and view.task.status.is_terminal:
+        for node in await store.runs.nodes(view.task.root_run_id):
+            answer = node.payload.get("output") if node.kind is NodeKind.RESULT else answer
     limits = await limits_of(store, view.task)
     return TaskResult.of(
         view.task,
         step_counts=view.counts,
         exit_code=exit_code_of(view, is_denied=bool(denials)),
         steps=[details[step.key] for step in view.steps],
-        answer=await _answer(store, view.task),
+        answer=answer,
         deliverables=[one for log in logs for one in log.deliverables(runs)],
         denials=denials,
         limits=TaskLimitsSchema.of_limits(limits) if limits else None,
@@ -191,15 +195,6 @@ def exit_code_of(view: TaskSnapshot, *, is_denied: bool) -> ExitCode:
             if has_failed:
                 return ExitCode.FAILED
             return ExitCode.DENIED if is_denied else ExitCode.COMPLETED
-
-
-async def _answer(store: Store, task: Task) -> Json:
-    """Return the output of the agent of an ask; None of a plan, and before its end."""
-    if task.kind is not TaskKind.ASK or not task.status.is_terminal:
-        return None
-    nodes = await store.runs.nodes(task.root_run_id)
-    last = next((node for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
-    return None if last is None else last.payload.get("output")
 
 
 async def step_detail(store: Store, step: Step, granted: Sequence[str], lacks: str) -> StepDetail:

@@ -22,8 +22,9 @@ from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.mark.asyncio(loop_scope="module")
+
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarness) -> None:
     bob = await scene.someone(BOB, Right.APPROVE)
@@ -35,7 +36,6 @@ async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarne
     assert told["expires"] is None
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_wrong_secret_and_an_unknown_id_are_reported_alike(scene: HttpHarness) -> None:
     text = await scene.token()
@@ -49,7 +49,6 @@ async def test_a_wrong_secret_and_an_unknown_id_are_reported_alike(scene: HttpHa
     assert 'error="invalid_token"' in refused[0].headers["www-authenticate"]
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: HttpHarness) -> None:
     clock = scene.bench.clock
@@ -67,7 +66,6 @@ async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: 
     assert "revoked" in gone.json()["detail"]
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_too_many_wrong_tokens_are_slowed_and_a_good_one_still_passes(open_http: OpenScene) -> None:
     async with open_http() as scene:
@@ -86,7 +84,6 @@ async def test_too_many_wrong_tokens_are_slowed_and_a_good_one_still_passes(open
     assert code_of(later) == "unauthenticated"
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_no_token_is_logged(scene: HttpHarness) -> None:
     text = await scene.token(BOB, [Right.READ])
@@ -102,7 +99,6 @@ async def test_no_token_is_logged(scene: HttpHarness) -> None:
     assert wrong[-43:] not in str(logged)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(keep_alive_s=0.1)) as scene:
@@ -121,7 +117,6 @@ async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> 
         assert (await scene.with_token(text).get(url)).status_code == 401
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_a_poll_that_waits_is_refused_when_its_token_is_revoked_meanwhile(open_http: OpenScene) -> None:
     async with open_http() as scene:
@@ -153,7 +148,6 @@ def _needed() -> list[tuple[str, str, Right]]:
     ]
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "PER-13", "PER-13.g")
 @pytest.mark.parametrize(("method", "path", "right"), _needed(), ids=str)
 async def test_no_route_lets_in_whom_it_should_not(scene: HttpHarness, method: str, path: str, right: Right) -> None:

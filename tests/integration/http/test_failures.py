@@ -17,7 +17,7 @@ from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import HttpHarness, code_of
 from tests.waiting import until
 
-pytestmark = pytest.mark.spec("OPS-04")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
 PROBLEM = "application/problem+json"
 
@@ -41,7 +41,6 @@ async def head(scene: HttpHarness, start: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("start", "rest", "status", "code"),
     [
@@ -72,7 +71,6 @@ async def test_what_cannot_be_taken_is_answered_by_a_problem(
     assert parsed(said) == (status, PROBLEM, code)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer_too(scene: HttpHarness) -> None:
     said = await scene.raw(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n\x16\x03\x01\r\n\r\n")
 
@@ -80,7 +78,6 @@ async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer
     assert parsed(said) == (400, PROBLEM, "invalid_request")
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_preflight_that_asks_for_too_much_is_refused_by_a_problem(open_http: OpenScene) -> None:
     page = "https://console.example"
     async with open_http(http_origins=(page,)) as scene:
@@ -103,7 +100,6 @@ async def asked_for_nothing(scene: HttpHarness) -> "asyncio.Task[httpx.Response]
     return asked
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_that_is_under_way_when_the_server_stops_is_asked_to_come_back(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(stop_s=0.2)) as scene:
         asked = await asked_for_nothing(scene)
@@ -122,7 +118,6 @@ async def test_a_request_that_is_under_way_when_the_server_stops_is_asked_to_com
         assert len(await scene.bench.store.sessions.take_commands(scene.bench.ownership)) == 1
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(stop_s=20.0)) as scene:
         asked = await asked_for_nothing(scene)
@@ -154,7 +149,6 @@ def test_a_full_disk_is_named_and_no_host_of_a_database_is() -> None:
 TYPO = {"title": "A typo", "steps": [{"id": "only", "scrpt": [{"finish": "x"}]}]}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "path",
     [
@@ -170,7 +164,6 @@ async def test_what_no_row_has_as_its_id_is_not_found_whatever_its_form(scene: H
     assert (response.status_code, code_of(response)) == (404, "not_found")
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", ["/v1/tasks/x/cancel", "/v1/tasks/x/dispatch", "/v1/sessions/x/close"])
 async def test_steering_what_is_not_there_is_not_found(scene: HttpHarness, path: str) -> None:
     response = await scene.caller.post(path, json={})
@@ -178,7 +171,6 @@ async def test_steering_what_is_not_there_is_not_found(scene: HttpHarness, path:
     assert (response.status_code, code_of(response)) == (404, "not_found")
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_an_unknown_id_is_not_reported_to_who_may_not_ask(scene: HttpHarness) -> None:
     assert code_of(await scene.with_token("").get("/v1/tasks/x")) == "unauthenticated"
 
@@ -191,7 +183,6 @@ def by_place(problem: dict[str, Any]) -> dict[str, str]:
     return {error["place"]: error["hint"] for error in errors}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpHarness) -> None:
     response = await scene.caller.post("/v1/tasks", json={"plan": TYPO, "projct": "/tmp"})
 
@@ -202,7 +193,6 @@ async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(s
     assert any("did you mean 'script'?" in hint for place, hint in hints.items() if place.startswith("plan"))
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpHarness, tmp_path: Path) -> None:
     plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": "builtin.echo"}]}
     wrong = {"plan": plan, "inputs": {"nme": "Ada"}, "project": str(tmp_path / "no"), "allow": ["code.*:/", "x"]}
@@ -215,7 +205,6 @@ async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene:
         assert places.keys() == {"body.project", "body.allow.0", "body.allow.1", "input 'nme'", "input 'name'"}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_path: Path) -> None:
     for path, more in (("/v1/tasks", {"project": str(tmp_path)}), ("/v1/tasks/validate", {})):
         response = await scene.caller.post(path, json={"plan": TYPO, **more})
@@ -224,7 +213,6 @@ async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_pat
         assert by_place(response.json())
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "hints"),
     [
@@ -258,7 +246,6 @@ async def test_every_wrong_field_says_what_to_do(
     assert {place: told[place][: len(hint)] for place, hint in hints.items()} == hints
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("query", "hint"),
     [
@@ -266,7 +253,7 @@ async def test_every_wrong_field_says_what_to_do(
         ("limit=0", "send a number that is at least 1"),
         ("limit=many", "send an integer"),
         ("limit=1&limit=2", "give it once"),
-        ("sesion=x", "remove it; this path takes cursor, limit, session"),
+        ("sesion=x", "remove it; this path takes cursor, limit, session, since, status, tag, title"),
     ],
 )
 async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: str, hint: str) -> None:
@@ -275,7 +262,6 @@ async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: 
     assert list(by_place(response.json()).values()) == [hint]
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpHarness) -> None:
     browser = scene.with_token("", **{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"})
 
@@ -296,7 +282,6 @@ async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_e
     assert "allow-scripts" not in policy
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_the_page_is_guarded_as_everything_is(open_http: OpenScene) -> None:
     async with open_http(http_allow_hosts=("soong.example",)) as scene:
         browser = scene.with_token("")

@@ -22,6 +22,8 @@ from tests.integration.http.scene import BOB, HttpHarness, code_of, open_scene
 from tests.integration.roles import ORCHESTRATOR, WORKER, with_roles
 from tests.servers import PostgresServer, RedisServer
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 __all__ = ["scene"]
 PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": "builtin.echo"}]}
 STEERED = ("pause", "resume", "cancel", "retry")
@@ -45,7 +47,6 @@ def answer_to(request: PermissionRequest) -> tuple[str, object]:
     return f"/v1/approvals/{request.id}/answer", {"choice": "allow_once", "input_digest": request.input_digest}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     scene: HttpHarness, tmp_path: Path
@@ -82,7 +83,6 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
     scene: HttpHarness, tmp_path: Path
@@ -110,7 +110,6 @@ async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_started(
     scene: HttpHarness, tmp_path: Path
@@ -134,7 +133,6 @@ async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_
     assert (await scene.verdict()).is_allowed
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_allowed(
     scene: HttpHarness, tmp_path: Path
@@ -161,7 +159,6 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
     assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 @pytest.mark.parametrize("rights", [tuple(Right), (Right.ADMIN,)], ids=["every right", "admin"])
 async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarness, rights: tuple[Right, ...]) -> None:
@@ -176,7 +173,6 @@ async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarn
     assert await scene.bench.store.access.tokens() == before
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")
 @pytest.mark.parametrize("more", [(), (Right.APPROVE,)], ids=["run", "run and approve"])
 async def test_no_operation_changes_what_is_of_another_principal(
@@ -185,7 +181,11 @@ async def test_no_operation_changes_what_is_of_another_principal(
     task, session = await submitted(scene.caller, tmp_path)
     request = await scene.ask()
     ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id, "kind": "task"}
-    bodies: dict[str, object] = {"answer": answer_to(request)[1], "asks": {"goal": "write"}}
+    bodies: dict[str, object] = {
+        "answer": answer_to(request)[1],
+        "asks": {"goal": "write"},
+        "priority": {"priority": 1},
+    }
     changing = [
         path
         for path, methods in description()["paths"].items()

@@ -29,6 +29,8 @@ from soong.shared.tools.result import ErrorType
 from tests.integration.mcp.scene import McpScene, answering, mcp_scene, stdio_config
 from tests.unit.tools.parts import error_of, text_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SERVER = Path(__file__).with_name("asking_server.py")
 PAGES: list[Json] = ["https://sign-in.example.org/a?x=1", "https://example.net/b"]
 
@@ -74,7 +76,6 @@ def hooked(scene: McpScene, before: Any = None, after: Any = None) -> Iterator[N
         scene.hooks = Hooks()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.k")
 async def test_after_a_yes_to_each_page_the_call_is_made_once_more(scene: McpScene, key: str) -> None:
     before = len(scene.gate.asked)
@@ -93,7 +94,6 @@ async def test_after_a_yes_to_each_page_the_call_is_made_once_more(scene: McpSce
     ] * 2
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.k")
 async def test_a_no_to_one_page_declines_and_the_call_is_not_made_again(scene: McpScene, key: str) -> None:
     before = len(scene.gate.asked)
@@ -106,7 +106,6 @@ async def test_a_no_to_one_page_declines_and_the_call_is_not_made_again(scene: M
     assert await made_calls(scene, key) == 1
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.k")
 async def test_a_server_that_wants_a_page_again_after_the_yes_ends_the_call(scene: McpScene, key: str) -> None:
     before = len(scene.gate.asked)
@@ -119,7 +118,6 @@ async def test_a_server_that_wants_a_page_again_after_the_yes_ends_the_call(scen
     assert await made_calls(scene, key) == 2
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.k")
 async def test_nobody_is_asked_unless_every_page_can_be_shown(scene: McpScene, key: str) -> None:
     before = len(scene.gate.asked)
@@ -135,7 +133,6 @@ async def test_nobody_is_asked_unless_every_page_can_be_shown(scene: McpScene, k
     assert questions(scene, before) == []
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.k", "MCP-01.m")
 async def test_hooks_fire_around_a_page_before_the_tool_resumes(scene: McpScene, key: str) -> None:
     seen: list[tuple[str, Any]] = []
@@ -159,7 +156,6 @@ async def test_hooks_fire_around_a_page_before_the_tool_resumes(scene: McpScene,
     ]
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.m")
 async def test_a_hook_answers_in_the_persons_place(scene: McpScene, key: str) -> None:
     del key
@@ -181,7 +177,6 @@ async def test_a_hook_answers_in_the_persons_place(scene: McpScene, key: str) ->
     assert any("(accept: the hook 'first' answered accept)" in said for said in scene.progress)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.spec("MCP-01.d")
 async def test_a_person_may_close_a_question_without_a_choice(scene: McpScene) -> None:
     async def cancel() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.permissions.gate import verdict_of_policy
+from soong.shared.permissions.gate import scope_of, verdict_of_policy
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.rules import Effect, Scope, ScopeKind, parse_allow
+from soong.shared.permissions.rules import Effect, Grant, GrantBook, Scope, ScopeKind, parse_allow
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolResult
+from tests.unit.tools.parts import PipelineHarness
 from tests.unit.toolsets.parts import Project, make_project
 
 CANARY = "canary-9f2c"
@@ -88,3 +89,33 @@ def make_scene(folder: Path, **place: Any) -> SecurityHarness:
 
 def folder_scope(path: Path) -> Scope:
     return Scope(ScopeKind.PATH, str(path))
+
+
+@dataclass
+class GrantingGate:
+    """The real policy and the real grants. The person allows the first question for the session and then is away."""
+
+    book: GrantBook = field(default_factory=GrantBook)
+    asked: list[GateCall] = field(default_factory=list)
+    policy: Policy = field(default_factory=lambda: Policy(is_dangerous_enabled=True))
+
+    async def decide(self, call: GateCall) -> Verdict:
+        verdict = evaluate(self.policy, call)
+        if verdict.effect is not Effect.ASK:
+            return verdict_of_policy(verdict)
+        scope = scope_of(call, self.policy, str(Path.home()))
+        if scope and self.book.find(call.definition.name, scope):
+            return Verdict(is_allowed=True, author="grant")
+        self.asked.append(call)
+        if len(self.asked) > 1:
+            return Verdict(is_allowed=False, author="system", error=ErrorType.PERMISSION_NO_CALLBACK)
+        if scope:
+            self.book.add(Grant(call.definition.name, scope, "user", "dec_1"))
+        return Verdict(is_allowed=True, author="person")
+
+
+def granting(bench: PipelineHarness) -> GrantingGate:
+    """Put such a session in the place of the bench's gate."""
+    gate = GrantingGate()
+    bench.gate.decide = gate.decide  # type: ignore[method-assign]  # the real policy and grants in its place
+    return gate

@@ -17,7 +17,7 @@ from soong.shared.core.jsontext import dump
 from soong.shared.permissions.rules import offered_scope
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.result import ErrorType, ToolResult
-from tests.security.granting import GrantingGate, granting
+from tests.security.scene import GrantingGate, granting
 from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.parts import text_of
 from tests.unit.toolsets.commands import Commands, data_of, make_commands

@@ -3,16 +3,85 @@
 import copy
 import json
 import os
-from collections.abc import Iterator
+import pty
+import re
+import subprocess
+import sys
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.security.terminals import ATTACK, on_terminal, run_on_terminal
-from tests.warm import called
+from tests.warm import ROOT, WarmProcess, called, warm_parent
 
-pytestmark = pytest.mark.spec("RES-06.b")
+LIMIT_S = 60.0
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ATTACK = (
+    "\x1b]52;c;cm0gLXJmIH4=\x07"  # fills the clipboard
+    "\x1b]0;title\x1b\\\x1b[2J\x1bc\b\r"  # retitles, clears, resets
+    "\x9b31m\x9d0;title\x9c\x85"  # the same by C1 controls
+    "\u202egpj.exe\u2066\u061c"  # turns the reading direction around
+    "\u200b\u3164\u2800\U0001d159\U000e0041\ufe0f"  # shows nothing
+)
+OBEYED = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe0f\U0001d159\U000e0041]"
+)
+"""What no terminal may get but as a colour of ours; line feeds and tabs are no attack."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command wrote to its terminal, byte by byte, and its exit code."""
+
+    code: int
+    text: str
+
+    @property
+    def obeyed(self) -> set[str]:
+        """Characters that the terminal obeys or hides."""
+        return set(OBEYED.findall(COLOURS.sub("", self.text)))
+
+
+def run_on_terminal(script: str, *, env: Mapping[str, str], cwd: Path) -> Shown:
+    """Run a Python script of ours in the same way."""
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    command = [sys.executable, script]
+    folder = {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env={**env, **folder}, cwd=cwd, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        return Shown(*_heard(ours, process))
+
+
+def on_terminal(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Shown:
+    """Run ``soong`` with both outputs on a terminal that passes bytes through."""
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)  # no carriage returns of the line discipline
+    process = warm_parent().start("soong.orchestrator.cli", arguments, env=env, cwd=cwd, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    return Shown(*_heard(ours, process))
+
+
+def _heard(descriptor: int, process: "WarmProcess | subprocess.Popen[bytes]") -> tuple[int, str]:
+    said = bytearray()
+    try:
+        while piece := _read(descriptor):
+            said += piece
+        return process.wait(LIMIT_S), said.decode()
+    finally:
+        process.kill()
+        os.close(descriptor)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # EIO: nobody has the other end any more
+        return b""
+
 
 PLAN: dict[str, Any] = {
     "title": "t",
@@ -87,6 +156,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "TERM": "xterm", "LANG": "C.UTF-8", **home}
 
 
+@pytest.mark.spec("RES-06.b")
 def test_the_attack_is_seen_by_the_measure(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
 
@@ -98,6 +168,7 @@ def test_the_attack_is_seen_by_the_measure(tmp_path: Path, env: dict[str, str]) 
     assert type(shown)(0, ATTACK).obeyed >= set("\x1b\x07\b\r\x9b\x9d\x9c\x85\u202e\u2066\u061c\u200b\U0001d159")
 
 
+@pytest.mark.spec("RES-06.b")
 @pytest.mark.timeout(300)
 def test_no_place_of_a_plan_writes_escapes(tmp_path: Path, env: dict[str, str]) -> None:
     reached, refused = {}, 0
@@ -115,6 +186,7 @@ def test_no_place_of_a_plan_writes_escapes(tmp_path: Path, env: dict[str, str]) 
     assert refused > 50, "the places are where errors name them"
 
 
+@pytest.mark.spec("RES-06.b")
 @pytest.mark.parametrize(
     "command", [("tasks", "validate"), ("tasks", "graph"), ("tasks", "graph", "--format", "svg"), ("run", "--preview")]
 )
@@ -133,6 +205,7 @@ def test_a_plan_of_a_hostile_name_writes_no_escapes(
     assert not shown.obeyed, ascii(shown.text)
 
 
+@pytest.mark.spec("RES-06.b")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -162,6 +235,7 @@ def test_no_argument_that_is_named_again_is_obeyed(
     assert not shown.obeyed, ascii(shown.text)
 
 
+@pytest.mark.spec("RES-06.b")
 @pytest.mark.parametrize("name", ["SOONG_WORKERS", "SOONG_DATABASE_URL", "SOONG_LOG_LEVEL", f"SOONG_{ATTACK}"])
 def test_no_setting_that_is_wrong_is_obeyed(tmp_path: Path, env: dict[str, str], name: str) -> None:
     for command in ("status", "doctor"):
@@ -170,6 +244,7 @@ def test_no_setting_that_is_wrong_is_obeyed(tmp_path: Path, env: dict[str, str],
         assert not shown.obeyed, ascii(shown.text)
 
 
+@pytest.mark.spec("RES-06.b")
 def test_no_configuration_that_is_wrong_is_obeyed(tmp_path: Path, env: dict[str, str]) -> None:
     home = tmp_path / "soong"
     home.mkdir(mode=0o700)
@@ -182,6 +257,7 @@ def test_no_configuration_that_is_wrong_is_obeyed(tmp_path: Path, env: dict[str,
         assert not shown.obeyed, ascii(shown.text)
 
 
+@pytest.mark.spec("RES-06.b")
 def test_json_on_a_terminal_has_the_same_value_and_is_not_obeyed(tmp_path: Path, env: dict[str, str]) -> None:
     plan = {**PLAN, "title": ATTACK + "é"}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -196,6 +272,7 @@ def test_json_on_a_terminal_has_the_same_value_and_is_not_obeyed(tmp_path: Path,
     assert "\x9b" in piped.stdout, "programs get text as it is"
 
 
+@pytest.mark.spec("RES-06.b")
 def test_a_traceback_and_a_log_are_not_obeyed(tmp_path: Path, env: dict[str, str]) -> None:
     said = os.fspath(tmp_path / "said.py")
     Path(said).write_text(

@@ -4,13 +4,13 @@ import json.decoder
 
 import pytest
 
-import tests.system.step_exceptions as functions
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.spec import StepStatus
+from tests.system import functions
 from tests.system.deployment import Deployment
 
 pytestmark = [pytest.mark.parametrize("service", ["sqlite"], indirect=True)]
-MODULE = "tests.system.step_exceptions"
+MODULE = "tests.system.functions"
 KINDS = ("plain", "cheap", "async")
 
 

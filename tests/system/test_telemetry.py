@@ -27,7 +27,7 @@ from tests.scripted import call, calls
 from tests.spec_document import ROOT
 from tests.system.cli_scene import scene
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
-from tests.system.test_parking import PARKS, appends
+from tests.system.test_consent import PARKS, appends
 from tests.waiting import others_run
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers import RedisServer
 from tests.system.cli_scene import CliHarness, interrupted, scene, until
-from tests.system.family_steps import CHILDREN
+from tests.system.functions import CHILDREN
 from tests.system.http_scene import Service, http_service
 from tests.unit.sandbox.families import is_alive
 
@@ -37,7 +37,7 @@ SUBREAPER = "subreaper.py"
 def cli(tmp_path: Path) -> Iterator[CliHarness]:
     with scene() as one:
         one.environment |= {
-            "SOONG_FUNCTIONS": "tests.system.family_steps",
+            "SOONG_FUNCTIONS": "tests.system.functions",
             "TEST_PIDS": str(tmp_path),
             "PYTHONPATH": str(ROOT),
         }
@@ -166,7 +166,7 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
 def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(
     cli: CliHarness, redis_live: RedisServer
 ) -> None:
-    cli.environment |= {"SOONG_FUNCTIONS": "tests.system.step_exceptions", "SOONG_MAX_LOST_LEASES": "2"}
+    cli.environment |= {"SOONG_FUNCTIONS": "tests.system.functions", "SOONG_MAX_LOST_LEASES": "2"}
     steps = [
         "- {id: code, kind: python, call: leave.code, inputs: {code: 7}, on_failure: keep}",
         "- {id: crash, kind: python, call: leave.signal, inputs: {name: SIGSEGV}, depends_on: [code]}",

@@ -314,9 +314,8 @@ async def test_another_machine_is_an_address(open_http: OpenScene) -> None:
     ],
     ids=["seen", "of a run", "a run that hides", "another that hides, as sshd does", "held by nobody just now"],
 )
-def test_a_holder_that_hides_is_refused_where_it_may_be_a_run(words: list[str], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOOKING, *words], capture_output=True, text=True, timeout=60, check=False
-    )
+async def test_a_holder_that_hides_is_refused_where_it_may_be_a_run(words: list[str], said: str) -> None:
+    command = [sys.executable, "-c", LOOKING, *words]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
 
     assert said in done.stdout, done.stderr

@@ -138,7 +138,7 @@ async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_h
         assert (await asked).status_code == 200
 
 
-def test_a_full_disk_is_named_and_no_host_of_a_database_is() -> None:
+async def test_a_full_disk_is_named_and_no_host_of_a_database_is() -> None:
     full = problem_of(UnavailableError("the database did not answer: database or disk is full, at db.internal"))
     other = problem_of(UnavailableError("the database did not answer: db.internal refused"))
 

@@ -280,6 +280,6 @@ async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[i
         "CREATE TABLE mine (x int)",
     ],
 )
-def test_its_role_cannot_do_what_is_not_its_business(urls: tuple[str, str], statement: str) -> None:
+async def test_its_role_cannot_do_what_is_not_its_business(urls: tuple[str, str], statement: str) -> None:
     with psycopg.connect(_plain(urls[1])) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute(statement.encode())

@@ -148,11 +148,7 @@ def test_an_event_of_its_own_step_need_not_name_it() -> None:
     ]
 
 
-def test_a_list_named_twice_is_packed_once_and_a_cast_is_no_parameter() -> None:
-    statement = Statement("s", "SELECT 1 FROM a WHERE k IN @keys UNION SELECT 1 FROM b WHERE k IN @keys")
-
-    assert statement.parameters({"keys": ["a"]}) == {"keys": '["a"]'}
-
+def test_a_cast_is_no_parameter() -> None:
     assert Statement("s", "SELECT :worker::text").postgres == "SELECT %(worker)s::text"
 
 
@@ -169,16 +165,6 @@ def test_inserts_compute_what_is_not_given() -> None:
     assert insert.sqlite == "INSERT INTO events (run_id, seq) VALUES (?1, last(?1) - ?2) "
     assert insert.postgres.startswith(
         "INSERT INTO events (run_id, seq) SELECT given.run_id, last(given.run_id) - given.back"
-    )
-
-
-def test_a_list_in_a_column_is_a_table_with_places() -> None:
-    statement = Statement("s", "SELECT d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d ORDER BY d.key")
-
-    assert statement.sqlite == ("SELECT d.value FROM steps AS s CROSS JOIN json_each(s.dependents) AS d ORDER BY d.key")
-    assert statement.postgres == (
-        "SELECT d.value FROM steps AS s CROSS JOIN"
-        " json_array_elements_text(s.dependents::json) WITH ORDINALITY AS d(value, key) ORDER BY d.key"
     )
 
 

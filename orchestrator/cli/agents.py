@@ -69,7 +69,7 @@ def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = 
 def new(definition_id: str = _ID) -> None:
     """Write a definition to be filled in, and print its path."""
     from soong.orchestrator.cli.init import written_new
-    from soong.orchestrator.client.examples import START
+    from soong.orchestrator.operations.examples import START
     from soong.shared.agents.definition import ID, builtin_definitions
     from soong.shared.agents.definition_files import FOLDER
 

@@ -227,7 +227,7 @@ async def flower(
     ),
 ) -> None:
     """Open Flower on the running service and stay until Ctrl-C or until the service ends."""
-    from soong.orchestrator.client.flower import read_auth, running_flower
+    from soong.orchestrator.http.flower import read_auth, running_flower
 
     settings = load_settings()
     file = auth_file or prepare_home(settings) / AUTH_FILE

@@ -121,8 +121,8 @@ def validate(
 def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames":
     """Return what a plan file may name; with ``imports`` its modules are imported, in a process of their own."""
     from soong.orchestrator.client.catalog import Catalogue
-    from soong.orchestrator.client.module_import import import_apart
     from soong.orchestrator.client.plan_modules import PlanModules
+    from soong.orchestrator.embedded.module_import import import_apart
 
     settings = load_settings()
     catalogue = Catalogue.of(settings).at(project.absolute())

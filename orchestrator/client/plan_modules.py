@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.module_import import import_apart, import_here
 from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.module_import import import_apart, import_here
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value

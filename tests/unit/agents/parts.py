@@ -8,7 +8,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.module_import import import_here
+from soong.orchestrator.embedded.module_import import import_here
 from soong.shared.agents.definition import AgentLimits, builtin_definitions
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model

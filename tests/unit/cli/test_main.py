@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.cli.commands import COMMANDS
-from soong.orchestrator.client.examples import examples
+from soong.orchestrator.operations.examples import examples
 from soong.shared.core.installation import install_line
 from tests.unit.cli.calling import soong, started_soong
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.client.module_import import import_apart
 from soong.orchestrator.client.plan_modules import FILE, MAX_TASKS, keep_modules, with_kept_modules
+from soong.orchestrator.embedded.module_import import import_apart
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings
 from tests.unit.cli.calling import soong

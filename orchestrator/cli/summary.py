@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from soong.orchestrator.cli.console import compact, number_of, one_line, spelled_out, table, visible
 from soong.orchestrator.client.program import program
-from soong.shared.core.jsontext import inert
+from soong.shared.core.jsontext import Json, inert
 
 Document: TypeAlias = Mapping[str, Any]
 SYMBOLS: Final[Mapping[str, str]] = {
@@ -34,6 +34,7 @@ WAITS_FOR_CONSENT: Final = "waits for consent, without a slot"
 
 ROWS_SHOWN: Final = 60
 DENIALS_SHOWN: Final = 10
+ANSWER_LINES: Final = 200
 CUT: Final = frozenset({"budget_exceeded", "limit_exceeded"})
 INDENT: Final = "  "
 
@@ -123,8 +124,6 @@ def text_of(task: Document) -> str:
     parts = [
         head,
         *_limits(task),
-        # The answer of an ask as it is: text as text, anything else as JSON.
-        *([] if answer is None else ["", inert(answer if isinstance(answer, str) else compact(answer))]),
         *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
         *(["", waiting] if waiting else []),
         *_results(task),
@@ -133,6 +132,8 @@ def text_of(task: Document) -> str:
         *(["", f"allowed and not done: {len(undone)}", *_calls(undone)] if (undone := task["undone"]) else []),
         *_cut(steps),
         *_unknown(steps),
+        # The answer of an ask is the last thing before the commands: it is what the person reads first.
+        *([] if answer is None else ["", *_text_lines(answer, task["id"])]),
         "",
         "next:",
     ]
@@ -179,11 +180,24 @@ def _results(task: Document) -> list[str]:
             f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the",
             "results, files and denials of all",
         ]
-    told = [step for step in _last_steps(task) if step["output"] is not None]
-    lines = [f"result of {step['id']}: {compact(step['output'])}" for step in told]
-    for one in task["deliverables"]:
-        lines += [f"wrote {inert(one['path'])}", f"      its copy: {inert(one['stored_at'])}"]
-    return ["", *lines] if lines else []
+    # An answer is made of these results.
+    told = [step for step in _last_steps(task) if step["output"] is not None and task["answer"] is None]
+    files = task["deliverables"]
+    written = [f"wrote {inert(one['path'])}" for one in files[:DENIALS_SHOWN]]
+    if (more := len(files) - len(written)) > 0:
+        written.append(f"… and {number_of(more, 'file')} more")
+    results = [f"result of {step['id']}: {compact(step['output'])}" for step in told]
+    if len(told) == 1 and isinstance(text := told[0]["output"], str) and "\n" in text:
+        results = [f"result of {told[0]['id']}:", *_text_lines(text, task["id"])]
+    return ["", *written, *results] if written or results else []
+
+
+def _text_lines(value: Json, task_id: str) -> list[str]:
+    """Return an answer as it is, its first lines where it is long: text as text, anything else as JSON."""
+    lines = inert(value if isinstance(value, str) else compact(value)).rstrip("\n").split("\n")
+    if (more := len(lines) - ANSWER_LINES) <= 0:
+        return lines
+    return [*lines[:ANSWER_LINES], f"… and {number_of(more, 'line')} more: {program()} tasks show {task_id} --json"]
 
 
 def _calls(calls: Sequence[Document]) -> list[str]:

@@ -19,6 +19,7 @@ from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.progress import TaskWatch
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
 from soong.shared.engine.tasks.spec import StepStatus
@@ -200,6 +201,45 @@ async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is
     assert "… and 1140 steps more" in text
     assert f"tasks show {task_id} --json" in text
     assert f"runs tail {claim.identity.run_id}" in text
+
+
+async def summary_of(output: Json, **more: object) -> list[str]:
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("look")
+    await scene.complete(claim, output)
+    result = await read_result(scene.store, claim.identity.task_id, Path("/runs"))
+    return summary_text({**result.model_dump(), **more}).splitlines()
+
+
+async def test_the_text_of_the_only_last_step_is_shown_as_text() -> None:
+    lines = await summary_of("# Report\n\n- one\n")
+
+    at = lines.index("result of look:")
+    assert lines[at + 1 : at + 4] == ["# Report", "", "- one"]
+
+
+async def test_a_result_that_is_one_line_or_no_text_is_shown_as_json() -> None:
+    assert 'result of look: "done"' in await summary_of("done")
+    assert 'result of look: {"a": "b\\nc"}' in await summary_of({"a": "b\nc"})
+
+
+async def test_an_answer_is_the_last_before_the_commands_and_the_results_that_it_is_made_of_are_left_out() -> None:
+    files = [{"path": f"/p/{number}.txt", "stored_at": "/runs/x"} for number in range(12)]
+
+    lines = await summary_of("a part", answer="first line\nlast line", deliverables=files)
+
+    at = lines.index("next:")
+    assert lines[at - 4 : at] == ["", "first line", "last line", ""]
+    assert not [line for line in lines if line.startswith("result of")]
+    assert [line for line in lines if line.startswith("wrote")] == [f"wrote /p/{number}.txt" for number in range(10)]
+    assert "… and 2 files more" in lines
+
+
+async def test_a_very_long_answer_shows_its_begin_and_how_to_read_all_of_it() -> None:
+    lines = await summary_of(None, answer="\n".join(map(str, range(300))))
+
+    at = lines.index("next:")
+    assert lines[at - 3 : at - 1] == ["199", f"… and 100 lines more: {lines[at + 1].strip()} --json"]
 
 
 async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:

@@ -1,6 +1,7 @@
 """``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -75,7 +76,15 @@ async def list_tasks(
     """List tasks, newest first."""
     async with Api() as api:
         tasks = await api.pages("/v1/tasks", limit=limit, status=status, title=title, tag=tag, since=since)
-    listed(tasks, COLUMNS, is_json=is_json)
+        asking: Counter[str] = Counter()
+        if not is_json and any(task["status"] not in ENDED for task in tasks):
+            questions = await api.pages("/v1/approvals", limit=MANY, state="pending")
+            asking.update(one["identity"]["task_id"] for one in questions)
+
+    def status_of(task: Document) -> str:
+        return f"{task['status']}, {number_of(count, 'question')}" if (count := asking[task["id"]]) else task["status"]
+
+    listed(tasks, {**COLUMNS, "status": status_of}, is_json=is_json)
 
 
 @app.command()

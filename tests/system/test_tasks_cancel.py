@@ -265,6 +265,7 @@ def test_several_questions_are_answered_after_one_look_at_them(cli: CliHarness) 
     assert cli.run("run", cli.plan(ASKS), "--detach", "--approvals", "inbox").returncode == 0
     until(lambda: len(waiting()) == 2, "two questions wait", cli.logs)
     task = waiting()[0]["identity"]["task_id"]
+    assert "  running, 2 questions  " in cli.run("tasks", "list").stdout
 
     refused = cli.run("approvals", "allow", "--task", task)
     assert refused.returncode == 2

@@ -217,7 +217,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
             recycle_limits=recycle_limits,
             parent=parent,
             is_ready=is_ready,
-            report_ready=status.ready,
+            report_ready=partial(status.ready, _ready_words(settings, node_name)),
         )
     finally:
         thread.submit(_drain(process, settings, recycle_limits)).result()
@@ -229,6 +229,12 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     if recycle_limits.is_over or recycle_limits.left:
         restart_in_place(recycle_limits)
     return code
+
+
+def _ready_words(settings: Settings, node_name: str) -> str:
+    pools, functions = ", ".join(settings.pools), ", ".join(settings.functions) or "none"
+    served = f"{settings.slots} slots, pools {pools}, modules of SOONG_FUNCTIONS {functions}"
+    return f"soong worker {node_name} is ready: {served}"
 
 
 def _configured(settings: Settings) -> tuple[Settings, Config, Redactor]:

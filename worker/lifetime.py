@@ -260,9 +260,15 @@ class StatusPipe(InheritedPipe):
 
     def __init__(self) -> None:
         super().__init__(STATUS_FD)
+        self._is_given = self._descriptor >= 0
 
-    def ready(self) -> None:
-        """Report that work is taken from now on. Only the first report counts."""
+    def ready(self, words: str) -> None:
+        """Report that work is taken from now on: in ``words`` to a person, when no service started this process.
+
+        Only the first report counts.
+        """
+        if not self._is_given:
+            sys.stderr.write(f"{words}\n")
         self._report("ready")
 
     def failed(self, words: str) -> None:

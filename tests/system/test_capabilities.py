@@ -29,6 +29,21 @@ EXTRA = {"tools": (TOOL,), "no_worker_s": 0.5}
 
 
 @ON_SQLITE
+async def test_a_worker_that_nobody_started_for_a_service_says_in_one_line_when_it_is_ready_and_what_it_serves(
+    service: Deployment,
+) -> None:
+    await service.start_workers(1, slots=4)
+
+    async def is_ready() -> bool:
+        return "is ready" in (service.home / "w1.log").read_text()
+
+    await service.until(is_ready)
+
+    words = "is ready: 4 slots, pools default, modules of SOONG_FUNCTIONS tests.system.scripts, approve"
+    assert re.search(rf"^soong worker w1@\S+ {words}$", (service.home / "w1.log").read_text(), re.MULTILINE)
+
+
+@ON_SQLITE
 @pytest.mark.spec("CARD-2", "DIS-04")
 async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Deployment, tmp_path: Path) -> None:
     project = tmp_path / "shop"

@@ -1,6 +1,7 @@
 """Flower on the queues and events of a deployment: it shows, and changes nothing."""
 
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def read_auth(file: Path, *, may_make: bool) -> str:
 @contextmanager
 def running_flower(service: Settings, credentials: str, address: str, port: int) -> Iterator[None]:
     """Serve Flower on the loop of the caller meanwhile. Raises: UsageError, the port is taken."""
+    # Workers take no remote control, so Flower's questions to them have no answer; its pages are made from events.
+    logging.getLogger("flower.inspector").setLevel(logging.CRITICAL)
     options.basic_auth = [credentials]
     options.read_only = True
     options.address = address
@@ -56,7 +59,6 @@ def running_flower(service: Settings, credentials: str, address: str, port: int)
         raise
     flower.events.start()
     flower.started = True
-    flower.update_workers()
     try:
         yield
     finally:

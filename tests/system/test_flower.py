@@ -136,11 +136,13 @@ async def service(flower: Flower, redis_tcp_url: str, tmp_path: Path) -> AsyncIt
 
 
 @pytest.mark.spec("CARD-5.b")
-async def test_flower_shows_the_queue_of_each_pool_with_what_waits_in_it(
-    flower: Flower, service: Deployment, redis_tcp_url: str
+async def test_flower_shows_the_queue_of_each_pool_with_what_waits_in_it_and_complains_of_no_worker(
+    flower: Flower, service: Deployment, redis_tcp_url: str, tmp_path: Path
 ) -> None:
     with redis.Redis.from_url(redis_tcp_url) as client:
         client.lpush(queue_key("default"), "{}", "{}", "{}")
+
+    await asyncio.to_thread(flower.page, "/workers?refresh=1")
 
     async def is_shown() -> bool:
         page = await asyncio.to_thread(flower.page, "/broker")
@@ -148,6 +150,8 @@ async def test_flower_shows_the_queue_of_each_pool_with_what_waits_in_it(
         return row is not None and re.sub(r"<[^>]*>", "", row[1]).strip() == "3"
 
     await service.until(is_shown, within_s=20)
+
+    assert "Inspect method" not in (tmp_path / "flower.log").read_text()
 
 
 @pytest.mark.spec("OPS-08.a", "OPS-08.b", "OPS-08.c", "OPS-02.a", "OPS-02.c")

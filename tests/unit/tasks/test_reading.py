@@ -234,7 +234,9 @@ def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_
     text = "title: t\nsteps: [{id: a, kind: python, call: mine.work}]"
 
     assert parse_plan(text, "p.yaml").steps[0].call == "mine.work"
-    with pytest.raises(InvalidPlanError, match=r"there is no step function 'mine\.work'.*SOONG_FUNCTIONS"):
+    with pytest.raises(
+        InvalidPlanError, match=r"there is no step function 'mine\.work'.*`modules` of a plan file or SOONG_FUNCTIONS"
+    ):
         parse_plan(text, "p.yaml", PlanNames(functions=frozenset({"builtin.echo"})))
 
 

@@ -68,7 +68,7 @@ def _check_call(step: StepSpec, path: Path, names: References, known: PlanNames,
     name = step.call
     if not name or name in functions or (known.functions is None and not name.startswith("builtin.")):
         return
-    after = "; modules that register functions are named by SOONG_FUNCTIONS"
+    after = "; `modules` of a plan file or SOONG_FUNCTIONS names the modules that register functions"
     report((*path, "call"), f"there is no step function {name!r}", Unknown(name, functions, after=after))
 
 

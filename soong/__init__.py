@@ -8,8 +8,15 @@ if TYPE_CHECKING:
     from soong.orchestrator.direct.exports import ExportedTools, export_tools
     from soong.orchestrator.direct.pydantic_ai_toolset import pydantic_ai_toolset
     from soong.orchestrator.direct.session import DirectSession
-    from soong.orchestrator.schemas.task import DeliverableSchema, DenialSchema, ExitCode, StepDetail, TaskResult
-    from soong.orchestrator.sdk import Soong
+    from soong.orchestrator.schemas.task import (
+        DeliverableSchema,
+        DenialSchema,
+        ExitCode,
+        StepDetail,
+        StepErrorSchema,
+        TaskResult,
+    )
+    from soong.orchestrator.sdk import PlanSource, Soong
     from soong.shared.core.errors import (
         ConflictError,
         InvalidPlanError,
@@ -62,8 +69,10 @@ _HOMES = {
     "soong.orchestrator.direct.exports": ("ExportedTools", "export_tools"),
     "soong.orchestrator.direct.pydantic_ai_toolset": ("pydantic_ai_toolset",),
     "soong.orchestrator.direct.session": ("DirectSession",),
-    "soong.orchestrator.schemas.task": ("DeliverableSchema", "DenialSchema", "ExitCode", "StepDetail", "TaskResult"),
-    "soong.orchestrator.sdk": ("Soong",),
+    "soong.orchestrator.schemas.task": (
+        *("DeliverableSchema", "DenialSchema", "ExitCode", "StepDetail", "StepErrorSchema", "TaskResult"),
+    ),
+    "soong.orchestrator.sdk": ("PlanSource", "Soong"),
     "soong.shared.core.errors": (
         "ConflictError",
         "InvalidPlanError",
@@ -125,6 +134,7 @@ __all__ = [
     "PermissionCallback",
     "PermissionDecision",
     "PermissionRequest",
+    "PlanSource",
     "PostOutcome",
     "PreOutcome",
     "Preview",
@@ -133,6 +143,7 @@ __all__ = [
     "SoongError",
     "StepContext",
     "StepDetail",
+    "StepErrorSchema",
     "StepGrant",
     "StepPreview",
     "StepStatus",

@@ -17,8 +17,8 @@ Callable_: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Services and tasks": (
-        *("Soong", "TaskResult", "StepDetail", "DeliverableSchema", "DenialSchema", "AnswerDelta", "TaskStatus"),
-        *("StepStatus", "ExitCode"),
+        *("Soong", "PlanSource", "TaskResult", "StepDetail", "StepErrorSchema", "DeliverableSchema", "DenialSchema"),
+        *("AnswerDelta", "TaskStatus", "StepStatus", "ExitCode"),
     ),
     "Steps": ("step_function", "StepContext", "scripted_agent", "AgentHandle", "Json", "JsonObject"),
     "Permissions": (
@@ -71,6 +71,7 @@ def _name(name: str) -> Iterator[str]:
 
 _ALIASES: Final = {
     "Json": "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]",
+    "PlanSource": "str | Path | Mapping[str, Json]",
     "JsonObject": "Mapping[str, Json]",
     "ElicitationCallback": "Callable[[ElicitationRequest], Awaitable[ElicitationAnswer]]",
     "PermissionCallback": "Callable[[PermissionRequest], Awaitable[PermissionDecision]]",

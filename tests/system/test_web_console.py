@@ -92,6 +92,7 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert found["axe"] == []
     assert found["stored"] == [0, 0, 0]
     assert not found["scrolls"]
+    assert found["question_first"]
     assert found["rows"] == 3
     assert found["tools"] > 5
     assert found["limits"] == ["model turns\t2\t9"]

@@ -1379,7 +1379,7 @@ export interface components {
             agent: string;
             /**
              * Allow
-             * @description Rules `tool:scope` that allow without a question; need the right `approve`.
+             * @description Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.
              */
             allow?: string[];
             /**
@@ -2135,10 +2135,10 @@ export interface components {
         };
         /**
          * ProblemCode
-         * @description The codes; :data:`MEANINGS` has the status and the meaning of each.
+         * @description The codes, each with its status and its meaning; the documentation is made from them.
          * @enum {string}
          */
-        ProblemCode: "invalid_request" | "unauthenticated" | "forbidden" | "not_yours" | "host_not_allowed" | "origin_not_allowed" | "path_not_allowed" | "upgrade_not_allowed" | "not_found" | "method_not_allowed" | "body_timeout" | "environment_differs" | "conflict" | "already_decided" | "input_changed" | "gone" | "body_too_large" | "unsupported_media_type" | "invalid_input" | "invalid_plan" | "choice_not_offered" | "idempotency_key_reused" | "rate_limited" | "internal_error" | "unavailable" | "too_busy";
+        ProblemCode: "invalid_request" | "unauthenticated" | "forbidden" | "not_yours" | "host_not_allowed" | "origin_not_allowed" | "path_not_allowed" | "upgrade_not_allowed" | "not_found" | "method_not_allowed" | "body_timeout" | "conflict" | "already_decided" | "input_changed" | "gone" | "body_too_large" | "unsupported_media_type" | "environment_differs" | "invalid_input" | "invalid_plan" | "choice_not_offered" | "idempotency_key_reused" | "rate_limited" | "internal_error" | "unavailable" | "too_busy";
         /**
          * ProcessState
          * @description LIVE beats and takes work; DRAINING beats and finishes; GONE is final: one that returns is a new one.

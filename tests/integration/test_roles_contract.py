@@ -35,13 +35,18 @@ SUITE = (
     *(test_additional_claims, test_budgets, test_asks, test_parking, test_taint),
 )
 """The parts of the contract in which workers act."""
+OF_OWNERS = {
+    "test_successor_takes_an_ask_up_and_the_former_owner_writes_no_more",
+    "test_the_children_of_a_tainted_agent_are_tainted",
+}
+"""Here an owner writes in the log of a run, which these stores have the workers' role do."""
 
 globals().update(
     {
         f"{name}_in_{module.__name__.rpartition('.')[2]}": test
         for module in SUITE
         for name, test in vars(module).items()
-        if name.startswith("test_") and callable(test)
+        if name.startswith("test_") and callable(test) and name not in OF_OWNERS
     }
 )
 

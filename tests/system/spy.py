@@ -27,6 +27,8 @@ MARK = re.compile(rb"\n(?:\x1b\[[0-9;]*m)*  > ")
 SDK = """
 import asyncio, sys
 from soong import Choice, PermissionDecision, Soong
+from soong.orchestrator.approvals.approval import provenance_here
+from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.responder import ProgramResponder
 
 async def yes(request):
@@ -38,7 +40,9 @@ async def main(way, home, plan):
             store = soong._client.store
             question, *_others = await store.consent.questions()
             session = await store.sessions.session(question.request.identity.session_id)
-            await ProgramResponder(soong._service, await soong._caller(), session, yes).run()
+            provenance = await provenance_here(store.sessions)
+            caller = local_caller(soong._settings.principal, provenance, "sdk", soong._client.clock.now_us())
+            await ProgramResponder(soong._service, caller, session, yes).run()
         elif way == "callback":
             print((await soong.run(plan, permission_callback=yes)).status)
         else:

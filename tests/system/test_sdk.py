@@ -274,51 +274,51 @@ PLAN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def http() -> Iterator[Service]:
     with http_service() as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def token(service: Service) -> str:
-    return service.token("local", "read", "run", "approve")
+def token(http: Service) -> str:
+    return http.token("local", "read", "run", "approve")
 
 
 @pytest.fixture(scope="module")
-def task(service: Service, token: str) -> dict[str, Any]:
+def task(http: Service, token: str) -> dict[str, Any]:
     """A task of which one call waits for an answer."""
-    body = {"plan": PLAN, "project": str(service.project()), "approval_mode": "inbox"}
-    status, submitted = service.call(token, "/v1/tasks", body)
+    body = {"plan": PLAN, "project": str(http.project()), "approval_mode": "inbox"}
+    status, submitted = http.call(token, "/v1/tasks", body)
     assert status == 201, submitted
-    until(lambda: service.cli.json("approvals", "list"), "the question", service.cli.logs)
+    until(lambda: http.cli.json("approvals", "list"), "the question", http.cli.logs)
     return dict(submitted["task"])
 
 
-def got(service: Service, token: str, path: str) -> Any:
-    status, document = service.call(token, path)
+def got(http: Service, token: str, path: str) -> Any:
+    status, document = http.call(token, path)
     assert status == 200, document
     return document
 
 
 @pytest.mark.spec("OPS-04")
-async def test_a_task_that_has_ended_is_the_same_for_all(service: Service, token: str, task: dict[str, Any]) -> None:
-    for question in service.cli.json("approvals", "list"):
-        assert service.cli.run("approvals", "allow", question["id"]).returncode == 0
+async def test_a_task_that_has_ended_is_the_same_for_all(http: Service, token: str, task: dict[str, Any]) -> None:
+    for question in http.cli.json("approvals", "list"):
+        assert http.cli.run("approvals", "allow", question["id"]).returncode == 0
     path = f"/v1/tasks/{task['id']}"
-    until(lambda: got(service, token, path)["status"] == "completed", "the task ends", service.cli.logs)
+    until(lambda: got(http, token, path)["status"] == "completed", "the task ends", http.cli.logs)
 
-    shown = service.cli.json("tasks", "show", task["id"])
-    (listed,) = service.cli.json("tasks", "list")
-    async with Soong.embedded(agent_home=service.cli.home) as soong:  # of the service that runs
+    shown = http.cli.json("tasks", "show", task["id"])
+    (listed,) = http.cli.json("tasks", "list")
+    async with Soong.embedded(agent_home=http.cli.home) as soong:  # of the service that runs
         result = await soong.result(task["id"])
 
     assert isinstance(result, TaskResult)
-    assert result.model_dump(mode="json") == shown == got(service, token, f"{path}/result")
-    assert listed == got(service, token, "/v1/tasks")["items"][0]
+    assert result.model_dump(mode="json") == shown == got(http, token, f"{path}/result")
+    assert listed == got(http, token, "/v1/tasks")["items"][0]
     assert {name: shown[name] for name in listed} == listed
     assert task.keys() == listed.keys()
     assert result.outputs["end"] == {"a": 1}
     assert shown["step_counts"] == {"completed": 2}
-    steps = got(service, token, path)["steps"]
+    steps = got(http, token, path)["steps"]
     assert [{name: step[name] for name in steps[0]} for step in shown["steps"]] == steps
     assert [one["path"].rpartition("/")[2] for one in shown["deliverables"]] == ["note.txt"]

@@ -21,6 +21,7 @@ from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
 from soong.orchestrator.cli.summary import Document, seconds_between, time_text
 from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.jsontext import Json, inert
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.functions import suggestion
 
@@ -31,6 +32,7 @@ app = CommandTable()
 
 LAST_EVENTS = 5
 """The end of a step and of its run are among the last ones of a log."""
+RESULT_LINES = 20
 TASK_SHOWN = 8
 """Characters of a task's id in the list: its end is enough to name it."""
 _RUN = typer.Argument(..., help="The run's id, enough of it to be the only one, or TASK/STEP.")
@@ -72,10 +74,22 @@ async def list_runs(
 
 
 @app.command()
-async def show(run: str = _RUN, *, is_json: bool = JSON) -> None:
-    """Show a run: lineage, tools with the reason for each, usage, times."""
+async def show(
+    run: str = _RUN,
+    *,
+    is_transcript: bool = typer.Option(
+        False, "--transcript", help="Show instead what the agent was given, wrote and called, and each result."
+    ),
+    is_json: bool = JSON,
+) -> None:
+    """Show a run: lineage, tools with the reason for each, usage, times; or its transcript."""
     async with Api() as api:
-        found = await api.get(f"/v1/runs/{await api.find('run', run)}")
+        run_id = await api.find("run", run)
+        if is_transcript:
+            nodes = await _all_of(api, run_id, "nodes", "number")
+            show_result(nodes, lambda: "\n\n".join(map(node_text, nodes)), is_json=is_json)
+            return
+        found = await api.get(f"/v1/runs/{run_id}")
         error = "" if is_json else await _error(api, found)
     if is_json:
         emit(found)
@@ -118,15 +132,63 @@ async def tail(
                 if not name:
                     _print_event(event, is_json=is_json)
             return
-        events, after = [], start - 1
-        while page := (await api.get(f"/v1/runs/{run_id}/events", after=after, limit=MOST_OF_A_PAGE))["items"]:
-            events += page
-            after = int(page[-1]["id"])
+        events = await _all_of(api, run_id, "events", "id", after=start - 1)
     if is_json:
         emit(events)
         return
     for event in events:
         _print_event(event, is_json=False)
+
+
+async def _all_of(api: Api, run_id: str, kind: str, number: str, *, after: int = 0) -> list[Document]:
+    """Return the entries of a run's log or tree that come after one, page by page."""
+    found: list[Document] = []
+    while page := (await api.get(f"/v1/runs/{run_id}/{kind}", after=after, limit=MOST_OF_A_PAGE))["items"]:
+        found += page
+        after = int(page[-1][number])
+    return found
+
+
+def node_text(node: Document) -> str:
+    """Return a node of a transcript: its kind or tool, then its text, of which a tool's is cut to its first lines."""
+    head, payload = str(node["kind"]), node["payload"]
+    parts = [compact({name: value for name, value in payload.items() if name != "v"}, 0)]
+    match head, payload:
+        case "system", {"text": str(text)}:
+            head, parts = "instructions", [_first_lines(text)]
+        case "user", {"texts": [*texts]}:
+            head, parts = "user", [*map(str, texts)]
+        case "assistant", {"message": {"parts": [*pieces]}}:
+            head, parts = "agent", [_piece_text(one) for one in pieces]
+        case "tool_result", {"tool": tool, "content": [*blocks]}:
+            head = f"{tool}{' failed' if payload.get('is_error') else ''}"
+            parts = [_block_text(one) for one in blocks]
+    lines = [line for part in parts for line in inert(part).rstrip("\n").split("\n")]
+    return "\n".join([one_line(head), *(f"  {line}".rstrip() for line in lines)])
+
+
+def _block_text(block: Json) -> str:
+    match block:
+        case {"text": str(text)}:
+            return _first_lines(text)
+        case _:
+            return compact(block)
+
+
+def _piece_text(piece: Document) -> str:
+    match piece:
+        case {"part_kind": "text" | "thinking" as kind, "content": str(text)}:
+            return text if kind == "text" else f"(thinking) {text}"
+        case {"part_kind": "tool-call", "tool_name": str(name)}:
+            return f"calls {name.replace('__', '.')} {compact(piece.get('args'), 300)}"
+        case _:
+            return compact(piece)
+
+
+def _first_lines(text: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    more = len(lines) - RESULT_LINES
+    return text if more <= 0 else "\n".join([*lines[:RESULT_LINES], f"… and {number_of(more, 'line')} more (--json)"])
 
 
 def _print_event(event: Document, *, is_json: bool) -> None:

@@ -1,6 +1,7 @@
 """A task for people: its summary with what to try next, and the full results of its steps (DAG-10)."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -236,6 +237,12 @@ def _next(task: Document) -> list[str]:
     name = program()
     lines = [f"{name} tasks show {task['id']}"]
     lines += [f"{name} runs tail {step['run']}    # {one_line(step['id'], 40)}" for step in told[:2]]
+    if any(step["kind"] == "python" for step in failed):
+        from soong.shared.core.settings import load_settings  # Pydantic, not needed where nothing failed
+
+        if (settings := load_settings()).is_embedded:
+            folder = shlex.quote(str(settings.home / "logs"))
+            lines.append(f"less {folder}/service-*.log    # what functions print and log")
     if task["status"] != "completed":
         limits = {limit: one for limit, one in (task["limits"] or {}).items() if one is not None and limit != "wall_s"}
         more = "".join(f" --limit {limit}=…" for limit, one in limits.items() if one["used"] >= one["limit"])

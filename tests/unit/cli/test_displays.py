@@ -211,6 +211,19 @@ async def summary_of(output: Json, **more: object) -> list[str]:
     return summary_text({**result.model_dump(), **more}).splitlines()
 
 
+@pytest.mark.parametrize(("kind", "is_named"), [("python", True), ("agent", False)])
+async def test_the_log_that_has_what_a_failed_function_printed_is_named(kind: str, is_named: bool) -> None:
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("look")
+    await scene.fail(claim)
+    task = (await read_result(scene.store, claim.identity.task_id, Path("/runs"))).model_dump()
+
+    lines = summary_text({**task, "steps": [{**task["steps"][0], "kind": kind}]}).splitlines()
+
+    named = [line for line in lines if line.endswith("logs/service-*.log    # what functions print and log")]
+    assert len(named) == is_named
+
+
 async def test_the_text_of_the_only_last_step_is_shown_as_text() -> None:
     lines = await summary_of("# Report\n\n- one\n")
 

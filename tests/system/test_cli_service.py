@@ -60,6 +60,7 @@ def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
     # One of two services that were started at once found the home held and ended.
     ready = [log for log in (cli.home / "logs").glob("service-*.log") if "soong is up" in log.read_text()]
     assert len(ready) == 1
+    assert f"database: sqlite:///{cli.home / 'soong.db'}; Redis: its own" in ready[0].read_text()
     cli.assert_nothing_left()
 
 

@@ -163,7 +163,10 @@ async def list_audit(
 @router.post("/v1/limits/pause")
 async def pause_limit(service: Service, _caller: Administrator, body: ScopeBody) -> WorkersSchema:
     """Let nothing of a pool, a model, a definition or a session start; what runs continues."""
-    await service.store.claims.pause_scope(_scope(body), is_paused=True)
+    scope = _scope(body)
+    if scope.startswith("session:"):
+        await service.store.sessions.session(scope.removeprefix("session:"))
+    await service.store.claims.pause_scope(scope, is_paused=True)
     return await workers(service, _caller)
 
 

@@ -238,6 +238,9 @@ def test_a_priority_is_that_of_every_step_that_has_not_ended(cli: CliHarness) ->
 def test_a_paused_pool_starts_nothing_until_it_continues(cli: CliHarness) -> None:
     plan = cli.plan("title: T\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {x: 1}}]\n")
     assert cli.run("limits", "pause", "pool").returncode == 2
+    unknown = cli.run("limits", "pause", "session:sess_nobody")
+    assert unknown.returncode == 2
+    assert "session" in unknown.stderr
     assert cli.run("limits", "pause", "pool:default").returncode == 0
     assert cli.json("limits", "list") == {
         "limits": [{"scope": "pool:default", "limit": 0, "used": 0, "is_paused": True}]

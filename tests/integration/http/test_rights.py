@@ -151,8 +151,12 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
     others = await posted(await scene.someone(BOB), *((f"{foreign}/resume", more) for more in RAISES))
     steered = [(await administrator.post(f"{foreign}/{word}")).status_code for word in ("pause", "resume", "cancel")]
     closed = await administrator.post(f"{session}/close")
+    scope = {"scope": "pool:default"}
+    paused = [await one.post("/v1/limits/pause", json=scope) for one in (await scene.someone(BOB), administrator)]
 
     assert set(consent) == {"forbidden"}
+    assert code_of(paused[0]) == "forbidden"
+    assert paused[1].json()["limits"] == [{**scope, "limit": 0, "used": 1, "is_paused": True}]
     assert set(others) == {"not_yours"}
     assert steered == [200, 200, 200]
     assert closed.json()["is_closed"]
@@ -238,6 +242,8 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         steered = [await scene.caller.post(f"{task}/{word}") for word in ("pause", "resume", "cancel")]
         closed = await scene.caller.post(f"/v1/sessions/{submitted.json()['session']['id']}/close")
         again = await scene.caller.post(f"{task}/retry")
+        scope = {"scope": "pool:other"}
+        limits = [await scene.caller.post(f"/v1/limits/{word}", json=scope) for word in ("pause", "pause", "resume")]
         request = await scene.ask()
         body = {"choice": "allow_once", "input_digest": request.input_digest}
         first = await scene.caller.post(f"/v1/approvals/{request.id}/answer", json=body)
@@ -246,7 +252,7 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         seen = await _read_everything(scene, task, request.identity.run_id)
 
         assert submitted.status_code == 201
-        assert [one.status_code for one in (*steered, closed, again, first)] == [200] * 6
+        assert [one.status_code for one in (*steered, closed, again, *limits, first)] == [200] * 9
         assert code_of(second) == "already_decided"
         assert set(seen) == {200}
 
@@ -275,6 +281,8 @@ async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[i
         "UPDATE runs SET role = 'main'",
         "UPDATE steps SET status = 'completed'",
         "INSERT INTO nodes (run_id, number, parent, kind, created_us) VALUES ('r', 1, 0, 'user', 0)",
+        "UPDATE concurrency_limits SET slots = 1000",
+        "DELETE FROM concurrency_limits",
         "DELETE FROM audit",
         "UPDATE audit SET data = '{}'",
         "CREATE TABLE mine (x int)",

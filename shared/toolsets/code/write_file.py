@@ -220,4 +220,4 @@ def _shared_lines(old: list[str], new: list[str]) -> int:
 
 def _size(content: bytes) -> str:
     count = content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
-    return f"{len(content)} bytes, {count} lines"
+    return f"{len(content)} byte{'' if len(content) == 1 else 's'}, {count} line{'' if count == 1 else 's'}"

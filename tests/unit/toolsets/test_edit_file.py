@@ -289,7 +289,7 @@ async def test_a_preview_of_very_many_changes_says_how_much_and_of_none_that_the
     await project.call("edit_file", path="x", edits=edits(("a", "b"), ("b", "a")))
 
     assert many.endswith("20000 bytes by 20000 bytes, 10000 lines")
-    assert project.target.preview.endswith("by the same 2 bytes, 1 lines")
+    assert project.target.preview.endswith("by the same 2 bytes, 1 line")
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,9 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
     steered = [(await administrator.post(f"{foreign}/{word}")).status_code for word in ("pause", "resume", "cancel")]
     closed = await administrator.post(f"{session}/close")
     scope = {"scope": "pool:default"}
-    paused = [await one.post("/v1/limits/pause", json=scope) for one in (await scene.someone(BOB), administrator)]
+    paused = [
+        await one.post("/v1/limits/pause", json=scope) for one in (await scene.someone(BOB, Right.RUN), administrator)
+    ]
 
     assert set(consent) == {"forbidden"}
     assert code_of(paused[0]) == "forbidden"

@@ -244,7 +244,7 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         steered = [await scene.caller.post(f"{task}/{word}") for word in ("pause", "resume", "cancel")]
         closed = await scene.caller.post(f"/v1/sessions/{submitted.json()['session']['id']}/close")
         again = await scene.caller.post(f"{task}/retry")
-        scope = {"scope": "pool:other"}
+        scope = {"scope": f"session:{submitted.json()['session']['id']}"}
         limits = [await scene.caller.post(f"/v1/limits/{word}", json=scope) for word in ("pause", "pause", "resume")]
         request = await scene.ask()
         body = {"choice": "allow_once", "input_digest": request.input_digest}
@@ -255,6 +255,7 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
 
         assert submitted.status_code == 201
         assert [one.status_code for one in (*steered, closed, again, *limits, first)] == [200] * 9
+        assert [[one["is_paused"] for one in done.json()["limits"]] for done in limits] == [[True], [True], []]
         assert code_of(second) == "already_decided"
         assert set(seen) == {200}
 

@@ -106,13 +106,14 @@ HOLDINGS: Final = Statement(
 
 SHOWN_LIMITS: Final = Statement(
     "shown concurrency limits: those of a deployment, and those of sessions with open tasks",
-    """
+    f"""
     SELECT scope, slots, is_paused FROM concurrency_limits
-    WHERE substr(scope, 1, 8) <> 'session:' AND (slots < 1000000 OR is_paused = 1)
+    WHERE substr(scope, 1, 8) <> 'session:' AND (slots < {NO_LIMIT} OR is_paused = 1)
     UNION
     SELECT concurrency_limits.scope, concurrency_limits.slots, is_paused FROM tasks JOIN concurrency_limits ON
     concurrency_limits.scope = 'session:' || tasks.session_id WHERE tasks.status IN ('running', 'paused')
-    """,
+      AND (slots < {NO_LIMIT} OR is_paused = 1)
+    """,  # noqa: S608  # a number
 )
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import typer
 
-from soong.orchestrator.cli.console import Columns, emit, listed, output, say, second_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.operations.administration import (
     OVERLAP,
@@ -20,6 +19,7 @@ from soong.orchestrator.operations.administration import (
     revoke_token,
 )
 from soong.orchestrator.operations.administration import verify as verified
+from soong.orchestrator.terminal.console import Columns, emit, listed, output, say, second_of
 from soong.shared.core import timing
 from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.approvals.approval import check_person_now
-from soong.orchestrator.cli.console import Columns, complain, details, emit, listed, number_of, output, say
-from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.terminal.console import Columns, complain, details, emit, listed, number_of, output, say
+from soong.orchestrator.terminal.console import show as show_result
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings

@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from soong.orchestrator.cli.commands import COMMANDS, GROUPS, CommandEntry
-from soong.orchestrator.cli.options import Verbosity, as_command, choose, chosen
+from soong.orchestrator.cli.options import as_command
+from soong.orchestrator.terminal.console import Verbosity, choose, chosen
 
 COMPLETE_VARIABLE = "_SOONG_COMPLETE"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import typer
 
-from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, attached
-from soong.orchestrator.cli.console import confirm, emit, number_of, say, short_id, visible, why_nobody_is_asked
-from soong.orchestrator.cli.console import show as show_result
-from soong.orchestrator.cli.held_service import Interrupts
 from soong.orchestrator.cli.options import CommandTable
 from soong.orchestrator.client.home_api import ApiProblemError, Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api, attached
+from soong.orchestrator.terminal.console import confirm, emit, number_of, say, short_id, visible, why_nobody_is_asked
+from soong.orchestrator.terminal.console import show as show_result
+from soong.orchestrator.terminal.held_service import Interrupts
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
@@ -52,7 +52,7 @@ async def list_questions(
     is_json: bool = _JSON,
 ) -> None:
     """List what waits, oldest first; what is decided, withdrawn or expired has left the list."""
-    from soong.orchestrator.cli.question_text import list_text  # of the engine, which an answer does not need
+    from soong.orchestrator.terminal.question_text import list_text  # of the engine, which an answer does not need
 
     async with Api() as api:
         session_id = await api.find("session", session) if session else ""
@@ -70,7 +70,7 @@ async def show(
     is_json: bool = _JSON,
 ) -> None:
     """Show one question: who asks, for what, and the target as it is now. Texts of an agent are shown inert."""
-    from soong.orchestrator.cli.question_text import show_text
+    from soong.orchestrator.terminal.question_text import show_text
 
     async with Api() as api:
         shown = await api.get(f"/v1/approvals/{await api.find('approval', question)}")
@@ -190,7 +190,7 @@ async def _chosen(
         if not found:
             raise UsageError("no question of these waits")
     if not names or len(found) > 1:
-        from soong.orchestrator.cli.question_text import list_text
+        from soong.orchestrator.terminal.question_text import list_text
 
         verb = "deny" if choice == "deny" else "allow"
         shown = list_text(found, time.time_ns() // 1000)
@@ -228,7 +228,7 @@ async def _answer_here(api: Api, session_id: str) -> None:
     if nobody := why_nobody_is_asked():
         raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
     from soong.orchestrator.approvals.approval import check_person_now
-    from soong.orchestrator.cli.prompt import responder_here  # rich, where somebody is asked
+    from soong.orchestrator.terminal.prompt import responder_here  # rich, where somebody is asked
 
     check_person_now("answer")
     me = await _living(api)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.console import say, show, visible
 from soong.orchestrator.cli.options import JSON
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.embedded.folders import prepare_home, require_rows
+from soong.orchestrator.terminal.console import say, show, visible
 from soong.shared.core.amounts import bytes_text, read_age, read_size
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings

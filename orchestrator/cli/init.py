@@ -8,11 +8,11 @@ from typing import Final
 
 import typer
 
-from soong.orchestrator.cli.console import emit, listed, output, say, show, why_nobody_is_asked
 from soong.orchestrator.cli.options import ALLOW, INPUT, JSON, RESULT_AS_JSON, SETTING
 from soong.orchestrator.cli.run import RunArguments, run_plan
 from soong.orchestrator.client.program import program, program_elsewhere
 from soong.orchestrator.operations.examples import START, audited_package, example_named, examples
+from soong.orchestrator.terminal.console import emit, listed, output, say, show, why_nobody_is_asked
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 

@@ -15,8 +15,7 @@ from typing import NoReturn
 from typer import Abort, TyperException
 
 from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_to_complete
-from soong.orchestrator.cli.console import complain, emit_error
-from soong.orchestrator.cli.options import Verbosity, chosen
+from soong.orchestrator.terminal.console import Verbosity, chosen, complain, emit_error
 from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
 from soong.shared.core.jsontext import require_text
 from soong.shared.core.startup import begin, guard_streams, leave_gc

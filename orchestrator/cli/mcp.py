@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.approvals.approval import check_person_now
-from soong.orchestrator.cli.console import output, say
 from soong.orchestrator.cli.mcp_servers import NAME, app, asked
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.operations.mcp_servers import forget_login, must_be_known, opened_servers
+from soong.orchestrator.terminal.console import output, say
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import inert
 from soong.shared.core.settings import Settings, load_settings

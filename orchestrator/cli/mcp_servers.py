@@ -7,10 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from soong.orchestrator.cli.console import Columns, details, emit, listed, number_of, output, say, table
-from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable, pairs_of
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.operations.mcp_servers import (
     must_be_known,
     opened_servers,
@@ -18,6 +15,9 @@ from soong.orchestrator.operations.mcp_servers import (
     server_document,
     write_servers,
 )
+from soong.orchestrator.terminal.console import Columns, details, emit, listed, number_of, output, say, table
+from soong.orchestrator.terminal.console import show as show_result
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import inert

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
-from soong.orchestrator.cli.console import Columns, details, listed, number_of, one_line, say, visible
-from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.memory.review import document_of, memories_here, opened_review
+from soong.orchestrator.terminal.console import Columns, details, listed, number_of, one_line, say, visible
+from soong.orchestrator.terminal.console import show as show_result
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core import timing
 
 app = CommandTable()

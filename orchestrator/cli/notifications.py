@@ -2,9 +2,9 @@
 
 import typer
 
-from soong.orchestrator.cli.console import Columns, listed, number_of, say, second_of
 from soong.orchestrator.cli.options import JSON, CommandTable
 from soong.orchestrator.operations.administration import NOTICES_SHOWN, messages, send_again
+from soong.orchestrator.terminal.console import Columns, listed, number_of, say, second_of
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings

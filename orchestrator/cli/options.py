@@ -1,7 +1,6 @@
-"""Options that several commands take, and how much the command line prints in addition to its result."""
+"""Options that several commands take."""
 
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar
@@ -12,16 +11,6 @@ from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.jsontext import Json, parse_strict
 
-
-class Verbosity(StrEnum):
-    """QUIET prints results and errors only; VERBOSE logs more and shows tracebacks."""
-
-    QUIET = "quiet"
-    NORMAL = "normal"
-    VERBOSE = "verbose"
-
-
-_chosen = [Verbosity.NORMAL]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -60,14 +49,6 @@ def as_command(function: Callable[..., Any]) -> Callable[..., Any]:
         return asyncio.run(function(*args, **values))
 
     return run
-
-
-def choose(verbosity: Verbosity) -> None:
-    _chosen[0] = verbosity
-
-
-def chosen() -> Verbosity:
-    return _chosen[0]
 
 
 def workers_option(text: str) -> Any:

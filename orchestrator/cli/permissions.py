@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Final
 import typer
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import details, emit, output, say, show, spelled_out, table, why_nobody_is_asked
 from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import (
+    details,
+    emit,
+    output,
+    say,
+    show,
+    spelled_out,
+    table,
+    why_nobody_is_asked,
+)
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import inert

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import yaml
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit_text, say, visible
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import emit_text, say, visible
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames

@@ -11,9 +11,9 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not in its list of exports
 
 from soong.orchestrator.cli.application import COMPLETE_VARIABLE
-from soong.orchestrator.cli.console import emit_text, table
-from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.terminal.console import emit_text, table
+from soong.orchestrator.terminal.console import show as show_result
 from soong.shared.core.config import CONFIG_FILE, Config, given_by, load_config, with_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import DISTRIBUTION, INSTALL_ROOT

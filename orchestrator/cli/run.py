@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.api import Api, variable
-from soong.orchestrator.cli.console import say
 from soong.orchestrator.cli.options import (
     ALLOW,
     BUDGET,
@@ -29,9 +27,11 @@ from soong.orchestrator.cli.options import (
     pairs_of,
 )
 from soong.orchestrator.cli.submitting import approval_mode, check_models, submit
-from soong.orchestrator.cli.watch import EXIT_INTERRUPTED
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.client.program import existing_folder
+from soong.orchestrator.terminal.api import Api, variable
+from soong.orchestrator.terminal.console import say
+from soong.orchestrator.terminal.watch import EXIT_INTERRUPTED
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
 from soong.shared.core.value import Value

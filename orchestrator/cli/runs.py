@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api, open_task
-from soong.orchestrator.cli.console import (
+from soong.orchestrator.cli.options import JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
+from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api, open_task
+from soong.orchestrator.terminal.console import (
     Columns,
     compact,
     emit,
@@ -17,9 +18,8 @@ from soong.orchestrator.cli.console import (
     table,
     visible,
 )
-from soong.orchestrator.cli.console import show as show_result
-from soong.orchestrator.cli.options import JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
-from soong.orchestrator.cli.summary import Document, seconds_between, time_text
+from soong.orchestrator.terminal.console import show as show_result
+from soong.orchestrator.terminal.summary import Document, seconds_between, time_text
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, inert
 from soong.shared.core.settings import load_settings
@@ -122,7 +122,7 @@ async def tail(
     ),
 ) -> None:
     """Show what happened in a run, event by event."""
-    from soong.orchestrator.cli.display import events_of_run
+    from soong.orchestrator.terminal.display import events_of_run
 
     async with Api() as api:
         run_id = await api.find("run", run)

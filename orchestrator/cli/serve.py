@@ -18,8 +18,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from soong.orchestrator.cli.console import say
-from soong.orchestrator.cli.held_service import Interrupts
 from soong.orchestrator.cli.options import MODEL, SLOTS, WORKERS
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.responder import cancelled
@@ -28,6 +26,8 @@ from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.listening import address_of, is_loopback, listen
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import Attachment, attach, deployment
+from soong.orchestrator.terminal.console import say
+from soong.orchestrator.terminal.held_service import Interrupts
 from soong.shared.core import timing
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError

@@ -9,15 +9,15 @@ from typing import Final
 import typer
 from msgspec.structs import asdict
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import emit_text, one_line, say, show
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.summary import Document, seconds_between, time_text
 from soong.orchestrator.embedded.child import health_of
 from soong.orchestrator.embedded.control import ask_once
 from soong.orchestrator.embedded.folders import has_no_rows
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import state_of_home
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import emit_text, one_line, say, show
+from soong.orchestrator.terminal.summary import Document, seconds_between, time_text
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import inert

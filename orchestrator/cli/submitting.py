@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.api import Api, service_home, variable
-from soong.orchestrator.cli.console import emit, output, say, visible, why_nobody_is_asked
-from soong.orchestrator.cli.held_service import HeldService, Interrupts
 from soong.orchestrator.cli.options import RESULT_AS_JSON, SLOTS, WORKERS, pairs_of, value_of
-from soong.orchestrator.cli.watch import EXIT_INTERRUPTED, Watch
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.terminal.api import Api, service_home, variable
+from soong.orchestrator.terminal.console import emit, output, say, visible, why_nobody_is_asked
+from soong.orchestrator.terminal.held_service import HeldService, Interrupts
+from soong.orchestrator.terminal.watch import EXIT_INTERRUPTED, Watch
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import new_id

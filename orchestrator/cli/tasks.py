@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from soong.orchestrator.cli.api import Api, open_task
-from soong.orchestrator.cli.console import (
+from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
+from soong.orchestrator.client.home_api import Document
+from soong.orchestrator.terminal.api import Api, open_task
+from soong.orchestrator.terminal.console import (
     Columns,
     confirm,
     emit,
@@ -23,10 +25,8 @@ from soong.orchestrator.cli.console import (
     table_of,
     visible,
 )
-from soong.orchestrator.cli.console import show as show_result
-from soong.orchestrator.cli.options import JSON, RESULT_AS_JSON, SINCE, STATUS, TAGGED, TITLE, CommandTable
-from soong.orchestrator.cli.summary import ENDED, counted, results_text, still_running, text_of
-from soong.orchestrator.client.home_api import Document
+from soong.orchestrator.terminal.console import show as show_result
+from soong.orchestrator.terminal.summary import ENDED, counted, results_text, still_running, text_of
 from soong.shared.core.errors import EndedTaskError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from soong.orchestrator.cli.console import details, emit, is_terminal, one_line, output, say, table
 from soong.orchestrator.cli.options import pairs_of, value_of
+from soong.orchestrator.terminal.console import details, emit, is_terminal, one_line, output, say, table
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.identity import new_id
@@ -53,7 +53,7 @@ def terminal_callback() -> PermissionCallback | None:
 
     if is_run_here():
         return None
-    from soong.orchestrator.cli.prompt import (
+    from soong.orchestrator.terminal.prompt import (
         TerminalConsole,  # rich, only where somebody is asked
         TerminalPrompt,
         document_of,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import Columns, emit, listed, say, table
-from soong.orchestrator.cli.console import show as show_result
 from soong.orchestrator.cli.options import JSON, CommandTable
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import Columns, emit, listed, say, table
+from soong.orchestrator.terminal.console import show as show_result
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import first_sentence

@@ -7,7 +7,6 @@ from importlib import import_module
 
 import typer
 
-from soong.orchestrator.cli.console import number_of, say
 from soong.orchestrator.cli.options import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
@@ -15,6 +14,7 @@ from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import BuiltOwner, EmbeddedService
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
+from soong.orchestrator.terminal.console import number_of, say
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import typer
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import Columns, listed, say, show, table
 from soong.orchestrator.cli.options import JSON
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.operations.administration import budget_of
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import Columns, listed, say, show, table
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.amounts import read_age
 from soong.shared.core.errors import UsageError
 from soong.shared.engine.runs.budgets import BudgetState, parse_budget, state_json, usd_text

@@ -12,11 +12,11 @@ from typing import Final
 
 import typer
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import Columns, one_line, output, say, show, table, table_of
 from soong.orchestrator.cli.options import JSON, CommandTable
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.operations.administration import limit_concurrency, opened_pauses
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import Columns, one_line, output, say, show, table, table_of
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
 from soong.shared.engine.tasks.claims import SCOPE_HELP

@@ -43,7 +43,7 @@ CAPABILITIES: Final[Mapping[str, Sequence[str]]] = {
     "embedded service": ("orchestrator/embedded/",),
     "operations": ("orchestrator/operations/", "orchestrator/schemas/"),
     "HTTP API and console server": ("orchestrator/http/",),
-    "command line": ("orchestrator/cli/", "orchestrator/doctor/"),
+    "command line": ("orchestrator/cli/", "orchestrator/terminal/", "orchestrator/doctor/"),
     "client and SDK": ("orchestrator/client/", "orchestrator/direct/", "orchestrator/", "soong/"),
     "core": ("shared/core/", "shared/"),
 }

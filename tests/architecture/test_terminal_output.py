@@ -27,11 +27,11 @@ JUDGES = {
 """Who may judge characters by themselves, and why."""
 
 WRITERS = {
-    "orchestrator/cli/console.py": "say, complain, output, emit and emit_text: the ways to a terminal",
+    "orchestrator/terminal/console.py": "say, complain, output, emit and emit_text: the ways to a terminal",
     "orchestrator/cli/application.py": "help and version: texts of ours alone, and the streams are inert",
     "orchestrator/cli/main.py": "a traceback with --verbose; the stream is inert",
 }
-CONSOLES = {"orchestrator/cli/prompt.py": "the console whose every text is inert"}
+CONSOLES = {"orchestrator/terminal/prompt.py": "the console whose every text is inert"}
 
 
 def files(*folders: str) -> Iterator[tuple[str, str]]:
@@ -91,7 +91,7 @@ def test_commands_write_through_the_console_alone() -> None:
     ways = ("print(", "sys.stdout.write", "sys.stderr.write", "typer.echo", "typer.secho", "traceback.print_exc")
     direct = {
         f"{name}:{line} {what}"
-        for name, text in files("orchestrator/cli")
+        for name, text in files("orchestrator/cli", "orchestrator/terminal")
         for line, what in calls(text)
         if name not in WRITERS and (what in ways or what.startswith(("sys.stdout.buffer", "sys.__std")))
     }

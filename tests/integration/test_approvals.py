@@ -10,10 +10,7 @@ from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import approval_of, provenance_here, question_of
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.cli.api import Api
 from soong.orchestrator.cli.approvals import AnswerExitCode, QuestionLines, outcome_of, refused
-from soong.orchestrator.cli.question_text import list_text, show_text
-from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TerminalResponder, TypedAnswer
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import Document
@@ -23,6 +20,14 @@ from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.service import find_question
 from soong.orchestrator.schemas.approval import ApprovalDetail
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.question_text import list_text, show_text
+from soong.orchestrator.terminal.responder import (
+    ResponderClosedError,
+    SkipQuestionError,
+    TerminalResponder,
+    TypedAnswer,
+)
 from soong.shared.core.errors import NotFoundError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value

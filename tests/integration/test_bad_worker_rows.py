@@ -14,8 +14,8 @@ from msgspec.structs import fields, replace
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.cli.question_text import list_text, show_text
 from soong.orchestrator.schemas.approval import ApprovalDetail
+from soong.orchestrator.terminal.question_text import list_text, show_text
 from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.spec import StepKind

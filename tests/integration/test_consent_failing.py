@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.question_text import list_text
+from soong.orchestrator.terminal.question_text import list_text
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode

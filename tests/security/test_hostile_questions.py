@@ -11,14 +11,14 @@ from rich.console import Console
 from soong.orchestrator.approvals.approval import Approval
 from soong.orchestrator.approvals.decide import TargetStatus
 from soong.orchestrator.approvals.full_input import EXACT, FullInput
-from soong.orchestrator.cli.console import folded, visible
-from soong.orchestrator.cli.display import LineDisplay, TaskView
-from soong.orchestrator.cli.live import Live
-from soong.orchestrator.cli.prompt import TerminalPrompt, document_of
-from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, list_text, quoted, show_text
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.schemas.approval import ApprovalDetail
+from soong.orchestrator.terminal.console import folded, visible
+from soong.orchestrator.terminal.display import LineDisplay, TaskView
+from soong.orchestrator.terminal.live import Live
+from soong.orchestrator.terminal.prompt import TerminalPrompt, document_of
+from soong.orchestrator.terminal.question_text import GOES_ON, MARGIN, input_lines, list_text, quoted, show_text
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.jsontext import inert
 from soong.shared.permissions.request import Choice, PermissionRequest, Question, RequestState
 from tests.model.builders import make_session

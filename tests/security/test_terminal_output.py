@@ -288,7 +288,7 @@ def test_a_traceback_and_a_log_are_not_obeyed(tmp_path: Path, env: dict[str, str
         "except ValueError: log.exception('failed')\n"
         "warnings.warn(attack)\n"
         "print(attack)\n"
-        "from soong.orchestrator.cli.prompt import TerminalConsole\n"
+        "from soong.orchestrator.terminal.prompt import TerminalConsole\n"
         "from rich.text import Text\n"
         "from rich.live import Live\n"
         "console = TerminalConsole(sys.stdout)\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.options import Verbosity, choose
+from soong.orchestrator.terminal.console import Verbosity, choose
 from soong.shared.core.settings import Settings, load_settings
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.console import cut, folded
-from soong.orchestrator.cli.display import LineDisplay
-from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.operations.outcome import read_result
+from soong.orchestrator.terminal.console import cut, folded
+from soong.orchestrator.terminal.display import LineDisplay
+from soong.orchestrator.terminal.summary import text_of
 from soong.shared.engine.tasks.step import StepError
 from tests.contract.scene import failed, open_scene
 from tests.model.memory import MemoryStore

@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from soong.orchestrator.approvals.approval import question_of
-from soong.orchestrator.cli.display import LineDisplay, LostLeases, TaskView
-from soong.orchestrator.cli.live import Live
-from soong.orchestrator.cli.summary import counted, status_text
-from soong.orchestrator.cli.summary import text_of as summary_text
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.progress import TaskWatch
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.orchestrator.terminal.display import LineDisplay, LostLeases, TaskView
+from soong.orchestrator.terminal.live import Live
+from soong.orchestrator.terminal.summary import counted, status_text
+from soong.orchestrator.terminal.summary import text_of as summary_text
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from soong.orchestrator.cli import console
 from soong.orchestrator.cli.permissions import PreviewStoppedError, app, consented, preview_text
+from soong.orchestrator.terminal import console
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect, Scope, ScopeKind

@@ -12,10 +12,18 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from soong.orchestrator.approvals.full_input import EXACT
-from soong.orchestrator.cli.console import table
-from soong.orchestrator.cli.prompt import Keyboard, ReadLine, TerminalPrompt, choices, document_of, picture, read_answer
-from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TypedAnswer
-from soong.orchestrator.cli.summary import Document
+from soong.orchestrator.terminal.console import table
+from soong.orchestrator.terminal.prompt import (
+    Keyboard,
+    ReadLine,
+    TerminalPrompt,
+    choices,
+    document_of,
+    picture,
+    read_answer,
+)
+from soong.orchestrator.terminal.responder import ResponderClosedError, SkipQuestionError, TypedAnswer
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.permissions.request import Choice, PermissionRequest

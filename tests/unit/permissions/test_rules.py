@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from soong.orchestrator.cli.console import visible
+from soong.orchestrator.terminal.console import visible
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.configured import writable_by_rule
 from soong.shared.permissions.policy import Mode, Policy, judge, reachable

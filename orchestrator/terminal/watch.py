@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api
-from soong.orchestrator.cli.console import emit, output, say, visible
-from soong.orchestrator.cli.display import LineDisplay, LostLeases, StepVoices, TaskView, narrate
-from soong.orchestrator.cli.held_service import NO_MODULES, HeldService, Interrupts
-from soong.orchestrator.cli.options import Verbosity, chosen
-from soong.orchestrator.cli.summary import ENDED, LIVE, Document, still_running, text_of
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api
+from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, say, visible
+from soong.orchestrator.terminal.display import LineDisplay, LostLeases, StepVoices, TaskView, narrate
+from soong.orchestrator.terminal.held_service import NO_MODULES, HeldService, Interrupts
+from soong.orchestrator.terminal.summary import ENDED, LIVE, Document, still_running, text_of
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 
@@ -136,7 +135,7 @@ class Watch:
                 view.questions = [one for one in page["items"] if one["identity"]["task_id"] in ids]
 
     async def _answer(self) -> None:
-        from soong.orchestrator.cli.prompt import responder_here  # rich, where somebody is asked
+        from soong.orchestrator.terminal.prompt import responder_here  # rich, where somebody is asked
 
         note = self.display.note
         try:
@@ -250,6 +249,6 @@ def make_display(*, is_plain: bool) -> LineDisplay:
     """Return the live picture when standard output is a terminal, else lines."""
     if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
         return LineDisplay()
-    from soong.orchestrator.cli.live import Live  # rich, only for terminals
+    from soong.orchestrator.terminal.live import Live  # rich, only for terminals
 
     return Live()

@@ -20,12 +20,17 @@ from rich.segment import Segment
 from rich.text import Text
 
 from soong.orchestrator.approvals.full_input import VALUE_CHARS, facts_of
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import cut, folded, short_id, visible
-from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, age_text, aligned, input_lines, quoted
-from soong.orchestrator.cli.responder import ResponderClosedError, SkipQuestionError, TerminalResponder, TypedAnswer
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import cut, folded, short_id, visible
+from soong.orchestrator.terminal.question_text import GOES_ON, MARGIN, age_text, aligned, input_lines, quoted
+from soong.orchestrator.terminal.responder import (
+    ResponderClosedError,
+    SkipQuestionError,
+    TerminalResponder,
+    TypedAnswer,
+)
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import inert
 from soong.shared.core.startup import drawing_stream

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from soong.orchestrator.cli.console import say
-from soong.orchestrator.cli.summary import ENDED
 from soong.orchestrator.client.home_api import (
     Calls,
     Document,
@@ -21,6 +19,8 @@ from soong.orchestrator.client.home_api import (
     OperationAnswer,
     Query,
 )
+from soong.orchestrator.terminal.console import say
+from soong.orchestrator.terminal.summary import ENDED
 from soong.shared.core.errors import EndedTaskError, UnavailableError
 from soong.shared.core.jsontext import Json
 

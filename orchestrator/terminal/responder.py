@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from soong.orchestrator.cli.api import MOST_OF_A_PAGE, Api
-from soong.orchestrator.cli.console import visible
 from soong.orchestrator.client.home_api import ApiProblemError, Document, Query
 from soong.orchestrator.client.responder import QuestionResponder
+from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api
+from soong.orchestrator.terminal.console import visible
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.permissions.request import Choice

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from soong.orchestrator.cli.api import Api
-from soong.orchestrator.cli.console import compact, cut, one_line, say, visible
-from soong.orchestrator.cli.summary import (
+from soong.orchestrator.client.responder import cancelled
+from soong.orchestrator.terminal.api import Api
+from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
+from soong.orchestrator.terminal.summary import (
     ENDED,
     LIVE,
     SYMBOLS,
@@ -18,7 +19,6 @@ from soong.orchestrator.cli.summary import (
     step_line,
     waiting_to_be_pulled,
 )
-from soong.orchestrator.client.responder import cancelled
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json

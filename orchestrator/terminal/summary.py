@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
-from soong.orchestrator.cli.console import compact, number_of, one_line, spelled_out, table, visible
 from soong.orchestrator.client.program import program
+from soong.orchestrator.terminal.console import compact, number_of, one_line, spelled_out, table, visible
 from soong.shared.core.jsontext import Json, inert
 
 Document: TypeAlias = Mapping[str, Any]

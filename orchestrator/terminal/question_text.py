@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Final
 
 from soong.orchestrator.approvals.full_input import VALUE_CHARS, facts_of, step_text
-from soong.orchestrator.cli.console import cells_of, cut, folded, is_terminal, short_id, visible
-from soong.orchestrator.cli.summary import Document
 from soong.orchestrator.client.program import program
+from soong.orchestrator.terminal.console import cells_of, cut, folded, is_terminal, short_id, visible
+from soong.orchestrator.terminal.summary import Document
 from soong.shared.core.jsontext import Json, inert
 
 WAITS: Final = "waits"

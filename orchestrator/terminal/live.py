@@ -10,10 +10,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from soong.orchestrator.cli.console import cut, folded, one_line, visible
-from soong.orchestrator.cli.display import LineDisplay, TaskView
-from soong.orchestrator.cli.prompt import terminal_console
-from soong.orchestrator.cli.summary import (
+from soong.orchestrator.client.program import program
+from soong.orchestrator.terminal.console import cut, folded, one_line, visible
+from soong.orchestrator.terminal.display import LineDisplay, TaskView
+from soong.orchestrator.terminal.prompt import terminal_console
+from soong.orchestrator.terminal.summary import (
     ENDED,
     LIVE,
     SYMBOLS,
@@ -24,7 +25,6 @@ from soong.orchestrator.cli.summary import (
     seconds_of,
     time_text,
 )
-from soong.orchestrator.client.program import program
 from soong.shared.engine.runs.budgets import DAY, WARN_AT
 
 STYLES = {

@@ -5,12 +5,12 @@ import re
 import sys
 import unicodedata
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, TextIO, TypeAlias
 
 import typer
 from msgspec.structs import asdict
 
-from soong.orchestrator.cli.options import Verbosity, chosen
 from soong.shared.core.errors import Problem, SoongError, UsageError
 from soong.shared.core.jsontext import Json, inert, inert_json
 
@@ -21,6 +21,25 @@ OF_A_RUN: Final = "a run started this command, and runs do not answer for people
 _RUN = re.compile(" {5,}")
 _emitted: list[bool] = []
 """Has an entry once this process has written its JSON document."""
+
+
+class Verbosity(StrEnum):
+    """QUIET prints results and errors only; VERBOSE logs more and shows tracebacks."""
+
+    QUIET = "quiet"
+    NORMAL = "normal"
+    VERBOSE = "verbose"
+
+
+_chosen = [Verbosity.NORMAL]
+
+
+def choose(verbosity: Verbosity) -> None:
+    _chosen[0] = verbosity
+
+
+def chosen() -> Verbosity:
+    return _chosen[0]
 
 
 def say(text: str = "") -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from soong.orchestrator.cli.api import Api, service_home, variable
-from soong.orchestrator.cli.console import say
 from soong.orchestrator.embedded.control import ControlClient, ShutdownState, control_of, join_home
+from soong.orchestrator.terminal.api import Api, service_home, variable
+from soong.orchestrator.terminal.console import say
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 

@@ -69,29 +69,37 @@ class RootedFolder(Value):
         A file without ``is_flushed`` may be lost with the machine's power until :meth:`flush` has returned: flushing
         each of many small files takes most of the time.
         """
-        *folder, last = _names(name)
-        temporary = f".new-{secrets.token_hex(8)}"
-        with self.opened("/".join(folder), makes=True) as descriptor:
-            try:
-                file = os.open(temporary, _NEW, _MODES[self.is_private][1], dir_fd=descriptor)
-                try:
-                    _write_all(file, data)
-                    if data and is_flushed:
-                        os.fsync(file)
-                finally:
-                    os.close(file)
-                with _explained(self.path / name, descriptor):
-                    os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=descriptor)
-                raise
+        self.fill((), {name: data}, is_flushed=is_flushed)
 
     def fill(self, folders: Iterable[str], files: Mapping[str, bytes], *, is_flushed: bool = True) -> None:
-        for name in folders:
-            self.make(name)
-        for name, data in files.items():
-            self.write(name, data, is_flushed=is_flushed)
+        """Make folders, then write files as :meth:`write` does, folder by folder; each folder is opened once."""
+        by_folder: dict[str, list[str]] = {name: [] for name in folders}
+        for name in files:
+            *folder, _ = _names(name)
+            by_folder.setdefault("/".join(folder), []).append(name)
+        with self.opened(makes=True) as here:
+            for place, names in by_folder.items():
+                with self.opened(place, makes=True, here=here) as descriptor:
+                    for name in names:
+                        self._put(descriptor, name, files[name], is_flushed=is_flushed)
+
+    def _put(self, folder: int, name: str, data: bytes, *, is_flushed: bool) -> None:
+        """Write a file under another name into its open folder, and rename it."""
+        temporary = f".new-{secrets.token_hex(8)}"
+        try:
+            file = os.open(temporary, _NEW, _MODES[self.is_private][1], dir_fd=folder)
+            try:
+                _write_all(file, data)
+                if data and is_flushed:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+            with _explained(self.root, f"{self.below}/{name}", folder):
+                os.rename(temporary, name.rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
 
     def flush(self) -> None:
         """Bring all that was written beneath the root to the disk, by one call for its file system."""
@@ -115,7 +123,7 @@ class RootedFolder(Value):
         *folder, last = _names(name)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
         with self.opened("/".join(folder), makes=True) as descriptor:
-            with _explained(self.path / name, descriptor):
+            with _explained(self.root, f"{self.below}/{name}", descriptor):
                 file = os.open(last, flags, _MODES[self.is_private][1], dir_fd=descriptor)
             try:
                 status = os.fstat(file)
@@ -130,7 +138,7 @@ class RootedFolder(Value):
     def reading(self, name: str) -> Iterator[BinaryIO]:
         """Open a regular file for reading. Raises: FileNotFoundError."""
         *folder, last = _names(name)
-        with self.opened("/".join(folder)) as descriptor, _explained(self.path / name, descriptor):
+        with self.opened("/".join(folder)) as descriptor, _explained(self.root, f"{self.below}/{name}", descriptor):
             inner = os.open(last, os.O_RDONLY | _NO_LINK, dir_fd=descriptor)
         try:
             _refuse_other(self.path / name, os.fstat(inner).st_mode, stat.S_ISREG)
@@ -148,24 +156,38 @@ class RootedFolder(Value):
             return []
 
     @contextmanager
-    def opened(self, name: str = "", *, makes: bool = False) -> Iterator[int]:
-        """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing."""
-        if makes:
-            self.root.mkdir(mode=_MODES[self.is_private][0], parents=True, exist_ok=True)
-        current, walked = os.open(self.root, _FOLDER), ""
+    def opened(self, name: str = "", *, makes: bool = False, here: int | None = None) -> Iterator[int]:
+        """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing.
+
+        ``here`` is the folder's own descriptor, where it is open already.
+        """
+        mode = _MODES[self.is_private][0] if makes else None
+        if mode is not None and here is None:
+            self.root.mkdir(mode=mode, parents=True, exist_ok=True)
+        current = os.open(self.root, _FOLDER) if here is None else os.dup(here)
+        walked = "" if here is None else self.below
         try:
-            for part in (*_names(self.below), *_names(name)):
-                walked = f"{walked}/{part}".lstrip("/")
-                if makes:
-                    with suppress(FileExistsError):  # what has its name is looked at when it is opened
-                        os.mkdir(part, _MODES[self.is_private][0], dir_fd=current)
-                with _explained(self.root / walked, current, stat.S_ISDIR):
-                    inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+            for part in (*_names(self.below if here is None else ""), *_names(name)):
+                walked = f"{walked}/{part}"
+                with _explained(self.root, walked, current, stat.S_ISDIR):
+                    inner = _open_folder(part, current, mode)
                 os.close(current)
                 current = inner
             yield current
         finally:
             os.close(current)
+
+
+def _open_folder(name: str, parent: int, mode: int | None) -> int:
+    """Open a folder in an open one. With a mode it is made when it is missing."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        if mode is None:
+            raise
+    with suppress(FileExistsError):  # what has its name meanwhile is looked at when it is opened
+        os.mkdir(name, mode, dir_fd=parent)
+    return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -175,12 +197,13 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 @contextmanager
-def _explained(path: Path, folder: int, expected: Callable[[int], bool] = stat.S_ISREG) -> Iterator[None]:
-    """Say what is at ``path``, an entry of the open folder, when the system refuses it for its kind."""
+def _explained(root: Path, walked: str, folder: int, expected: Callable[[int], bool] = stat.S_ISREG) -> Iterator[None]:
+    """Say what is at ``root/walked``, an entry of the open folder, when the system refuses it for its kind."""
     try:
         yield
     except OSError as error:
         if error.errno in _NOT_AS_EXPECTED:
+            path = root / walked.lstrip("/")
             _refuse_other(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode, expected)
         raise
 

@@ -1,5 +1,4 @@
 import asyncio
-from collections import Counter
 
 import pytest
 
@@ -81,18 +80,6 @@ async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: Contrac
     await scene.advance([completed(own), completed(claim)])
 
     assert (await scene.statuses(own.identity.task_id))["after"] is StepStatus.READY
-
-
-async def test_its_failure_is_settled_by_its_own_policy(scene: ContractHarness) -> None:
-    own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
-    claim = await taken(scene, own, "more")
-    await scene.fail(claim)
-
-    (left,) = await scene.store.tasks.failures(scene.own)
-    await scene.settle(left.key, FailurePolicy.SKIP_DEPENDENTS)
-
-    statuses = await scene.statuses(own.identity.task_id)
-    assert (statuses["more"], statuses["after"]) == (StepStatus.FAILED, StepStatus.SKIPPED)
 
 
 # -- one at a time, exactly one of many
@@ -356,16 +343,6 @@ async def test_a_cancel_is_reported_to_the_worker_that_holds_it(scene: ContractH
     assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.CANCELLED, "after": StepStatus.SKIPPED}
 
 
-async def test_handing_back_what_was_cancelled_cancels_it(scene: ContractHarness) -> None:
-    own = await scene.start(work("own"), pulled("more"))
-    claim = await taken(scene, own, "more")
-    await scene.store.tasks.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
-
-    await scene.release(claim)
-
-    assert (await scene.statuses(own.identity.task_id))["more"] is StepStatus.CANCELLED
-
-
 async def test_a_run_that_holds_one_does_not_park(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
@@ -410,56 +387,6 @@ async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: Contra
     claims = (await scene.advance(claim=10, live_workers=2)).claims
 
     assert len(claims) == 2
-
-
-async def test_a_pull_worker_is_claimed_like_any_run_and_is_given_a_step_of_both_modes(scene: ContractHarness) -> None:
-    own = await scene.start(pull_worker(priority=1), pulled("p"), work("a"))
-
-    first = await taken(scene, own, "p")
-    await scene.complete(first)
-    second = await taken(scene, own, "a")
-
-    assert (await scene.store.tasks.step(own.step_key)).is_pull_worker
-    assert step_ids([own, first, second]) == ["pull-worker", "p", "a"]
-
-
-async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: ContractHarness) -> None:
-    first = await scene.start(work("a"), pulled("p", depends_on=["a"]))
-    advance = await scene.advance([completed(first)], claim=5)
-
-    assert advance.claims == ()
-
-
-@pytest.mark.spec("CARD-2")
-async def test_pull_workers_on_several_workers_do_each_step_once(
-    scene: ContractHarness, open_another: OpenStore
-) -> None:
-    total = 24
-    task_id = await scene.task(
-        *(pull_worker(f"pull worker{number}", priority=1) for number in range(6)),
-        *(pulled(f"p{number}") for number in range(total)),
-    )
-    workers = [await scene.another_worker() for _ in range(3)]
-    stores: list[Store] = [await open_another() for _ in range(3)]
-    done: Counter[str] = Counter()
-
-    async def pull(own: Claim, worker: str, store: Store) -> None:
-        for number in range(total):
-            claim = await further(scene, own, f"p{number}", worker=worker, store=store)
-            if isinstance(claim, Claim):
-                advance = await take_turn(store, worker, [completed(claim)], claim=0, now_us=scene.now_us)
-                assert not advance.stale
-                done[claim.step_key] += 1
-
-    pull_workers = [(await scene.claim(2, worker=worker), worker) for worker in workers]
-    await asyncio.gather(
-        *(pull(own, worker, stores[index]) for index, (claims, worker) in enumerate(pull_workers) for own in claims)
-    )
-
-    assert len(done) == total
-    assert set(done.values()) == {1}
-    counts = await scene.store.tasks.counts(task_id)
-    assert counts.get(StepStatus.COMPLETED) == total
 
 
 # -- pull workers and the end of their task

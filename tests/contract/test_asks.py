@@ -192,20 +192,6 @@ async def test_cancelled_ask_takes_nothing_more(scene: ContractHarness) -> None:
     assert await scene.store.asks.take_up(scene.own, task_id, now_us=scene.now_us) is None
 
 
-def test_child_answers_no_ask() -> None:
-    with pytest.raises(ValueError, match="worker agent answers no ask"):
-        new_ask(
-            StepSpec(id="ask"),
-            None,  # type: ignore[arg-type]  # refused before it is looked at
-            title="x",
-            role=Role.WORKER,
-            definition="explorer",
-            model="",
-            surface={},
-            now_us=0,
-        )
-
-
 # -- tasks that its agent plans
 def planned_by(claim: Claim) -> NewTask:
     new = make_task(claim.identity.session_id, "a")

@@ -279,7 +279,6 @@ async def test_runs_under_way_and_requests_of_lost_processes_are_counted_apart(s
     assert await runs.unsummed_usage(session_id="sess_other") == UnsummedUsage()
 
 
-TODAY = utc_date(time.time_ns() // 1000)
 SECOND_US = 1_000_000
 TURN = Charge(100, 10_000, 1)
 
@@ -289,15 +288,6 @@ async def limited(scene: ContractHarness, limits: Budget, *steps: str) -> str:
     task = replace(make_task(scene.own.session_id, *(steps or ("a",))), limits=limits)
     await scene.store.tasks.create_task(task)
     return task.id
-
-
-async def reserve_turn(scene: ContractHarness, claim: Claim, number: int, charge: Charge = TURN) -> float | None:
-    run_id = claim.identity.run_id
-    return await scene.store.budgets.reserve(run_id, claim.fence, number, charge, day=TODAY)
-
-
-async def settle_turn(scene: ContractHarness, claim: Claim, number: int, charge: Charge = TURN) -> None:
-    await scene.store.budgets.settle(claim.identity.run_id, claim.fence, number, charge)
 
 
 async def task_state(scene: ContractHarness, task_id: str) -> BudgetState:
@@ -334,15 +324,15 @@ async def test_a_limit_counts_what_all_runs_of_the_task_use(
     task_id = await limited(scene, limits, "a", "b")
     await scene.task("other")
     one, two, other = await scene.claim()
-    await reserve_turn(scene, one, 1)
-    await settle_turn(scene, one, 1)
-    await reserve_turn(scene, two, 1)
+    await reserve(scene, one, 1, TURN)
+    await settle(scene, one, 1, TURN)
+    await reserve(scene, two, 1, TURN)
 
     with pytest.raises(TaskLimitError, match=words) as refused:
-        await reserve_turn(scene, one, 2)
+        await reserve(scene, one, 2, TURN)
 
     assert (refused.value.end_reason, refused.value.code) == (reason, "limit_exceeded")
-    assert await reserve_turn(scene, other, 1) is None, "another task of the session has none"
+    assert await reserve(scene, other, 1, TURN) is None, "another task of the session has none"
     found = await task_state(scene, task_id)
     assert (found.used, found.reserved) == (TURN, TURN)
 
@@ -353,21 +343,21 @@ async def test_a_limit_in_money_needs_a_price(scene: ContractHarness) -> None:
     claim = await scene.claim_one()
 
     with pytest.raises(TaskLimitError, match="no price is known"):
-        await reserve_turn(scene, claim, 1, Charge(10, None, 1))
+        await reserve(scene, claim, 1, Charge(10, None, 1))
 
 
 @pytest.mark.spec("DIS-07")
 async def test_a_request_without_an_answer_is_no_turn_and_the_limits_can_be_raised(scene: ContractHarness) -> None:
     task_id = await limited(scene, Budget(turns=1))
     claim = await scene.claim_one()
-    await reserve_turn(scene, claim, 1)
-    await settle_turn(scene, claim, 1, Charge())
-    await reserve_turn(scene, claim, 2)
+    await reserve(scene, claim, 1, TURN)
+    await settle(scene, claim, 1, Charge())
+    await reserve(scene, claim, 2, TURN)
     assert (await task_state(scene, task_id)).reserved == TURN
 
     await scene.store.budgets.set_budget(task_scope(task_id), Budget(turns=2, wall_us=SECOND_US))
 
-    await reserve_turn(scene, claim, 3)
+    await reserve(scene, claim, 3, TURN)
     assert (await task_state(scene, task_id)).budget == Budget(turns=2, wall_us=SECOND_US)
 
 
@@ -377,21 +367,21 @@ async def test_what_ended_runs_have_used_counts_and_what_a_dead_process_reserved
 ) -> None:
     task_id = await limited(scene, Budget(turns=3))
     claim = await scene.claim_one()
-    await reserve_turn(scene, claim, 1)
-    await settle_turn(scene, claim, 1)
-    await reserve_turn(scene, claim, 2)
+    await reserve(scene, claim, 1, TURN)
+    await settle(scene, claim, 1, TURN)
+    await reserve(scene, claim, 2, TURN)
     await scene.release(claim)
     again = await scene.claim_one()
-    await reserve_turn(scene, again, 1)
-    await settle_turn(scene, again, 1)
+    await reserve(scene, again, 1, TURN)
+    await settle(scene, again, 1, TURN)
     await scene.fail(again)
     await scene.retry(again.step_key)
     await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     retried = await scene.claim_one()
-    await reserve_turn(scene, retried, 1)
+    await reserve(scene, retried, 1, TURN)
 
     with pytest.raises(TaskLimitError):
-        await reserve_turn(scene, retried, 2)
+        await reserve(scene, retried, 2, TURN)
     found = await task_state(scene, task_id)
     assert (found.used.turns, found.reserved.turns) == (2, 1)
 
@@ -404,7 +394,7 @@ async def test_a_charge_counts_for_the_task_its_session_and_the_day(scene: Contr
     for name in (DAY, scope):
         await scene.store.budgets.set_budget(name, Budget(tokens=10_000))
 
-    assert await reserve_turn(scene, claim, 1) == pytest.approx(0.1)
+    assert await reserve(scene, claim, 1, TURN) == pytest.approx(0.1)
 
     found = await scene.store.budgets.budgets([DAY, scope, task_scope(task_id)], day=TODAY)
     assert [one.reserved.tokens for one in found.values()] == [100, 100, 100]
@@ -504,8 +494,8 @@ async def test_a_limit_of_a_run_alone_stops_no_task(scene: ContractHarness) -> N
 async def test_a_retry_gives_the_time_again_and_keeps_what_was_used(scene: ContractHarness) -> None:
     task_id = await limited(scene, Budget(turns=2, wall_us=SECOND_US))
     claim = await scene.claim_one()
-    await reserve_turn(scene, claim, 1)
-    await settle_turn(scene, claim, 1)
+    await reserve(scene, claim, 1, TURN)
+    await settle(scene, claim, 1, TURN)
     await scene.advance([at_limit(claim)])
     await scene.store.tasks.stop_task(scene.own, task_id, reason="it is reached", now_us=scene.now_us)
     await scene.finish(task_id)

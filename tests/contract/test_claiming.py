@@ -53,19 +53,6 @@ async def test_claim_makes_step_and_run_running_under_one_fence(scene: ContractH
     assert step.started_us == run.started_us == scene.now_us
 
 
-@pytest.mark.spec("DAG-03.b")
-async def test_fence_grows_with_each_claim(scene: ContractHarness) -> None:
-    fences = []
-    claim = await scene.start("a")
-    for _ in range(3):
-        fences.append(claim.fence)
-        await scene.release(claim)
-        claim = await scene.claim_one()
-
-    assert fences == sorted(set(fences))
-    assert claim.fence > fences[-1] >= 1
-
-
 @pytest.mark.spec("CARD-3")
 async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) -> None:
     session = make_session(project="/p", cwd="/p/sub", policy={"rules": [{"tool": "code.*"}]})
@@ -158,17 +145,6 @@ async def test_an_unknown_worker_and_one_that_asks_for_none_claim_nothing(scene:
     assert await scene.claim(worker="wrk_unknown") == ()
     assert (await scene.advance(claim=0)).claims == ()
     assert await scene.statuses(task_id) == {"a": StepStatus.READY}
-
-
-@pytest.mark.spec("OPS-06")
-async def test_draining_worker_may_still_end_what_it_holds(scene: ContractHarness) -> None:
-    claim = await scene.start("a", "b")
-    await scene.store.sessions.set_worker_state(scene.worker, ProcessState.DRAINING)
-
-    advance = await scene.advance([completed(claim)], claim=1)
-
-    assert (advance.stale, advance.claims) == (frozenset(), ())
-    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.COMPLETED
 
 
 @pytest.mark.parametrize(("ready", "live", "share"), [(10, 2, 5), (10, 3, 4), (1, 4, 1), (10, 1, 8)])
@@ -364,26 +340,6 @@ async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: Contrac
 
 
 @pytest.mark.spec("CARD-2")
-async def test_last_batch_unlocks_and_claims_the_join_in_one_transaction(scene: ContractHarness) -> None:
-    await scene.task(*JOIN)
-    claims = await scene.claim()
-
-    advance = await scene.advance([completed(claim) for claim in claims], claim=1)
-
-    assert step_ids(advance.claims) == ["join"]
-
-
-@pytest.mark.spec("DAG-04.c", "EVT-02")
-async def test_step_unlocked_and_claimed_in_one_transaction_tells_so_in_order(scene: ContractHarness) -> None:
-    await scene.task("a", make_step("b", depends_on=("a",)))
-
-    (claim,) = (await scene.advance([completed(await scene.claim_one())], claim=1)).claims
-
-    events = await scene.event_types(claim.identity.run_id)
-    assert events == ["run_created", "step_created", "step_ready", "step_claimed", "run_started"]
-
-
-@pytest.mark.spec("CARD-2")
 async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(
     scene: ContractHarness, other_store: Store
 ) -> None:
@@ -456,16 +412,6 @@ async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Con
     assert [stored.payload for stored in await scene.store.runs.nodes(claim.identity.run_id)] == [node.payload]
 
 
-@pytest.mark.spec("EVT-01")
-async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_none(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    await scene.complete(claim, {"n": 1})
-
-    (node,) = await scene.store.runs.nodes(claim.identity.run_id)
-    assert (node.kind, node.payload) == (NodeKind.RESULT, {"v": 1, "output": {"n": 1}})
-
-
 async def test_owner_is_named_when_nothing_was_opened_or_claimed_with_an_end(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c", make_step("d", depends_on=("a", "b")))
     claims = {claim.step_key.rpartition("/")[2]: claim for claim in await scene.claim(2)}
@@ -477,16 +423,6 @@ async def test_owner_is_named_when_nothing_was_opened_or_claimed_with_an_end(sce
     assert [step_ids(with_claim.claims), with_claim.owner_sessions] == [["c"], frozenset()]
     assert without_claim.owner_sessions == {scene.own.session_id}  # whether others still run, its owner reads
     assert (opening.owner_sessions, opening.ready_left) == (frozenset(), True)
-
-
-async def test_owner_is_named_when_the_last_step_has_ended(scene: ContractHarness) -> None:
-    await scene.task("a", make_step("b", depends_on=("a",)))
-
-    midway = await scene.advance([completed(await scene.claim_one())], claim=1)
-    last = await scene.advance([completed(midway.claims[0])], claim=1)
-
-    assert midway.owner_sessions == frozenset()
-    assert last.owner_sessions == {scene.own.session_id}
 
 
 @pytest.mark.spec("DAG-05")

@@ -144,19 +144,6 @@ async def test_a_question_that_has_expired_has_left_the_list(scene: ContractHarn
     assert [request.id for request in await scene.store.consent.pending(scene.own.session_id)] == [waiting.id]
 
 
-@pytest.mark.spec("PER-12", "PER-14")
-async def test_a_question_whose_decision_was_taken_away_is_asked_again(scene: ContractHarness) -> None:
-    await publish(scene.store, "key_a")
-    claim = await scene.start("a")
-    first, _ = await decided(scene, claim, "call_1", "key_a")
-    await retire(scene.store, "key_a", is_revoked=True)
-
-    again = await scene.raised(make_request(claim, "call_1"))
-
-    assert again.id != first.id
-    assert await scene.store.consent.decision_of(again.id) is None
-
-
 @pytest.mark.spec("PER-12")
 async def test_a_key_is_reported_when_it_is_published_and_when_it_ends(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")

@@ -228,18 +228,6 @@ async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_on
 
 
 @pytest.mark.spec("DAG-08")
-async def test_cancelled_task_can_be_retried_to_its_end(scene: ContractHarness) -> None:
-    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
-    await cancel(scene, task_id)
-
-    await scene.retry_task(task_id)
-    while claims := await scene.claim():
-        await scene.complete_all(claims)
-
-    assert await scene.finish(task_id) is TaskStatus.COMPLETED
-
-
-@pytest.mark.spec("DAG-08")
 async def test_retried_map_waits_for_the_children_it_has(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map("m"), make_step("report", depends_on=("m",)))
     await scene.expand(f"{task_id}/m", "x", "y")

@@ -1,16 +1,12 @@
 import asyncio
 import json
-import os
-import socket
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import approval_of, provenance_here, question_of
 from soong.orchestrator.approvals.decide import TargetChecker
-from soong.orchestrator.cli.approvals import AnswerExitCode, QuestionLines, outcome_of, refused
+from soong.orchestrator.cli.approvals import AnswerExitCode, outcome_of, refused
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import Document
@@ -22,12 +18,7 @@ from soong.orchestrator.operations.service import find_question
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.question_text import list_text, show_text
-from soong.orchestrator.terminal.responder import (
-    ResponderClosedError,
-    SkipQuestionError,
-    TerminalResponder,
-    TypedAnswer,
-)
+from soong.orchestrator.terminal.responder import SkipQuestionError, TerminalResponder, TypedAnswer
 from soong.shared.core.errors import NotFoundError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
@@ -37,7 +28,6 @@ from soong.shared.permissions.request import Choice, Provenance, Question
 from soong.shared.tools.ports import Verdict
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import HOME, ConsentHarness, documents_of, make_call, verdicts
-from tests.model.builders import make_worker
 from tests.waiting import until
 
 
@@ -167,39 +157,6 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
         assert "its call was cancelled" in show_text(shown, 0, is_full=False)
 
 
-@pytest.mark.spec("PER-15")
-async def test_what_an_ended_run_asked_takes_no_answer_though_no_orchestrator_runs(open_bench: OpenBench) -> None:
-    async with open_bench() as bench:
-        asking, question = await asked(bench)
-        await bench.broker.close()
-        (worker,) = await bench.store.sessions.workers()
-        await bench.store.claims.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
-
-        code, said = await answer(bench, question, Choice.ALLOW_ONCE)
-
-        assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
-        assert await bench.store.consent.questions() == []
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-
-
-@pytest.mark.spec("PER-13")
-async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_bench: OpenBench) -> None:
-    async with open_bench() as bench:
-        asking, question = await asked(bench)
-        await bench.broker.close()
-        for task in bench.tasks:
-            task.cancel()
-
-        code, said = await answer(bench, question, Choice.ALLOW_ONCE, wait_s=0)
-
-        assert (code, "no orchestrator has acted on it yet" in said) == (AnswerExitCode.DONE, True)
-        bench.broker = bench.new_broker(bench.ownership.owner_id)
-        await bench.broker.review([bench.session_id])
-        (verdict,) = await verdicts(asking)
-        assert (verdict.is_allowed, verdict.author) == (True, "person")
-
-
 @pytest.mark.spec("PER-13.g")
 async def test_another_principal_may_not_answer_and_the_question_stays(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
@@ -212,25 +169,6 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
         assert await bench.store.consent.answer_of(question.request.id) is None
         await answer(bench, question, Choice.ALLOW_ONCE)
         assert (await verdicts(asking))[0].is_allowed
-
-
-@pytest.mark.spec("PER-13.h")
-async def test_what_a_run_has_started_cannot_answer(open_bench: OpenBench) -> None:
-    """Nothing that a run started answers for a person: this test is the child of such a worker."""
-    async with open_bench() as bench:
-        asking, question = await asked(bench)
-        now_us = time.time_ns() // 1000
-        worker = replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
-        await bench.store.sessions.register_worker(worker)
-
-        code, said = await answer(bench, question, Choice.ALLOW_ONCE)
-
-        assert code == AnswerExitCode.NOT_ALLOWED
-        assert said.startswith(f"not answered: the right 'approve' needs a person: process {os.getppid()} (")
-        assert said.endswith(") belongs to a run, and runs do not answer for people")
-        assert await bench.store.consent.answer_of(question.request.id) is None
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
 
 
 @pytest.mark.spec("PER-08", "PER-20")
@@ -327,28 +265,6 @@ async def test_a_question_is_found_by_either_end_of_its_id_and_what_waits_goes_f
         await asyncio.gather(asking, return_exceptions=True)
 
 
-@pytest.mark.spec("PER-14", "PER-15")
-async def test_a_stream_tells_each_question_and_each_end_once(
-    open_bench: OpenBench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What has expired leaves the list, and its end is told (Agenta-AI/agenta#6823, librefang/librefang#1797)."""
-    async with open_bench() as bench:
-        stream = QuestionLines(await api_of(bench), "")
-        asking, question = await asked(bench)
-        for _ in range(2):
-            await stream.poll()
-        await answer(bench, question, Choice.DENY, "no")
-        await verdicts(asking)
-        for _ in range(2):
-            await stream.poll()
-
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [(line["event"], line["id"], line["ending"]) for line in lines] == [
-            ("asked", question.request.id, "waits"),
-            ("closed", question.request.id, "denied"),
-        ]
-
-
 # -- a terminal that answers for all sessions
 class Person:
     """Answers yes, and remembers what was shown."""
@@ -423,21 +339,3 @@ async def test_a_question_that_is_put_off_comes_after_the_others_and_comes_again
 
         assert all(verdict.is_allowed for verdict in await verdicts(one, two, three))
         assert order == ["/work/1", "/work/2", "/work/3", "/work/1", "/work/2"]
-
-
-@pytest.mark.spec("PER-13")
-async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: OpenBench) -> None:
-    async def closed(_question: Document) -> TypedAnswer:
-        raise ResponderClosedError("standard input ended")
-
-    async with open_bench() as bench:
-        sentences: list[str] = []
-        asking, question = await asked(bench)
-        await watching(bench, closed, sentences)
-        await until(lambda: len(sentences) == 2)
-
-        assert await bench.store.consent.answer_of(question.request.id) is None
-        assert sentences[0] == "standard input ended"
-        assert sentences[1].startswith("1 question stays open; `soong approvals list`")
-        assert (await answer(bench, question, Choice.ALLOW_ONCE))[0] == AnswerExitCode.DONE
-        assert (await verdicts(asking))[0].is_allowed

@@ -260,23 +260,6 @@ async def test_a_yes_that_it_used_for_another_input_is_found(deployment: Deploym
     assert "the call's input is another than the one that was allowed" in problem
 
 
-@pytest.mark.spec("PER-12")
-async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_reported(deployment: Deployment) -> None:
-    bench = deployment.bench
-    answer_now(bench)
-    request = replace(deployment.own_request(), proof="0" * 64)
-
-    await deployment.raise_own(request)
-    await bench.broker.review([bench.session_id])
-    await until(lambda: _is_closed(bench, request.id))
-
-    assert not callback_of(bench).shown
-    events = await bench.store.runs.events(deployment.own.identity.run_id)
-    assert [event.data["what"] for event in events if event.type == EventType.SECURITY] == ["forged_request"]
-    (entry,) = await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
-    assert (entry.data["what"], entry.data["run"]) == ("forged_request", deployment.own.identity.run_id)
-
-
 MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
     "an identity of its own choice": lambda body: {**body, "identity": {"role": "main"}},
     "the id of another's question": lambda body: {**body, "id": "req_victim"},
@@ -317,7 +300,7 @@ async def test_a_row_that_is_no_question_is_shown_to_nobody_reported_and_holds_n
 
 @pytest.mark.spec("PER-07")
 @pytest.mark.parametrize(
-    ("count", "is_proven", "shown"), [(500, True, MAX_OPEN), (10_000, False, 0)], ids=["proven", "forged"]
+    ("count", "is_proven", "shown"), [(MAX_OPEN + 50, True, MAX_OPEN), (10_000, False, 0)], ids=["proven", "forged"]
 )
 async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back(
     deployment: Deployment, count: int, is_proven: bool, shown: int

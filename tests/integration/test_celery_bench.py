@@ -102,6 +102,3 @@ async def test_a_recorded_read_is_one_transaction_and_every_candidate_gives_the_
     assert found.direct.cpu_us < found.pipeline.cpu_us
     assert found.pipeline.elapsed_us < found.persisted.elapsed_us
     assert {figure.workload for figure in found.figures()} == {NAME}
-
-
-# -- the benchmark counts what a database committed, from outside

@@ -64,6 +64,10 @@ async def ended(bench: ConsentHarness, asking: "asyncio.Task[Verdict]", error: E
 
 @pytest.mark.spec("PER-05.a", "PER-14.b/no-callback")
 async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(open_bench: OpenBench) -> None:
+    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw.
+
+    Nobody there is a no of its own kind (QwenLM/qwen-code#4928).
+    """
     async with open_bench() as bench:
         asking, _ = await ask(bench)
 
@@ -252,26 +256,6 @@ async def test_a_responder_that_beats_keeps_the_question_open(open_bench: OpenBe
         asking.cancel()
 
 
-@pytest.mark.spec("PER-14")
-@pytest.mark.parametrize(
-    ("principal", "digest", "words"),
-    [("intruder", "", "'intruder' answered"), ("local", "0" * 64, "another input")],
-    ids=["principal", "digest"],
-)
-async def test_an_answer_that_does_not_fit_the_question_allows_nothing(
-    open_bench: OpenBench, principal: str, digest: str, words: str
-) -> None:
-    async with open_bench() as bench:
-        asking, request = await ask(bench)
-        answer = make_answer(request, principal=principal)
-
-        await bench.store.consent.answer(replace(answer, input_digest=digest or request.input_digest))
-        await bench.settle()
-
-        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
-        assert words in verdict.reason
-
-
 @pytest.mark.spec("PER-10")
 async def test_a_deny_rule_wins_over_a_callback_that_would_say_yes(open_bench: OpenBench) -> None:
     callback = Callback()
@@ -288,56 +272,6 @@ async def test_a_deny_rule_wins_over_a_callback_that_would_say_yes(open_bench: O
         assert (own.author, own.error) == ("rule", ErrorType.PERMISSION_DENIED)
         assert (older.author, older.error) == ("rule", ErrorType.PERMISSION_DENIED)
         assert not callback.shown
-
-
-@pytest.mark.spec("PER-05", "PER-13", "PER-14")
-async def test_a_childs_question_that_nobody_sees_is_in_rows_and_log_and_its_end_is_reported(
-    open_bench: OpenBench,
-) -> None:
-    """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw.
-
-    Nobody there is a no of its own kind (QwenLM/qwen-code#4928).
-    """
-    async with open_bench() as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
-        (request,) = await bench.pending()
-        await bench.settle()
-
-        told = await bench.event(claim, EventType.PERMISSION_REQUESTED)
-        listed = [question.request.id for question in await bench.store.consent.questions()]
-        assert not asking.done()
-        assert (told.data["request_id"], listed) == (request.id, [request.id])
-
-        await bench.pass_time(bench.settings.responder_wait_s)
-        (verdict,) = await verdicts(asking)
-
-        assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_NO_CALLBACK)
-        assert (await bench.event(claim, EventType.PERMISSION_FAILED)).data["reason"] == "permission_no_callback"
-
-
-@pytest.mark.spec("PER-01", "PER-07")
-async def test_what_is_allowed_to_the_session_serves_its_children_and_the_rest_is_asked_of_it(
-    open_bench: OpenBench,
-) -> None:
-    """openai/codex#23324: a child neither used what had been approved nor reached whoever could approve."""
-    callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.DENY])
-    async with open_bench(callback) as bench:
-        (first, one), (second, two) = await bench.claim(2)
-
-        (given,) = await verdicts(bench.gate(first, one).decide(make_call(first)))
-        (served,) = await verdicts(bench.gate(second, two).decide(make_call(second)))
-        (asked,) = await verdicts(bench.gate(second, two).decide(make_call(second, "call_2", "/work/other")))
-
-        assert [(one.is_allowed, one.author) for one in (given, served, asked)] == [
-            (True, "person"),
-            (True, "grant"),
-            (False, "person"),
-        ]
-        assert [request.identity.run_id for request in callback.shown] == [
-            first.identity.run_id,
-            second.identity.run_id,
-        ]
 
 
 @pytest.mark.spec("PER-06", "PER-13.a")

@@ -125,17 +125,6 @@ async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
     assert after["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
-async def test_steps_that_a_limit_holds_back_call_for_no_more_workers(
-    scene: ContractHarness, source: SqlMetrics
-) -> None:
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
-    await scene.task(*(make_step(f"s{number}") for number in range(5)))
-
-    seen = await watched(scene, source)
-
-    assert (seen["soong_steps_ready{default}"], seen["soong_steps_claimable{default}"]) == (5, 2)
-
-
 @pytest.mark.spec("DIS-03")
 async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlMetrics) -> None:
     of_session = f"session:{scene.own.session_id}"
@@ -226,9 +215,6 @@ async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHar
     assert waited["soong_approvals_oldest_wait_seconds"] >= 30
     assert (await watched(scene, source))["soong_approvals_waiting"] == 0
     assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
-
-
-# -- what it costs
 
 
 # -- the list of workers

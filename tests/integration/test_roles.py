@@ -14,8 +14,6 @@ from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, Una
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.shared.engine.tasks.step import Advance, StepEnd
-from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL as SETTING
@@ -25,8 +23,6 @@ from soong.shared.storage.sql.roles.role_privileges import CHANGED, EMPTIED, WOR
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.databases import empty_postgres
-from tests.contract.scene import completed
-from tests.integration.consent import Callback, make_call, open_bench
 from tests.integration.roles import (
     CREDENTIAL,
     ORCHESTRATOR,
@@ -40,7 +36,7 @@ from tests.integration.roles import (
 )
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
-from tests.model.builders import make_owner, make_session, make_task, make_worker, take_turn
+from tests.model.builders import make_owner
 from tests.servers import PostgresServer
 from tests.system.deployment import Deployment, end
 
@@ -141,20 +137,8 @@ def test_the_rights_in_the_database_are_those_that_were_decided(urls: RoleUrls) 
 
 
 FORBIDDEN = {
-    "write a decision": "INSERT INTO decisions (request_id, id, body) VALUES ('req_1', 'dec_1', '{}')",
     "change a decision": "UPDATE decisions SET body = '{}'",
-    "answer for a person": "INSERT INTO answers (request_id, choice) VALUES ('req_1', 'allow_once')",
-    "read who answered": "SELECT * FROM answers",
-    "publish a key of its own": "INSERT INTO signing_keys (id, public_key) VALUES ('k', decode('00', 'hex'))",
-    "exchange a key": "UPDATE signing_keys SET public_key = decode(repeat('00', 32), 'hex')",
-    "use a decision twice": "DELETE FROM consumptions",
     "make its question a decided one": "UPDATE permission_requests SET state = 'decided' WHERE id = 'req_1'",
-    "raise a question that is decided": (
-        "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)"
-        " SELECT 'req_2', id, session_id, 'c', 'decided', '{}' FROM runs LIMIT 1"
-    ),
-    "change what was asked": "UPDATE permission_requests SET body = '{}'",
-    "change the session's policy": "UPDATE sessions SET policy = '{}'",
     "take a session": "UPDATE sessions SET owner_id = 'own_mine', owner_epoch = owner_epoch + 1",
     "open a session": "INSERT INTO sessions (id, approval_mode) VALUES ('sess_x', 'deny')",
     "close a session": "UPDATE sessions SET is_closed = 1",
@@ -166,7 +150,6 @@ FORBIDDEN = {
     "change a run's surface": "UPDATE runs SET surface = 'x'",
     "change a run's token": "UPDATE runs SET token = 'x'",
     "write a surface": "INSERT INTO surfaces (digest, body) VALUES ('x', '{}')",
-    "widen a surface": "UPDATE surfaces SET body = '{}'",
     "insert a step": (
         "INSERT INTO steps (key, task_id, session_id, step_id, kind, lane) VALUES ('k', 't', 's', 'i', 'python', 'l')"
     ),
@@ -291,22 +274,6 @@ async def test_an_orchestrator_keeps_the_outbox_of_notifications_under_its_role(
         await store.close()
 
 
-@pytest.mark.spec("PER-12")
-async def test_a_worker_that_asks_is_answered_and_finds_its_decision(urls: RoleUrls) -> None:
-    store = SplitStore(
-        await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
-    ).as_store()
-    try:
-        async with open_bench(Callback((Choice.ALLOW_ONCE,)), store=store) as bench:
-            ((claim, worker_id),) = await bench.claim()
-            verdict = await bench.gate(claim, worker_id).decide(make_call(claim))
-    finally:
-        await store.close()
-
-    assert verdict.is_allowed
-    assert verdict.decision_id
-
-
 @pytest.mark.spec("OPS-03")
 async def test_the_whole_service_runs_with_a_role_for_each_part(
     urls: RoleUrls, redis_tcp_url: str, tmp_path: Path
@@ -324,26 +291,6 @@ async def test_the_whole_service_runs_with_a_role_for_each_part(
     assert ended.status is TaskStatus.COMPLETED
     assert gone == []
     assert "permission denied" not in logs
-
-
-async def test_a_worker_under_its_role_leaves_the_end_of_a_task_to_an_owner(urls: RoleUrls) -> None:
-    store = SplitStore(
-        await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
-    ).as_store()
-    session, worker = make_session(closes_with_task=True), make_worker()
-    await store.sessions.register_worker(worker)
-    await store.tasks.submit(session, make_task(session.id, "a"))
-
-    async def advance(*ends: StepEnd) -> Advance:
-        return await take_turn(store, worker.id, ends)
-
-    (claim,) = (await advance()).claims
-    ended = await advance(completed(claim))
-    status = await store.tasks.status(claim.identity.task_id)
-    await store.close()
-
-    assert ended.owner_sessions == {session.id}
-    assert status is TaskStatus.RUNNING
 
 
 @pytest.mark.spec("DIS-04")

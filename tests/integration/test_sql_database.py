@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import make_url
 
-from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, SoongError, UnavailableError
+from soong.shared.core.errors import ConflictError, LeaseLostError, SoongError, UnavailableError
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import Appended, CallRow
 from soong.shared.storage.sql.engine.database import Database
@@ -29,7 +29,6 @@ from tests.waiting import others_run
 
 ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
 BREAK = Statement("break", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, -1)")
-END_OURS = Statement("end ours", "SELECT pg_terminate_backend(pg_backend_pid())")
 SCOPES = Statement("scopes", "SELECT scope FROM concurrency_limits ORDER BY scope")
 
 
@@ -207,32 +206,6 @@ async def test_work_that_meets_shares_one_transaction(store: SqlStore) -> None:
     assert seen == [1, 2, 3]
 
 
-async def test_done_means_that_others_can_see_it(store: SqlStore, url: str) -> None:
-    async with opened(url) as other:
-        for scope in ("a", "b", "c"):
-            await store._database.write(add(scope))
-            assert scope in await scopes(other._database)
-
-
-async def test_refusal_of_a_stale_append_leaves_the_others_appended(store: SqlStore) -> None:
-    session, worker_id = await begin(store)
-    claim = await claim_one(store, session, worker_id)
-    run_id = claim.identity.run_id
-
-    outcomes = await asyncio.gather(
-        *(
-            store.runs.append(run_id, fence, events=[NewEvent("turn", {"n": n})], now_us=START_US)
-            for n, fence in enumerate([claim.fence, 99, claim.fence, 98, claim.fence])
-        ),
-        return_exceptions=True,
-    )
-
-    assert [isinstance(outcome, LeaseLostError) for outcome in outcomes] == [False, True, False, True, False]
-    turns = [event for event in await store.runs.events(run_id) if event.type == "turn"]
-    assert [event.data["n"] for event in turns] == [0, 2, 4]
-    assert [event.seq for event in turns] == list(range(turns[0].seq, turns[0].seq + 3))
-
-
 async def test_loops_of_several_threads_may_use_one_store(store: SqlStore) -> None:
     def work(name: str) -> None:
         async def write() -> None:
@@ -341,18 +314,6 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str, 
 
         concurrency_limits = Statement("limits", "SELECT slots FROM concurrency_limits ORDER BY scope")
         assert await one._database.read(lambda tx: tx.rows(concurrency_limits)) == [(3,), (3,)]
-
-
-async def test_what_is_not_there_is_named(store: SqlStore) -> None:
-    for asking in (
-        store.tasks.task("t"),
-        store.tasks.step("t/s"),
-        store.runs.run("r"),
-        store.sessions.session("s"),
-        store.tasks.result("t/s"),
-    ):
-        with pytest.raises(NotFoundError):
-            await asking
 
 
 def _cut_all(url: str) -> None:

@@ -201,15 +201,6 @@ async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
     assert scopes(image) == ["claim", "hop", "task"]
 
 
-async def test_closing_flushes_what_is_not_on_the_disk(path: Path) -> None:
-    async with opened(f"sqlite:///{path}") as store:
-        with counted_flushes(store._database) as flushes:
-            await store._database.write(add("a"), flush=Flush.WITH_NEXT)
-            assert not flushes
-            await store.close()
-            assert len(flushes) == 1
-
-
 async def test_a_refusal_is_its_callers_and_undoes_all(database: Database, path: Path) -> None:
     await database.write(add("a"))
 
@@ -224,14 +215,6 @@ async def test_a_refusal_is_its_callers_and_undoes_all(database: Database, path:
         await SOON(database, add("c"))
 
     assert scopes(path) == ["a"]
-
-
-@pytest.mark.spec("DAG-03")
-async def test_a_submission_is_on_the_disk_when_its_caller_hears_of_it(store: SqlStore, database: Database) -> None:
-    with counted_flushes(database) as flushes:
-        session = make_session()
-        await store.tasks.submit(session, make_task(session.id, make_step("a")))
-        assert len(flushes) == 1
 
 
 # -- sQLite's log is flushed as promised also where a commit changes nothing, a flush fails or a loop ends

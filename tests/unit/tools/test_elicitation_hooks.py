@@ -160,25 +160,6 @@ async def test_decorated_functions_are_hooks_of_this_process() -> None:
     assert (result["is_asked"], result["content"]) == (False, {"name": "EVE"})
 
 
-@pytest.mark.spec("EXE-13.a", "EXE-13.e")
-async def test_programs_get_the_question_and_the_answer_and_may_answer(tmp_path: Path) -> None:
-    programs = Programs(tmp_path)
-    keep = "open(told['stage'] + '.json', 'w').write(json.dumps(told))\n"
-    programs.python(keep + "answer(action='accept', content={'name': 'Eve'})", "in", stage="elicitation")
-    programs.python(keep + "answer(action='decline', reason='enough')", "out", stage="elicitation_result")
-    bench = programs.bench(make_tool("mcp.t.asks", handler=asks))
-
-    result = told(await bench.call("mcp.t.asks"))
-
-    assert (result["is_asked"], result["action"], result["reason"]) == (False, "decline", "enough")
-    assert [(one["stage"], one["outcome"]) for one in hook_runs(bench)] == [
-        ("elicitation", "accept"),
-        ("elicitation_result", "decline"),
-    ]
-    assert '"message": "Who?"' in (programs.home / "elicitation.json").read_text()
-    assert '"content": {"name": "Eve"}' in (programs.home / "elicitation_result.json").read_text()
-
-
 @pytest.mark.parametrize("said", ["action='allow'", "content='text'", "context=['x']", "input={}"])
 async def test_a_program_that_answers_as_another_kind_of_hook_would_refuses(tmp_path: Path, said: str) -> None:
     programs = Programs(tmp_path)

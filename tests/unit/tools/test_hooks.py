@@ -58,15 +58,6 @@ async def test_a_hook_that_fails_denies_also_by_a_timeout_of_its_own() -> None:
         assert f"failed with {type(error).__name__}" in await denied(bench_with(pre(error)))
 
 
-@pytest.mark.spec("EXE-13.f")
-async def test_a_hook_that_is_too_slow_denies() -> None:
-    async def slow(_call: HookCall) -> PreOutcome:
-        await asyncio.Event().wait()
-        return PreOutcome()
-
-    assert "no answer" in await denied(bench_with(NamedHook("slow", slow, timeout=timedelta(milliseconds=5))))
-
-
 @pytest.mark.spec("EXE-02.a", "EXE-02.b", "EXE-02.c", "EXE-13.e")
 async def test_a_rewritten_input_is_what_runs_and_the_four_inputs_are_kept_apart() -> None:
     bench = bench_with(pre(PreOutcome("allow", call_input={"text": "b"})))
@@ -135,19 +126,6 @@ async def test_hooks_add_context_and_replace_what_the_model_sees() -> None:
     assert [note["stage"] for _, note in bench.log.notes] == ["pre", "post"]
 
 
-async def test_a_post_hook_that_fails_changes_nothing_and_is_noted() -> None:
-    async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
-        raise RuntimeError
-
-    bench = bench_with(post=(NamedHook("broken", after),))
-
-    result = await bench.call("test.echo", text="x")
-
-    assert (result.ok, result.data) == (True, "x")
-    assert bench.log.notes[0][1]["outcome"] == "none"
-    assert bench.log.notes[0][1]["failure"] == "failed"
-
-
 NONSENSE: list[Any] = [
     None,
     {"action": "allow"},
@@ -196,7 +174,7 @@ async def test_a_post_hook_that_answers_nonsense_changes_nothing(answer: Any) ->
     assert (bench.log.notes[0][1]["outcome"], bench.log.notes[0][1]["failure"]) == ("none", "nonsense")
 
 
-@pytest.mark.spec("EXE-13")
+@pytest.mark.spec("EXE-13", "EXE-13.f")
 async def test_a_hook_that_does_not_let_itself_be_ended_has_still_given_no_answer() -> None:
     async def stubborn(_call: HookCall) -> PreOutcome:
         try:
@@ -275,21 +253,6 @@ async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may
 
     assert (await bench.call("test.echo", text="bad")).data == "good"
     assert told == [{"cwd": "/p", "project": "/p"}]
-
-
-@pytest.mark.spec("EXE-13.e")
-@pytest.mark.parametrize("stage", ["pre", "post"])
-async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
-    async def looks(_call: HookCall, _result: ToolResult) -> PostOutcome:
-        return PostOutcome()
-
-    post = (NamedHook("checker", looks),)
-    bench = bench_with(pre(PreOutcome())) if stage == "pre" else bench_with(post=post)
-
-    await bench.call("test.echo", text="x")
-
-    ((kind, data),) = bench.log.notes
-    assert (kind, data["hook"], data["stage"], data["outcome"]) == ("hook_run", "checker", stage, "none")
 
 
 @pytest.mark.spec("EXE-01", "REG-03.a")

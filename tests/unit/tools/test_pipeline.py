@@ -1,6 +1,5 @@
 import asyncio
 import errno
-from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Targe
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PostOutcome
 from soong.shared.tools.pipeline import PipelineConfig
-from soong.shared.tools.ports import ToolCall, Verdict
+from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
-from tests.unit.tools.parts import TEXT_INPUT, PipelineHarness, gives, make_bench, make_tool, raising
+from tests.unit.tools.parts import PipelineHarness, gives, make_bench, make_tool, raising
 from tests.waiting import others_run
 
 DENIED = Verdict(is_allowed=False, author="person", reason="not today", error=ErrorType.PERMISSION_DENIED)
@@ -28,22 +27,6 @@ async def failure(bench: PipelineHarness, tool: str = "test.echo", **fields: Jso
     assert result.error is not None
     assert bench.ended == result
     return result.error.type
-
-
-@pytest.mark.spec("SCH-03.a", "RES-04.b")
-@pytest.mark.parametrize(
-    "arguments",
-    [{"text": 1}, {"extra": 1}, [], 3, "{", '{"text": "a", "text": "b"}', "[]", '{"text": NaN}', {"text": "\ud800"}],
-    ids=str,
-)
-async def test_bad_arguments_reach_neither_permission_nor_handler(arguments: Json) -> None:
-    bench = make_bench([make_tool()])
-
-    result = await bench.call("test.echo", arguments)
-
-    assert result.error is not None
-    assert result.error.type is ErrorType.INVALID_INPUT
-    assert (bench.gate.asked, bench.log.starts) == ([], [])
 
 
 @pytest.mark.spec("REG-05.e", "SCH-03")
@@ -219,19 +202,6 @@ async def test_waiting_for_permission_counts_to_no_time_limit() -> None:
     assert (await bench.call("test.echo", text="x")).ok
 
 
-@pytest.mark.spec("EXE-08.c")
-@pytest.mark.parametrize(
-    ("asked_ms", "limit_s"), [(5, 0.005), (10**9, 1.0), (None, 1.0)], ids=["lower", "higher", "silent"]
-)
-async def test_the_model_can_only_lower_a_time_limit(asked_ms: int | None, limit_s: float) -> None:
-    schema = {"type": "object", "properties": {"timeout_ms": {"type": "integer"}}}
-    tool = make_tool(input_schema=schema, timeout=timedelta(seconds=1))
-    bench = make_bench([tool])
-
-    assert bench.pipeline._limit_s(tool, {} if asked_ms is None else {"timeout_ms": asked_ms}) == limit_s
-    assert bench.pipeline._limit_s(make_tool(is_agent_tool=True), {}) is None
-
-
 @pytest.mark.spec("EXE-08.b")
 @pytest.mark.parametrize("own", [None, timedelta(minutes=10)], ids=["default", "the tool's own"])
 async def test_no_time_limit_is_above_the_maximum_from_any_source(own: timedelta | None) -> None:
@@ -246,32 +216,6 @@ async def test_no_time_limit_is_above_the_maximum_from_any_source(own: timedelta
 async def _waiting(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
     await asyncio.Event().wait()
     return None
-
-
-async def _interrupted(work: Awaitable[Any], reached: asyncio.Event) -> None:
-    task = asyncio.ensure_future(work)
-    await asyncio.wait_for(reached.wait(), 5)
-    task.cancel("asked to pause")
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.spec("EXE-07.a", "EXE-07.f", "RES-04.f")
-async def test_an_abort_cancels_the_handler_and_is_recorded_before_it_goes_on() -> None:
-    reached = asyncio.Event()
-
-    async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        reached.set()
-        await asyncio.Event().wait()
-        return None
-
-    bench = make_bench([make_tool(handler=handler)])
-
-    await _interrupted(bench.call("test.echo"), reached)
-
-    assert bench.ended.error is not None
-    assert bench.ended.error.type is ErrorType.ABORTED
-    assert bench.ended.metadata == {"aborted": True, "partial": False, "abort_reason": "asked to pause"}
 
 
 @pytest.mark.spec("EXE-07.f")
@@ -307,22 +251,6 @@ async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept(cut
         await task
 
     assert (bench.ended.ok, bench.ended.data) == (True, "written")
-
-
-@pytest.mark.spec("EXE-07")
-async def test_an_abort_while_permission_is_awaited_is_recorded_as_aborted() -> None:
-    reached = asyncio.Event()
-    bench = make_bench([make_tool()])
-
-    async def wait() -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    bench.gate.before = wait
-
-    await _interrupted(bench.call("test.echo"), reached)
-
-    assert bench.log.entries == [("finished", "call_1")]
 
 
 @pytest.mark.spec("PER-19", "PER-11")
@@ -361,24 +289,3 @@ async def test_a_tools_own_permission_check_can_only_tighten(verdict: Any, type:
 
     assert await failure(bench) is type
     assert bench.gate.asked == []
-
-
-async def test_a_target_that_refuses_ends_the_call_before_anyone_is_asked() -> None:
-    def target(*_: object) -> Target:
-        raise PathRefusedError(PathRefusal.PROTECTED, ".git/config", "is protected")
-
-    bench = make_bench([make_tool(target=target, input_schema=TEXT_INPUT, tags=frozenset({"filesystem"}))])
-
-    assert await failure(bench) is ErrorType.PATH_PROTECTED
-    assert bench.gate.asked == []
-
-
-@pytest.mark.spec("EXE-04")
-async def test_a_call_that_is_not_made_has_its_recorded_result() -> None:
-    bench = make_bench([make_tool()])
-
-    result = await bench.pipeline.refuse(ToolCall("c", "test.echo", {}), ErrorType.NOT_RUN, "an earlier write failed")
-
-    assert bench.ended == result
-    assert result.error is not None
-    assert result.error.retryable

@@ -1,7 +1,5 @@
 """One result, four readers: each gets what it needs and must not get what is another's (RES-06)."""
 
-from typing import Any
-
 import pytest
 
 from soong.shared.core.jsontext import JsonObject, dump
@@ -10,7 +8,7 @@ from soong.shared.tools.definition import HandlerOutput, ToolContext
 from soong.shared.tools.pipeline import PipelineConfig
 from soong.shared.tools.result import ArtifactRef, ContextNode, ErrorType, JsonBlock, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results import rendering
-from soong.shared.tools.results.rendering import for_model, for_person, for_telemetry, log_line, status_of
+from soong.shared.tools.results.rendering import for_model, for_person, for_telemetry, status_of
 from tests.unit.tools.parts import make_bench, make_tool
 
 REF = ArtifactRef("ab" * 32, 5_000, "text/plain", "out.txt")
@@ -127,29 +125,6 @@ def test_telemetry_keeps_facts_and_nothing_of_what_was_said() -> None:
     assert (failed["status"], failed["error"], failed["retryable"]) == ("failed", "text_not_found", False)
     for word in ('content"', "inner", "summary", "programs", "review", "no such text", "half", "near"):
         assert word not in dump([told, failed])
-
-
-@pytest.mark.spec("RES-06", "EVT-03", "EVT-04.c")
-def test_a_line_of_the_tool_log_leaves_out_input_summary_and_message() -> None:
-    data: Any = {
-        "tool_call_id": "c1",
-        "tool": "code.search",
-        "input": {"query": "q"},
-        "summary": "s",
-        "message": "m",
-        "duration_ms": 3,
-        "status": "failed",
-    }
-
-    assert log_line(data, seq=4, time_us=5, type="tool_failed") == {
-        "seq": 4,
-        "time_us": 5,
-        "type": "tool_failed",
-        "tool_call_id": "c1",
-        "tool": "code.search",
-        "duration_ms": 3,
-        "status": "failed",
-    }
 
 
 @pytest.mark.spec("RES-06.d", "RES-01.b")

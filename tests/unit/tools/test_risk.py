@@ -94,12 +94,6 @@ def test_a_call_has_the_tags_of_its_tool_and_those_that_its_input_adds(said: obj
     assert for_call(tool, {}).reaches_out == ("network" in tags)
 
 
-def test_a_tool_whose_calls_have_no_tags_of_their_own_is_the_same_for_each() -> None:
-    tool = make_tool()
-
-    assert for_call(tool, {}) is tool
-
-
 TRAITS = st.builds(Traits, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 

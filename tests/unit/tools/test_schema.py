@@ -8,9 +8,8 @@ from pydantic import BaseModel, Field
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject, digest, dump, first_sentence
-from soong.shared.tools.execution import parsed, shown_arguments
+from soong.shared.tools.execution import parsed
 from soong.shared.tools.foreign_schema import from_pydantic
-from soong.shared.tools.result import EVERY_CALL
 from soong.shared.tools.schema import (
     MAX_SCHEMA_DEPTH,
     MAX_VALUE_DEPTH,
@@ -273,10 +272,6 @@ def test_fields_inside_an_argument_follow_it() -> None:
     )
 
 
-def test_a_schema_without_properties_has_no_arguments() -> None:
-    assert arguments_of({"type": "object"}) == ()
-
-
 @pytest.mark.parametrize(
     ("text", "first"),
     [
@@ -288,12 +283,6 @@ def test_a_schema_without_properties_has_no_arguments() -> None:
 )
 def test_the_first_sentence_is_one_line(text: str, first: str) -> None:
     assert first_sentence(text) == first
-
-
-def test_no_error_of_every_call_is_said_twice() -> None:
-    every = [error for errors in EVERY_CALL.values() for error in errors]
-
-    assert len(every) == len(set(every))
 
 
 NUMBER: Any = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
@@ -316,11 +305,6 @@ def test_a_string_that_holds_json_is_parsed_first(arguments: Json, value: Json) 
     assert parsed(arguments) == value
 
 
-def test_what_is_too_large_is_named_where_it_would_be_kept() -> None:
-    assert shown_arguments("x" * 10_000_000) == {"left_out": "10000000 characters"}
-    assert shown_arguments({"a": "x"}) == {"a": "x"}
-
-
 async def test_a_whole_float_is_an_integer_for_the_handler() -> None:
     bench = make_bench([make_tool(input_schema=NUMBER, handler=_type_of_n)])
 
@@ -331,7 +315,7 @@ async def _type_of_n(_context: object, call_input: Any) -> str:
     return type(call_input["n"]).__name__
 
 
-@pytest.mark.spec("SCH-03.b")
+@pytest.mark.spec("SCH-03.b", "RES-04.b")
 async def test_a_violation_names_its_path_and_its_rule_for_programs_too() -> None:
     result = await make_bench([make_tool(input_schema=NUMBER)]).call("test.echo", {"n": "three"})
 

@@ -128,11 +128,6 @@ async def test_a_program_that_ignores_signals_ends(folder: int, tmp_path: Path) 
     assert (ended.ended, ended.stdout) == ("timeout", b"ready\n")
 
 
-async def test_an_argument_with_nul_starts_nothing(folder: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="null byte"):
-        await run(command(folder, tmp_path, "/bin/echo", "a\0b"))
-
-
 @pytest.mark.spec("CMD-05")
 async def test_a_program_has_the_given_environment_three_descriptors_and_no_terminal(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
@@ -106,17 +105,6 @@ async def test_bytes_are_read_from_standard_input_to_their_end(folder: int, tmp_
     assert (ended.code, ended.stdout == given) == (0, True)
 
 
-@pytest.mark.parametrize("script", ["exit 4", "exec 0<&-; sleep 0.2; exit 4", "head -c 1 > /dev/null; exit 4"])
-async def test_a_program_need_not_read_what_it_is_given(folder: int, tmp_path: Path, script: str) -> None:
-    argv = ["/bin/sh", "-c", script]
-
-    ended = await ProcessRunner().run(
-        ChildCommand(argv, folder, tmp_path, {}, timedelta(seconds=20), 100, stdin=b"x" * 10_000_000)
-    )
-
-    assert (ended.ended, ended.code) == ("exited", 4)
-
-
 async def test_what_is_said_beyond_the_bound_is_counted_and_thrown_away_where_asked_for(
     folder: int, tmp_path: Path
 ) -> None:
@@ -127,26 +115,6 @@ async def test_what_is_said_beyond_the_bound_is_counted_and_thrown_away_where_as
     assert (ended.ended, ended.code) == ("exited", 2)
     assert (len(ended.stdout), ended.stdout_bytes) == (1000, 300_000)
     assert (len(ended.stderr), ended.stderr_bytes) == (10, 200_000)
-
-
-async def test_every_piece_is_heard_as_it_comes(folder: int, tmp_path: Path) -> None:
-    heard: list[tuple[str, bytes]] = []
-    first = asyncio.Event()
-
-    def hear(stream: str, piece: bytes) -> None:
-        heard.append((stream, piece))
-        first.set()
-
-    script = "echo out; while [ ! -e go ]; do sleep 0.02; done; echo err >&2"
-    what = ChildCommand(["/bin/sh", "-c", script], folder, tmp_path, {}, timedelta(seconds=20), 1, overflow="discard")
-    task = asyncio.ensure_future(ProcessRunner().run(replace(what, heard=hear, env={"PATH": "/usr/bin:/bin"})))
-    await asyncio.wait_for(first.wait(), 10)
-    assert heard == [("stdout", b"out\n")]
-
-    (tmp_path / "go").touch()
-    await task
-
-    assert heard == [("stdout", b"out\n"), ("stderr", b"err\n")]
 
 
 async def test_endless_output_costs_neither_memory_nor_the_loop(folder: int, tmp_path: Path) -> None:
@@ -205,9 +173,6 @@ async def test_an_effect_that_happened_is_reported_where_asked_for(keep: bool) -
     else:
         with pytest.raises(asyncio.CancelledError):
             await task
-
-
-SECRET = "canary-secret-value"
 
 
 def make_transcript(max_bytes: int = 1_000_000, *secrets: str) -> OutputTranscript:

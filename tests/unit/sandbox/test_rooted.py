@@ -152,18 +152,6 @@ def test_a_folder_is_filled_and_filled_again(folder: RootedFolder) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.path.rglob("*") if path.is_file()} == {0o600}
 
 
-@pytest.mark.parametrize("place", ["", "logs"])
-def test_filling_a_folder_follows_no_link(folder: RootedFolder, outside: Path, place: str) -> None:
-    folder.make("run_1" if place else "")
-    (folder.path / "run_1" / place).symlink_to(outside)
-
-    with pytest.raises(ForeignEntryError):
-        (folder / "run_1").fill(["logs"], {"logs/signing.key": b"theirs"})
-
-    assert (outside / "signing.key").read_bytes() == b"ours"
-    assert [path.name for path in outside.iterdir()] == ["signing.key"]
-
-
 def test_filling_a_new_folder_replaces_what_came_before_its_files(
     folder: RootedFolder, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ from soong.shared.agents.model import resolve_model
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.timing import SystemClock
+from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import EndReason
@@ -29,11 +29,13 @@ from soong.shared.engine.tasks.plan.reader import load_plan
 from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepResult, Task
 from soong.shared.tools.definition import RunDirs, ToolDefinition
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.code.toolset import CodeTools
+from tests.model.clock import FakeClock
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = PlanNames(tools=Catalogue().names, definitions=builtin_definitions().ids)
@@ -112,6 +114,27 @@ def make_identity() -> RunIdentity:
 def make_task(**overrides: object) -> AgentTask:
     task = AgentTask(make_identity(), "you are a worker", "do it", {}, ())
     return replace(task, **overrides)  # the fields of AgentTask by name
+
+
+async def no_pause(_seconds: float) -> None:
+    """Wait for nothing after a failure."""
+
+
+async def run_task(
+    task: AgentTask,
+    model: Any,
+    notebook: Notebook,
+    *,
+    gate: RuleGate | None = None,
+    hooks: Hooks = NO_HOOKS,
+    clock: Clock | None = None,
+    **more: Any,
+) -> AgentEnd:
+    """Run an agent to its end over a pipeline of its task's tools; no failure makes it wait."""
+    scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
+    pipeline = ToolPipeline(task.tools, scope, gate or RuleGate(), notebook, hooks=hooks, deferred=task.deferred)
+    more = {"sleep": no_pause, **more}
+    return await run_agent(task, model, pipeline, notebook, notebook, clock or FakeClock(), **more)
 
 
 @dataclass

@@ -1,24 +1,20 @@
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.messages import answer_parts
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.results.rendering import from_json, to_json
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.parts import Notebook, make_task, run_task
 from tests.unit.agents.test_loop import Talker, calls, error_told, says
 
 NAME: JsonObject = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -41,11 +37,7 @@ NOTE = ToolDefinition("test.note", "Notes.", NAME, note, Permission.READONLY, al
 
 
 async def play(talker: Talker, notebook: Notebook, *, is_resumed: bool = False) -> AgentEnd:
-    task = make_task(tools=(LOAD, NOTE), is_resumed=is_resumed)
-    pipeline = ToolPipeline(
-        task.tools, RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r"))), RuleGate(), notebook
-    )
-    return await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock())
+    return await run_task(make_task(tools=(LOAD, NOTE), is_resumed=is_resumed), talker.model, notebook)
 
 
 def answers() -> list[ModelResponse]:

@@ -154,13 +154,6 @@ async def test_only_the_report_step_asks_and_only_for_its_folder(small_project: 
     assert contents(small_project) == before
 
 
-async def test_two_audits_of_the_same_tree_write_the_same_report(small_project: Path, tmp_path: Path) -> None:
-    _, first = await audit(small_project, tmp_path)
-    _, second = await audit(small_project, tmp_path)
-
-    assert first["report"].output == second["report"].output
-
-
 async def test_a_hostile_line_does_not_hide_its_package_from_the_report(small_project: Path, tmp_path: Path) -> None:
     lines = ["deep = f(" + " + ".join(["x"] * 400) + ")", "f(beyond=1e999, half='\\ud800', long=99999999999999999999)"]
     for number, line in enumerate(lines):

@@ -1,7 +1,6 @@
 """Deferred tools: what a model sees at first, what it finds, and that the set of tools never changes (DEF-01)."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +9,15 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelResponse
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.config import ToolsConfig, parse_config
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.deferred import MAX_LOADED, DeferredTools, ToolSearch, deferred_of, with_search
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.surface import TOOL_SEARCH, SurfaceRequest, compute_surface
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.parts import Notebook, make_task, run_task
 from tests.unit.agents.test_loop import Talker, calls, says
 
 ON = ToolsConfig(defer=("big.*",))
@@ -61,14 +57,7 @@ def catalogue(*tools: ToolDefinition, config: ToolsConfig = ON) -> AgentTask:
 
 async def run(talker: Talker, task: AgentTask, notebook: Notebook | None = None) -> tuple[AgentEnd, Notebook]:
     notebook = notebook or Notebook()
-    scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
-    pipeline = ToolPipeline(task.tools, scope, RuleGate(), notebook, deferred=task.deferred)
-
-    async def no_pause(_seconds: float) -> None:
-        return
-
-    end = await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock(), sleep=no_pause)
-    return end, notebook
+    return await run_task(task, talker.model, notebook), notebook
 
 
 def offered(talker: Talker) -> list[list[str]]:

@@ -29,15 +29,6 @@ from soong.shared.tools.surface import RunMode, Surface
 from soong.worker.acp.connection import AgentProgram
 
 
-@pytest.mark.spec("DIS-02.a")
-def test_the_built_in_definitions_are_found_by_their_ids() -> None:
-    registry = builtin_definitions()
-
-    names = {"default_worker_agent", "orchestrator", "explorer", "reviewer", "implementer", "memory_extractor"}
-    assert registry.ids == names
-    assert {registry.get(each).id for each in registry.ids} == registry.ids
-
-
 @pytest.mark.spec("DIS-02")
 def test_an_unknown_definition_is_named_and_a_second_of_one_id_refused() -> None:
     with pytest.raises(NotFoundError, match="nobody"):

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,14 +10,12 @@ from pydantic_ai.exceptions import ModelConnectionError
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
+from tests.unit.agents.parts import Notebook, make_task, run_task
 from tests.waiting import others_run
 
 pytestmark = pytest.mark.spec("EXE-10.a")
@@ -35,7 +32,6 @@ class Stage:
     order: list[str] = field(default_factory=list)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     notebook: Notebook = field(default_factory=Notebook)
-    gate: RuleGate = field(default_factory=RuleGate)
 
     def has_begun(self, name: str) -> asyncio.Event:
         return self.begun.setdefault(name, asyncio.Event())
@@ -64,16 +60,9 @@ class Stage:
         read = ToolDefinition("test.read", "Read.", named, self.handle, Permission.READONLY)
         write, block = replace(read, name="test.write", permission=Permission.WRITE), replace(read, name="test.block")
         tools = (read, write, replace(block, interrupt="block"))
-        task = make_task(tools=tools)
-        scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
-        pipeline = ToolPipeline(tools, scope, self.gate, self.notebook)
         model = FunctionModel(stream_function=stream)
-
-        async def no_pause(_seconds: float) -> None:
-            return
-
         async with asyncio.timeout(20):
-            return await run_agent(task, model, pipeline, self.notebook, self.notebook, SystemClock(), sleep=no_pause)
+            return await run_task(make_task(tools=tools), model, self.notebook, clock=SystemClock())
 
     @property
     def results(self) -> list[str]:

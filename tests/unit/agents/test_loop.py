@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,18 +8,15 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import Outcome
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.parts import Notebook, RuleGate, make_task, no_pause, run_task
 
 SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -75,36 +71,18 @@ async def run(
     *,
     notebook: Notebook | None = None,
     gate: RuleGate | None = None,
-    sleep: Callable[[float], Any] | None = None,
+    sleep: Callable[[float], Any] = no_pause,
 ) -> tuple[AgentEnd, Notebook]:
     task = task or make_task()
     task = replace(task, tools=task.tools or (SHOUT, WRITE, BREAK))
     notebook = notebook or Notebook()
-    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-    pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), gate or RuleGate(), notebook)
-
-    async def no_pause(_seconds: float) -> None:
-        return
-
-    end = await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock(), sleep=sleep or no_pause)
-    return end, notebook
+    return await run_task(task, talker.model, notebook, gate=gate, sleep=sleep), notebook
 
 
 def error_told(talker: Talker) -> dict[str, str]:
     """Return the error that the model was given with its second request."""
     part: Any = talker.told[1][-1].parts[0]
     return dict(part.metadata["error"])
-
-
-@pytest.mark.spec("ETS-01.d", "REG-04.d")
-async def test_a_model_is_offered_the_surface_only_under_names_its_provider_takes() -> None:
-    talker = Talker(calls(("test__write_it", {"text": "x"}, "c1")), says("done"))
-
-    _, notebook = await run(talker)
-
-    assert [tool.name for tool in talker.info[0].function_tools] == ["test__shout", "test__write_it", "test__break"]
-    assert notebook.started_calls == ["c1"]
-    assert [node.payload["tool"] for node in notebook.written if node.kind is NodeKind.TOOL_RESULT] == ["test.write_it"]
 
 
 @pytest.mark.spec("RES-02.a")
@@ -184,18 +162,6 @@ async def test_without_a_schema_the_text_is_the_output(text: str, output: Json) 
     end, _ = await run(Talker(says(text)))
 
     assert end.output == output
-
-
-@pytest.mark.spec("DIS-07.a")
-async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
-    talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(5)))
-
-    end, _ = await run(talker, make_task(limits=AgentLimits(max_turns=3)))
-
-    assert len(talker.told) == 3
-    assert end.end_reason is EndReason.MAX_TURNS
-    assert end.error is not None
-    assert end.error.type == "max_turns"
 
 
 @pytest.mark.spec("DIS-07.b")

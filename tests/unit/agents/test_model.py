@@ -17,7 +17,7 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.messages import messages_of, opening_nodes
 from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
-from soong.shared.agents.model_request import AnswerSource, ProviderFailedError, request
+from soong.shared.agents.model_request import AnswerSource, request
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.foreign import STEP_THREADS
@@ -36,16 +36,6 @@ async def ask(script: str, inputs: dict[str, Json]) -> ModelResponse:
         return await model.request(opening(inputs), None, ModelRequestParameters())
     finally:
         model.close()
-
-
-@pytest.mark.spec("DIS-08.b")
-async def test_a_script_answers_with_mangled_calls_under_ids_of_their_own() -> None:
-    made: list[Json] = [{"call": "code.search", "with": {"query": "x"}}, {"call": "code.list_dir"}]
-
-    answer = await ask("builtin.calls", {"calls": made, "at_once": True})
-
-    parts = [(part.tool_name, part.args, part.tool_call_id) for part in answer.parts if part.part_kind == "tool-call"]
-    assert parts == [("code__search", {"query": "x"}, "t1c1"), ("code__list_dir", {}, "t1c2")]
 
 
 async def test_two_models_of_one_script_do_not_share_where_they_are() -> None:
@@ -93,10 +83,6 @@ def test_the_script_model_needs_a_scripted_agent() -> None:
 def test_a_model_that_cannot_be_had_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         resolve_model(name)
-
-
-def test_a_name_of_the_test_provider_is_resolved_once_a_process() -> None:
-    assert resolve_model("test") is resolve_model("test")
 
 
 def test_a_model_is_warm_once_it_has_been_warmed_up() -> None:
@@ -242,15 +228,6 @@ async def test_the_run_waits_as_long_as_the_provider_says(asked_s: float) -> Non
     _, pauses, _ = await request_of(Provider(limited, WHOLE))
 
     assert pauses == [asked_s]
-
-
-@pytest.mark.spec("DIS-12.d")
-@pytest.mark.parametrize("asked_s", [601.0, float("inf")])
-async def test_a_pause_beyond_the_bound_is_final_for_the_model(asked_s: float) -> None:
-    with pytest.raises(ProviderFailedError) as caught:
-        await request_of(Provider(ModelRateLimitError("m", "slow down", retry_after=asked_s), WHOLE))
-
-    assert (caught.value.is_of_model, "too long" in str(caught.value)) == (True, True)
 
 
 async def test_an_answer_that_came_as_one_document_needs_no_mark() -> None:

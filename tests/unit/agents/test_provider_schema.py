@@ -1,7 +1,6 @@
 """Whether a model can take a run's tools is known before it is asked anything (SCH-04, REG-04)."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +15,13 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.profiles import InlineDefsJsonSchemaTransformer
 from pydantic_ai.settings import ModelSettings
 
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.provider_schema import LIMITS, SchemaUnsupportedError, limits_of, names_for
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
+from tests.unit.agents.parts import Notebook, make_task, run_task
 
 NOTHING: JsonObject = {"type": "object", "properties": {}}
 OUTPUT: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -81,9 +77,7 @@ class Picky(InlineDefsJsonSchemaTransformer):
 async def run(model: Model[Any], tools: tuple[ToolDefinition, ...], output: JsonObject | None = None) -> AgentEnd:
     task = make_task(tools=tools, output_schema=output)
     notebook = Notebook()
-    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-    pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
-    end = await run_agent(task, model, pipeline, notebook, notebook, FakeClock())
+    end = await run_task(task, model, notebook)
     assert notebook.written == []
     return end
 

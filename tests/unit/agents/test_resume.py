@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from msgspec.structs import replace
 
 from soong.shared.agents.compaction import ASIDE, FORKED, fork_nodes
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.errors import ConflictError, SchemaVersionError, ToolCallError
@@ -19,10 +17,8 @@ from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.step import Outcome
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
+from tests.unit.agents.parts import Notebook, RuleGate, make_task, run_task
 from tests.unit.agents.test_loop import Talker, calls, run, says
 
 NUMBER: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -36,14 +32,6 @@ async def sums(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     calls = agent.call("test.double", n=100), agent.call("test.store", n=7), agent.call("test.store", n=8)
     found: Sequence[Any] = await asyncio.gather(*calls, return_exceptions=True)
     return {"sum": sum(doubled) + sum(one for one in found[:2] if not isinstance(one, ToolCallError))}
-
-
-@scripted_agent("tests.sums_changed")
-async def sums_changed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
-    """Do the same in the first turn, and write something else in the second."""
-    await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
-    calls = agent.call("test.double", n=100), agent.call("test.store", n=70), agent.call("test.store", n=8)
-    return {"sum": len(await asyncio.gather(*calls))}
 
 
 class World:
@@ -63,22 +51,14 @@ class World:
 
 
 async def play(
-    notebook: Notebook,
-    world: World,
-    *,
-    is_resumed: bool,
-    incidents: StepIncidents | None = None,
-    script: str = "tests.sums",
+    notebook: Notebook, world: World, *, is_resumed: bool, incidents: StepIncidents | None = None
 ) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
         ToolDefinition("test.store", "Stores.", NUMBER, world.store, Permission.WRITE),
     )
     task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
-    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-    pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
-    model = resolve_model("script", script)
-    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), incidents=incidents)
+    return await run_task(task, resolve_model("script", "tests.sums"), notebook, incidents=incidents)
 
 
 async def whole_run() -> list[NewNode]:
@@ -104,20 +84,6 @@ async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_end
         assert len(world.reads) == 4 - (len(results) - len(done_writes)), cut
         assert world.writes == [7, 8][len(done_writes) :], cut
         assert kinds(notebook.written + list(end.nodes)) == kinds(nodes), cut
-
-
-@pytest.mark.spec("DAG-07.a")
-async def test_a_script_that_changed_is_compared_before_an_open_call_acts() -> None:
-    nodes = await whole_run()
-    second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
-    world, notebook = World(), Notebook(written=nodes[: second_turn + 1])
-
-    end = await play(notebook, world, is_resumed=True, script="tests.sums_changed")
-
-    assert end.error is not None
-    assert end.error.type == "replay_differs"
-    assert "recorded test.store" in end.error.message
-    assert (world.reads, world.writes) == ([], [])
 
 
 @pytest.mark.spec("DAG-09.b")

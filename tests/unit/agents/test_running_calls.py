@@ -1,27 +1,23 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelResponse
 
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.call_log import RunningCalls
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.schedule import run_turn
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.parts import Notebook, make_task, run_task
 from tests.unit.agents.test_loop import Talker, calls
 from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
 from tests.waiting import others_run
@@ -285,10 +281,7 @@ class World:
 
     async def run(self, talker: Talker, notebook: Notebook, *, is_resumed: bool = False) -> AgentEnd:
         task = make_task(tools=self.tools, is_resumed=is_resumed)
-        place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-        hooks = Hooks((NamedHook("curfew", self._stop),))
-        pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), RuleGate(), notebook, hooks=hooks)
-        return await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock())
+        return await run_task(task, talker.model, notebook, hooks=Hooks((NamedHook("curfew", self._stop),)))
 
 
 def turn(*asked: tuple[str, str]) -> ModelResponse:

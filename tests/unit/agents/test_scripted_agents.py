@@ -5,14 +5,12 @@ import gc
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 
-from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import FINAL_TOOL
@@ -25,11 +23,9 @@ from soong.shared.engine.tasks.functions import AgentHandle, ScriptBody, Scripte
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 from soong.shared.sandbox.redact import MARK
-from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
-from tests.model.clock import FakeClock
-from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.parts import Notebook, RuleGate, make_task, run_task
 from tests.unit.agents.test_loop import SHOUT, WRITE, Talker, calls, final, run, says
 from tests.waiting import others_run
 
@@ -66,10 +62,8 @@ class Scene:
             ToolDefinition("test.store", "Stores.", INPUT, self.store, Permission.WRITE),
         )
         task = make_task(tools=tools, inputs=inputs, run_dirs={"project": "/p", "cwd": "/c"}, is_resumed=is_resumed)
-        place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-        pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(self.allows), self.notebook)
         model = ScriptedModel(ScriptedAgent("test.script", body, self.is_cheap))
-        return await run_agent(task, model, pipeline, self.notebook, self.notebook, FakeClock())
+        return await run_task(task, model, self.notebook, gate=RuleGate(self.allows))
 
     @property
     def turns(self) -> list[list[str]]:
@@ -371,7 +365,7 @@ async def test_a_child_restricted_to_one_tool_still_ends_with_its_result() -> No
     assert (end.end_reason, end.output, end.outcome) == (EndReason.COMPLETED, {"sum": 3}, Outcome.CLEAN)
 
 
-@pytest.mark.spec("DAG-10", "ETS-02.c")
+@pytest.mark.spec("DAG-10", "ETS-01.d", "ETS-02.c", "REG-04.d")
 async def test_what_the_model_is_shown_is_what_runs_and_what_is_recorded() -> None:
     """jin-bo/agentao#255: two registries, the model saw one list and the runner executed another."""
     notebook = Notebook()

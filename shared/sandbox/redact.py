@@ -163,8 +163,6 @@ class Redactor(Value):
         """Return a JSON value with every string and key redacted; the same object when nothing was."""
         if isinstance(value, str):
             return self.text(value)
-        if value is None or isinstance(value, int | float):
-            return value
         if isinstance(value, Mapping):
             return self.mapping(value)
         if isinstance(value, Sequence):

@@ -11,12 +11,13 @@ from tests.architecture.walk import walked
 SERVER = {"celery", "kombu", "pydantic_ai", "alembic", "fastapi", "starlette", "uvicorn", "soong.orchestrator.owner"}
 TRACED = {"opentelemetry.exporter", "opentelemetry.proto", "google.protobuf"}
 SHOWN = {"rich", "structlog", "pydantic_settings", "psycopg", "dotenv"}
+CHECKS, CLIENT = {"jsonschema", "psutil"}, {"soong.orchestrator.client.client"}
 STORE = {"sqlalchemy", "redis", "cryptography", "soong.shared.storage.sql"}
 CLI = "from soong.orchestrator.cli.main import main; import sys; sys.argv = ['soong', *{words!r}]; main()"
 DRIVERS = {"sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
 CASES = {
-    "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio"}),
-    "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
+    "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | CHECKS | {"pydantic", "yaml", "asyncio"}),
+    "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE | CHECKS | CLIENT),
     "soong run, by a running service": (
         "import soong.orchestrator.cli.main, soong.orchestrator.cli.run",
         SERVER | SHOWN | STORE | {"pydantic", "yaml", "psutil"},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.architecture.site import PAGES, fitted
+from tests.architecture.site import PAGES
 from tests.spec_document import ROOT
 
 NAVIGATION = ("Overview", "Guide", "Reference", "Design")
@@ -68,20 +68,6 @@ def test_each_page_that_llms_txt_names_is_on_the_site_as_text(built: Path) -> No
 
     assert len(named) > 30
     assert [name for name in named if not (built / name).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "page", "expected"),
-    [
-        ("[a](docs/reference/api.md#tokens)", "index.md", "[a](reference/api.md#tokens)"),
-        ("[a](../examples/README.md)", "plans.md", "[a](examples/README.md)"),
-        ("[a](../../CHANGELOG.md)", "reference/versions.md", "[a](../changelog.md)"),
-        ("[a](../spec.md)", "proofs/README.md", "[a](../spec.md)"),
-        ("[a](https://example.org) [b](#c)", "plans.md", "[a](https://example.org) [b](#c)"),
-    ],
-)
-def test_links_of_the_repository_become_links_of_the_site(text: str, page: str, expected: str) -> None:
-    assert fitted(text, page) == expected
 
 
 def _pages(part: object) -> Iterator[str]:

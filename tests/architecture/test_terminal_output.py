@@ -5,7 +5,6 @@ import io
 import sys
 import tokenize
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -115,11 +114,6 @@ def test_every_drawing_console_is_inert() -> None:
 def is_inert_console(place: str) -> bool:
     name, _, line = place.partition(":")
     return "TerminalConsole(" in (ROOT / name).read_text(encoding="utf-8").splitlines()[int(line) - 1]
-
-
-@pytest.mark.parametrize("name", [*JUDGES, *WRITERS, *CONSOLES])
-def test_every_exception_is_a_file_that_there_is(name: str) -> None:
-    assert Path(ROOT / name).exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from soong.orchestrator.direct.bootstrap import open_tools
-from soong.shared.core.config import MAX_CONFIG_BYTES, Config, load_config, parse_config, with_config
+from soong.shared.core.config import MAX_CONFIG_BYTES, load_config, parse_config, with_config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings
@@ -30,14 +30,6 @@ def written(home: Path, text: str = GOOD, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
-
-
-def test_without_a_file_the_defaults_hold_and_with_one_its_values(tmp_path: Path) -> None:
-    assert load_config(tmp_path) == Config()
-
-    written(tmp_path)
-
-    assert load_config(tmp_path).tools.dangerous is True
 
 
 @pytest.mark.spec("EXE-13", "PER-10")
@@ -346,12 +338,6 @@ def test_a_secret_file_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch)
         load_settings()
 
 
-def test_sockets_lie_in_a_short_folder_however_long_the_home(tmp_path: Path) -> None:
-    settings = load_settings(agent_home=tmp_path / ("x" * 120))
-
-    assert len(str(settings.runtime_dir)) < 90
-
-
 @pytest.mark.spec("EVT-05.a")
 def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVIDER_API_KEY", "key-of-the-provider")
@@ -368,14 +354,11 @@ def test_a_misspelt_override_is_refused_with_the_name_that_was_meant() -> None:
         load_settings(slotts=3)
 
 
-@pytest.mark.parametrize("module", ["soong.worker", "soong.orchestrator.cli"])
-def test_every_process_refuses_a_setting_that_does_not_exist(tmp_path: Path, module: str) -> None:
+def test_a_worker_refuses_a_setting_that_does_not_exist(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SOONG_SLOST": "3"}
 
-    argv = [sys.executable, "-P", "-m", module, "status"]
-    done = subprocess.run(
-        argv[: 5 if module.endswith("cli") else 4], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    argv = [sys.executable, "-P", "-m", "soong.worker"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode != 0
     assert "there is no 'SOONG_SLOST' (perhaps 'SOONG_SLOTS')" in done.stderr

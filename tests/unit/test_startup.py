@@ -54,31 +54,6 @@ def test_all_that_a_settled_process_left_behind_is_searched_and_its_modules_are_
     assert searched < loaded / 100
 
 
-STARTING = """
-import gc
-from soong.shared.core.startup import STARTING_OBJECTS, YOUNG_OBJECTS, begin, leave_gc
-
-begin()
-before = gc.get_stats()[0]["collections"]
-modules = [[number] for number in range(STARTING_OBJECTS * 3 // 4)]
-while_starting = gc.get_stats()[0]["collections"] - before
-runs = [[number] for number in range(STARTING_OBJECTS)]
-later = gc.get_stats()[0]["collections"] - before
-stays = gc.get_threshold() == YOUNG_OBJECTS
-leave_gc()
-print(while_starting, later, stays, gc.isenabled(), gc.get_freeze_count() > len(modules) + len(runs))
-"""
-
-
-def test_a_start_is_not_searched_for_cycles_nor_an_end_and_a_command_that_stays_is() -> None:
-    ran = subprocess.run([sys.executable, "-P", "-c", STARTING], capture_output=True, text=True, check=True)
-
-    while_starting, later, *rest = ran.stdout.split()
-    assert int(while_starting) == 0
-    assert int(later) > 1
-    assert rest == ["True", "False", "True"]
-
-
 RAISE = "import resource; from soong.shared.core.startup import raise_open_files as r; r(2); "
 SHOWN = RAISE + "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 

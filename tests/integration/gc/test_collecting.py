@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_retention
-from soong.orchestrator.operations.administration import verify
 from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity
@@ -58,19 +57,6 @@ async def test_the_limits_of_a_task_go_with_it_and_those_of_others_stay(place: P
     await place.collector.collect(place.all_ended)
 
     assert list(await place.store.budgets.budgets([task_scope(task_id), scope], day="2026-11-24")) == [scope]
-
-
-@pytest.mark.spec("OPS-10.a")
-async def test_age_is_counted_from_the_end(place: Place) -> None:
-    old = await place.ended_task()
-    place.scene.clock.advance(timedelta(days=40))
-    young = await place.ended_task()
-
-    done = await place.collector.collect(RetentionLimits(place.scene.now_us - 30 * DAY_US))
-
-    assert done.tasks == 1
-    assert [task.id for task in await place.store.tasks.list_tasks()] == [young]
-    assert old != young
 
 
 @pytest.mark.spec("OPS-10.a", "CARD-1.d")
@@ -142,17 +128,6 @@ async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> 
 
     assert not await place.rows.remove_task(listed.id, before_us=place.all_ended.before_us)
     assert (await place.store.tasks.task(task_id)).status is TaskStatus.RUNNING
-
-
-@pytest.mark.spec("OPS-10.c")
-async def test_the_audit_log_verifies_afterwards(place: Place) -> None:
-    await place.ended_task()
-    before = place.tables()["audit"]
-
-    await place.collector.collect(place.all_ended)
-
-    assert place.tables()["audit"] == before
-    assert (await verify(place.store.audit, place.store.keys)).holds
 
 
 @pytest.mark.spec("OPS-10.b")

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from soong.orchestrator.operations.context import Limits
 from soong.orchestrator.operations.progress import task_frames
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
@@ -97,18 +96,6 @@ async def test_an_event_is_a_cloud_event_and_who_has_seen_all_of_an_ended_run_is
     ]
     assert response.status_code == 204
     assert code_of(ahead) == code_of(wrong) == "invalid_input"
-
-
-@pytest.mark.spec("EVT-02", "OPS-04")
-async def test_a_silent_stream_shows_that_it_lives(open_http: OpenScene) -> None:
-    async with open_http(limits=Limits(keep_alive_s=0.05)) as scene:
-        claim = await scene.run_with(0)
-        async with scene.caller.stream("GET", stream_of(claim)) as response:
-            lines = response.aiter_lines()
-            async with asyncio.timeout(LIMIT_S):
-                comments = 0
-                while comments < 3:
-                    comments += (await anext(lines)).startswith(":")
 
 
 @pytest.mark.spec("EVT-02", "OPS-04")
@@ -364,11 +351,6 @@ async def report(scene: HttpHarness, claim: Claim, words: str) -> None:
     await scene.bench.store.claims.report_progress(
         step.worker_id, held(claim), words, now_us=scene.bench.clock.now_us()
     )
-
-
-@pytest.mark.spec("OPS-04.c", "OPS-04.d")
-async def test_an_unknown_task_has_no_stream(scene: HttpHarness) -> None:
-    assert code_of(await scene.caller.get("/v1/tasks/task_0/stream")) == "not_found"
 
 
 @pytest.mark.spec("OPS-04.c", "OPS-04.d")

@@ -9,7 +9,6 @@ from httpx import AsyncClient, Response
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.sql.store import SqlTaskStore
 from tests.integration.http.conftest import OpenScene
@@ -132,23 +131,6 @@ async def test_a_plan_over_http_loads_no_module(scene: HttpHarness, tmp_path: Pa
     assert await scene.bench.store.tasks.list_tasks() == []
 
 
-async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path) -> None:
-    response = await scene.caller.post("/v1/tasks", json={"plan": PLAN, "project": str(tmp_path)})
-
-    assert response.status_code == 422
-    assert "name" in response.text
-    assert await scene.bench.store.tasks.list_tasks() == []
-
-
-async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarness) -> None:
-    told = (await scene.caller.post("/v1/tasks/validate", json={"plan": TEXT})).json()
-
-    assert told["title"] == "From a file"
-    assert [step["id"] for step in told["steps"]] == ["only"]
-    assert told["mermaid"].startswith("flowchart")
-    assert await scene.bench.store.tasks.list_tasks() == []
-
-
 @pytest.fixture
 def no_reading_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail each read of all steps of a task."""
@@ -221,21 +203,6 @@ async def test_projects_may_be_confined(open_http: OpenScene, tmp_path: Path) ->
         assert await status(outside) == 403
         assert await status(tmp_path / "in" / "link") == 403
         assert await status(inside / ".." / ".." / "out") == 403
-
-
-@pytest.mark.parametrize(
-    ("word", "status"), [("pause", TaskStatus.PAUSED), ("cancel", TaskStatus.CANCELLED)], ids=["pause", "cancel"]
-)
-async def test_a_task_is_steered_by_its_owners_word(
-    scene: HttpHarness, tmp_path: Path, word: str, status: TaskStatus
-) -> None:
-    task_id = (await submitted(scene, tmp_path))["task"]["id"]
-
-    response = await scene.caller.post(f"/v1/tasks/{task_id}/{word}", json={"reason": "enough"})
-
-    assert response.json()["status"] == status
-    assert response.json()["reason"] == "enough"
-    assert (await scene.bench.store.tasks.task(task_id)).status is status
 
 
 async def test_a_paused_task_goes_on_and_a_cancelled_one_is_cancelled_once_and_tried_again(

@@ -290,13 +290,6 @@ async def test_the_scope_of_a_grant_is_the_tool_as_it_is_defined_now(scene: McpS
     assert scene.gate.asked[-1].traits.is_open_world
 
 
-async def test_a_long_answer_becomes_an_artifact_with_a_preview(scene: McpScene) -> None:
-    long = await scene.call("mcp.t.shout", size=50_000)
-
-    assert long.metadata["truncated"] is True
-    assert scene.artifacts.stored[-1] == b"x" * 50_000
-
-
 @pytest.mark.spec("EVT-05")
 async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(scene: McpScene) -> None:
     result = await scene.call("mcp.t.where")

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import PARTS, main
 from benchmarks.plans import plan_of
-from benchmarks.report import figures, table, write
+from benchmarks.report import figures, write
 from benchmarks.workbench import Sample
 from benchmarks.workload import Shape, Work, Workload
 from soong.shared.engine.tasks.plan.plan import PlanNames
@@ -36,24 +35,6 @@ def test_a_chain_is_reported_as_milliseconds_a_hop() -> None:
     assert (hop.metric, hop.ours, hop.ratio) == ("hop", 3.0, 2.0)
 
 
-def test_a_figure_the_peer_does_not_have_gets_no_ratio() -> None:
-    lines = figures(FAN, "sqlite", [make_sample(1.0, 1000)], "celery", [make_sample(1.0)])
-
-    transactions = next(line for line in lines if line.metric == "transactions")
-    assert (transactions.ours, transactions.peer_value, transactions.ratio) == (2.0, None, None)
-
-
-def test_the_written_list_has_the_agreed_fields(tmp_path: Path) -> None:
-    lines = figures(FAN, "sqlite", [make_sample(1.0, 1)], "celery", [make_sample(1.0)])
-
-    write(lines, tmp_path / "latest.json")
-
-    written = json.loads((tmp_path / "latest.json").read_text())
-    fields = {"workload", "store", "metric", "unit", "ours", "peer", "peer_value", "ratio"}
-    assert all(line.keys() == fields for line in written)
-    assert len(table(lines).splitlines()) == len(lines) + 1
-
-
 def test_figures_replace_those_of_their_own_part_and_store_alone(tmp_path: Path) -> None:
     path = tmp_path / "latest.json"
     write(figures(FAN, "sqlite", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
@@ -65,16 +46,6 @@ def test_figures_replace_those_of_their_own_part_and_store_alone(tmp_path: Path)
     places = [(line["workload"], line["store"]) for line in json.loads(path.read_text())]
     assert places.count((FAN.name, "sqlite")) == 1
     assert {(FAN.name, "postgresql"), (CHAIN.name, "sqlite")} <= set(places)
-
-
-@pytest.mark.parametrize("words", [["nonsense"], ["scale", "consentt"]])
-def test_a_part_that_there_is_not_is_refused_with_those_that_there_are(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(words)
-
-    assert f"there are {', '.join(PARTS)}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

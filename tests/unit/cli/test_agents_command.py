@@ -113,12 +113,3 @@ def test_agents_are_imported_into_a_project_when_asked(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "project.a" in [one["id"] for one in listed]
-
-
-def test_a_file_without_front_matter_is_skipped_with_a_word(tmp_path: Path) -> None:
-    write(tmp_path, "README.md", "# Our agents")
-
-    listed = soong("agents", "list", home=tmp_path)
-
-    assert "README.md: it has no front matter and is not read as an agent" in listed.stderr
-    assert "cannot be used" not in listed.stderr

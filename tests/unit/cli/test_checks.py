@@ -19,7 +19,6 @@ from soong.orchestrator.doctor import machine as checks
 from soong.orchestrator.doctor.checks import check_telemetry, run_checks
 from soong.orchestrator.doctor.machine import Finding, Level, check_answers
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
-from soong.shared.core.file_systems import file_system_of
 from soong.shared.core.installation import install_line
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.family import HAS_MARK
@@ -56,26 +55,6 @@ async def test_a_home_that_cannot_be_written_fails(settings: Settings) -> None:
     settings.home.chmod(0o500)
 
     assert (await checks.check_home(settings)).level is Level.FAIL
-
-
-@pytest.mark.spec("OPS-07")
-async def test_a_home_on_a_network_file_system_fails(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "file_system_of", lambda _path: "nfs4")
-
-    finding = await checks.check_home(settings)
-
-    assert finding.level is Level.FAIL
-    assert "PostgreSQL" in finding.hint
-
-
-def test_the_longest_mount_point_decides(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    place = tmp_path.resolve()
-    mounts.write_text(f"d / ext4 rw 0 0\nserver:/x {place} nfs4 rw 0 0\nd /elsewhere tmpfs rw 0 0\n")
-
-    assert file_system_of(place / "home", mounts) == "nfs4"
-    assert file_system_of(Path("/usr"), mounts) == "ext4"
-    assert file_system_of(place, tmp_path / "none") == ""
 
 
 @pytest.mark.spec("OPS-07")

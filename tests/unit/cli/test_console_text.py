@@ -78,7 +78,6 @@ def _calls(line: str) -> int:
 
 REMEDY = "npm install -g @example/an-agent"
 LONG = f"it cannot be started here: {'x y ' * 100}; {REMEDY}"
-PLAN = "title: t\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {value: 1}}]\n"
 
 
 async def test_a_failed_step_shows_its_message_to_the_end(tmp_path: Path) -> None:
@@ -112,13 +111,6 @@ def test_lists_show_times_with_their_zone(tmp_path: Path) -> None:
     listed = soong("tokens", "list", home=tmp_path).stdout
 
     assert len(re.findall(r"\d\d:\d\d:\d\dZ", listed)) == 2, listed
-
-
-def test_one_step_is_one_step(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN)
-
-    assert "'t', 1 step, inputs" in soong("tasks", "validate", str(plan), home=tmp_path).stderr
 
 
 @pytest.mark.spec("DIS-02")

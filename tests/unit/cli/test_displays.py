@@ -3,7 +3,6 @@
 import io
 import json
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,11 @@ from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.terminal.display import LineDisplay, LostLeases, TaskView
 from soong.orchestrator.terminal.live import Live
-from soong.orchestrator.terminal.summary import counted, status_text
+from soong.orchestrator.terminal.summary import status_text
 from soong.orchestrator.terminal.summary import text_of as summary_text
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
-from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, cancelled, held, open_scene
 from tests.model.builders import make_request, make_step
@@ -167,15 +165,6 @@ async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_conse
     assert "waits for consent, without a slot" in output.getvalue()
     assert "1 waiting for consent" in output.getvalue()
     assert status_text(view.steps[0]) == "blocked (waits for consent)"
-
-
-def test_parked_steps_are_counted_in_words() -> None:
-    counts = Counter({StepStatus.BLOCKED: 2, StepStatus.RUNNING: 1})
-
-    assert [f"{number} {counted(status)}" for status, number in counts.items()] == [
-        "2 waiting for consent",
-        "1 running",
-    ]
 
 
 def test_the_list_of_workers_says_how_many_runs_are_parked() -> None:

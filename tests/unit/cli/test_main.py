@@ -17,20 +17,6 @@ NO_JSON = ("worker", "flower", "orchestrator")
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
 
 
-@pytest.mark.spec("OPS-04")
-def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys; sys.argv = ['soong', '--help']\n"
-    code += "from soong.orchestrator.cli.main import main\n"
-    code += "try: main()\nexcept SystemExit: pass\n"
-    code += "heavy = 'pydantic celery redis sqlalchemy rich structlog jsonschema psutil yaml'.split()\n"
-    code += "print([name for name in heavy if name in sys.modules])"
-
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert "  run " in done.stdout
-
-
 def test_help_takes_less_than_three_tenths_of_a_second_of_cpu(tmp_path: Path) -> None:
     import resource
 

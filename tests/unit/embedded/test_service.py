@@ -236,7 +236,7 @@ STEP, OTHER = WaitingSteps("sess_a", "default"), WaitingSteps("sess_b", "default
 
 IDLE, CALM = Demand(1, 0), Demand(1, 1)
 
-TWO_HELD, FOUR_HELD, WAITING = Demand(1, 2), Demand(2, 4), Demand(1, 1, frozenset({STEP}))
+TWO_HELD, WAITING = Demand(1, 2), Demand(1, 1, frozenset({STEP}))
 
 
 @dataclass
@@ -292,31 +292,6 @@ async def test_what_is_over_in_a_moment_adds_none(demand: Demand) -> None:
     assert (timeline.looks[0] < 0.2, timeline.grown) == (True, [])
 
 
-async def test_tasks_that_follow_one_another_add_none_and_cost_few_looks() -> None:
-    def at(now_s: float) -> Demand:
-        return replace(CALM, waiting=frozenset({WaitingSteps(f"sess_{int(now_s * 100)}", "default")}))
-
-    timeline = await hinted(Timeline(at), until_s=10)
-
-    assert not timeline.grown
-    assert len(timeline.looks) <= 2 * 10 / 0.4
-
-
-async def test_no_row_is_read_where_no_worker_may_be_added() -> None:
-    assert not (await hinted(Timeline(lambda _now_s: FOUR_HELD, most=1))).looks
-
-
-async def test_no_row_is_read_without_a_hint() -> None:
-    timeline = Timeline(lambda _now_s: TWO_HELD)
-    running = asyncio.create_task(
-        WorkerScaler(lambda: timeline.may_grow, timeline.grow, timeline.look, timeline.sleep).run()
-    )
-    await others_run(100)
-    running.cancel()
-
-    assert not timeline.looks
-
-
 @pytest.mark.parametrize("error", [UnavailableError("away"), ValueError("a row that nobody can read")], ids=repr)
 async def test_rows_that_cannot_be_read_are_read_again_after_the_next_hint(error: Exception) -> None:
     def at(now_s: float) -> Demand:
@@ -349,16 +324,6 @@ def make_record(**overrides: object) -> ServiceRecord:
         control=Path("/run/x/control.sock"), redis_url="unix:///r", database_url="", version="1", is_ephemeral=True
     )
     return replace(record, **overrides)  # a test's own overrides
-
-
-def test_a_written_record_is_read_back(tmp_path: Path) -> None:
-    lock = ServiceLock(tmp_path)
-    lock.acquire()
-
-    lock.write(make_record())
-
-    assert read_record(tmp_path) == make_record()
-    assert (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
@@ -416,6 +381,7 @@ def test_a_record_of_an_older_version_is_understood(tmp_path: Path) -> None:
 
     found = read_record(tmp_path)
 
+    assert (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600
     assert found == make_record(birth="")
     assert found is not None
     assert found.is_process_alive

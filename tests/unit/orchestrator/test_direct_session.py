@@ -14,7 +14,7 @@ import pytest
 import soong
 from soong.orchestrator.direct.gate import DirectGate
 from soong.orchestrator.direct.session import DirectSession
-from soong.shared.core.errors import InvalidConfigError, UnavailableError, UsageError
+from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
@@ -22,8 +22,7 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.redact import redactor
-from soong.shared.tools import permission_check as risk
-from soong.shared.tools.definition import Permission, Target, ToolContext
+from soong.shared.tools.definition import Permission, Target
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.ports import GateCall, Verdict
@@ -68,43 +67,6 @@ async def test_one_tool_is_called_by_its_name(place: Path) -> None:
 
     assert result.ok
     assert "two" in text_of(result)
-
-
-@pytest.mark.spec("FS-01.c", "RES-03.b")
-@pytest.mark.parametrize("limit", [1_000, 50_000])
-async def test_a_page_of_a_file_ends_at_the_size_of_the_setting(place: Path, limit: int) -> None:
-    (place / "long.txt").write_text(f"{'x' * 90}\n" * 1_000)
-    line_chars = len(f"{1:>6}\t") + 91
-
-    async with opened(max_result_chars=limit) as tools:
-        page = await tools.call("code.read_file", {"path": "long.txt", "max_lines": 1_000})
-
-    assert isinstance(page.data, dict)
-    assert page.data["next_start_line"] == limit // line_chars + 1
-    assert (page.artifacts, page.metadata["truncated"]) == ((), True)
-    assert "max_chars" not in page.metadata
-
-
-@pytest.mark.spec("PER-11.c")
-async def test_a_classifier_of_ones_own_makes_a_call_ask_that_a_rule_allows(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(risk, "_REGISTERED", [])
-    classifier = "from soong import Risk, risk_classifier\n@risk_classifier\ndef most(_): return Risk.CRITICAL\n"
-    (place.parent / "risks_to_ask.py").write_text(classifier)
-    asked: list[PermissionRequest] = []
-
-    async def noted(request: PermissionRequest) -> PermissionDecision:
-        asked.append(request)
-        return await yes(request)
-
-    monkeypatch.setenv("SOONG_TOOLS", "risks_to_ask")
-    monkeypatch.setenv("SOONG_IMPORT_PATH", str(place.parent))
-    async with opened(permission_callback=noted, allow=[f"code.write_file:{place}"]) as tools:
-        result = await tools.call("code.write_file", {"path": "a.txt", "content": "x"})
-
-    assert result.ok
-    assert [(request.risk, request.suggested) for request in asked] == [("critical", Choice.DENY)]
 
 
 @pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03.b", "EXE-06")
@@ -217,27 +179,13 @@ async def test_a_hook_of_the_program_is_asked_before_the_callback(place: Path) -
     assert "permission_requested" not in types(session)
 
 
-def own_tools(is_waiting: asyncio.Event | None = None) -> Toolset:
+def own_tools() -> Toolset:
     tools = Toolset()
 
     @tools.tool("team.secret", permission=Permission.READONLY)
     def secret() -> str:
         """Say the key."""
         return "the key is hunter2hunter2"
-
-    @tools.tool("team.big", permission=Permission.READONLY)
-    def big() -> str:
-        """Say much."""
-        return "x" * 50_000
-
-    @tools.tool("team.wait", permission=Permission.READONLY)
-    async def wait(context: ToolContext) -> str:
-        """Wait for ever."""
-        await context.progress.report("waiting")
-        if is_waiting is not None:
-            is_waiting.set()
-        await asyncio.Event().wait()
-        return ""
 
     @tools.tool("team.fail", permission=Permission.READONLY)
     def fail() -> str:
@@ -270,16 +218,6 @@ async def test_no_secret_reaches_a_result_or_the_folder(place: Path, monkeypatch
     written = [path.read_text() for path in session.run_dir.rglob("*") if path.is_file()]
     assert written
     assert not any("hunter2" in text for text in written)
-
-
-@pytest.mark.spec("RES-03", "EVT-04")
-async def test_large_output_is_an_artifact_of_the_home(place: Path) -> None:
-    async with opened(tools=[own_tools()]) as session:
-        result = await session.call("team.big")
-
-    (ref,) = result.artifacts
-    assert session.artifact_path(ref.digest).read_text() == "x" * 50_000
-    assert len(text_of(result)) < 13_000
 
 
 async def test_a_session_that_calls_nothing_writes_nothing(place: Path) -> None:
@@ -329,15 +267,6 @@ async def test_a_wrong_option_is_refused_before_anything_is_written(
 
     assert told in str(refused.value)
     assert not (place.parent / "soong").exists()
-
-
-async def test_a_hook_of_the_configuration_that_is_not_there_is_named(place: Path) -> None:
-    home = place.parent / "soong"
-    home.mkdir()
-    (home / "config.toml").write_text('[[hooks.pre]]\nname = "check"\ncommand = ["/nonexistent/check"]\n')
-
-    with pytest.raises(InvalidConfigError, match=r"hooks\.pre\[0\]"):
-        await soong.call_tool("code.read_file", {"path": "notes.txt"})
 
 
 @pytest.mark.spec("EVT-05", "EVT-04")

@@ -1,8 +1,6 @@
 """Ends in words: of questions (PER-14), of tasks for programs, and the input that a question shows."""
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
@@ -10,18 +8,12 @@ from msgspec.structs import replace
 from soong.orchestrator.approvals.approval import WAITS, denial_sentence, status_of_question
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, SUMMARY, full_input
 from soong.orchestrator.approvals.responders import lane_of
-from soong.orchestrator.operations.outcome import step_detail
-from soong.orchestrator.schemas.task import ExitCode, StepDetail, TaskResult
 from soong.shared.core.jsontext import Json, JsonObject, digest, dump
 from soong.shared.engine.runs.events import Node, NodeKind
-from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.permissions.gate import MAX_SHOWN_CHARS
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Question, RequestState
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.result import ErrorType
-from tests.contract.scene import open_scene
-from tests.model.builders import make_map
-from tests.model.memory import MemoryStore
 from tests.unit.cli.test_prompt import make_request
 
 REQUEST = make_request()
@@ -103,10 +95,6 @@ def test_an_answer_is_reported_with_who_gave_it_by_which_channel_and_why(questio
     assert status_of_question(question).sentence == sentence
 
 
-def test_a_no_without_a_reason_is_reported_without_one() -> None:
-    assert denial_sentence("permission_denied", "", author="person", principal="ada") == "denied by ada"
-
-
 @pytest.mark.spec("PER-14")
 @pytest.mark.parametrize(
     ("error", "author", "sentence"),
@@ -124,70 +112,6 @@ def test_the_summary_of_a_run_tells_them_apart_too(error: str, author: str, sent
     said = denial_sentence(error, "words", author=author, principal="ada", channel="terminal")
 
     assert said == sentence
-
-
-CHILDREN = 2_000
-
-
-class CountedSteps(list[StepDetail]):
-    """Steps that count how often one of them is looked at."""
-
-    __slots__ = ()
-    looks = 0
-
-    def __iter__(self) -> Iterator[StepDetail]:
-        for step in super().__iter__():
-            CountedSteps.looks += 1
-            yield step
-
-
-async def result_of_two_maps() -> TaskResult:
-    """An ended task with two map steps of 2,000 children each, of which the store holds one."""
-    scene = await open_scene(MemoryStore())
-    task_id = await scene.task(make_map("one"), make_map("two"))
-    task, steps = await scene.store.tasks.task_with_steps(task_id)
-    one, two = (replace(step, status=StepStatus.COMPLETED) for step in steps)
-    children = [
-        replace(
-            one,
-            key=f"{each.key}[{n}]",
-            spec=replace(one.spec, id=f"{each.step_id}[{n}]"),
-            map_key=each.key,
-            output={"n": n},
-        )
-        for n in range(CHILDREN)
-        for each in (one, two)
-    ]
-    shown = [await step_detail(scene.store, step, (), "") for step in (one, two, *children)]
-    nothing: dict[str, Any] = dict.fromkeys(("answer", "limits")) | {"deliverables": [], "denials": [], "undone": []}
-    counts = {StepStatus.COMPLETED: len(shown)}
-    return TaskResult.of(task, step_counts=counts, exit_code=ExitCode.INTERRUPTED, steps=shown, **nothing)
-
-
-async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
-    outcome = await result_of_two_maps()
-    steps = CountedSteps(outcome.steps)
-    outcome = outcome.model_copy(update={"steps": steps})
-    CountedSteps.looks = 0
-
-    lists = [outcome.outputs["one"] for _ in range(100)]
-
-    assert lists[0] == [{"n": n} for n in range(CHILDREN)]
-    assert outcome.outputs["two[7]"] == {"n": 7}
-    assert len(steps) <= CountedSteps.looks <= 3 * len(steps)
-    json.dumps(outcome.outputs)
-
-
-async def test_a_result_names_itself_without_its_steps() -> None:
-    outcome = await result_of_two_maps()
-    outcome = outcome.model_copy(update={"steps": CountedSteps(outcome.steps)})
-    CountedSteps.looks = 0
-
-    text = repr(outcome)
-
-    assert text.startswith(f"TaskResult(id={outcome.id!r}, title='A task', status=<TaskStatus.RUNNING")
-    assert "step_counts={<StepStatus.COMPLETED: 'completed'>: 4002}" in text
-    assert (CountedSteps.looks, len(text) < 500) == (0, True)
 
 
 @pytest.mark.spec("PER-07")

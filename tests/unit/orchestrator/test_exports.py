@@ -35,7 +35,7 @@ from soong import (
 from soong.orchestrator.acp.agent import OrchestratorAgent
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.http.app import make_routes
-from soong.orchestrator.mcp.api import MAX_DOCUMENT_CHARS, MAX_ENTRIES, MAX_TEXT_CHARS, shown
+from soong.orchestrator.mcp.api import MAX_DOCUMENT_CHARS, MAX_TEXT_CHARS, shown
 from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
@@ -276,23 +276,6 @@ def both(document: dict[str, Any], hint: str = "") -> tuple[str, dict[str, Any]]
 
 
 @pytest.mark.spec("MCP-02.b")
-def test_a_result_has_its_facts_as_lines_and_no_field_for_programs() -> None:
-    steps = [{"id": "a", "fence": 3, "status": "completed", "output": {"fence": 7}}]
-    text, document = both({"title": "Two", "reason": "", "steps": steps}, "call it again")
-
-    assert text.splitlines() == [
-        "title: Two",
-        "steps:",
-        "- id: a",
-        "  status: completed",
-        "  output:",
-        "    fence: 7",
-        "call it again",
-    ]
-    assert document["steps"] == steps
-
-
-@pytest.mark.spec("MCP-02.b")
 @pytest.mark.parametrize("value", ["x\nstatus: done", {"a\nstatus: done": 1}, ["x\nstatus: done"], "x\x1b[2K\rstatus"])
 def test_a_text_of_others_imitates_no_line(value: object) -> None:
     text, _ = both({"status": "running", "output": value})
@@ -310,22 +293,3 @@ def test_long_texts_are_cut_until_both_forms_are_within_their_bounds() -> None:
     assert len(json.dumps(document)) <= MAX_DOCUMENT_CHARS
     assert len(document["steps"]) == 30
     assert "(cut: 5,000 characters)" in document["steps"][29]["title"]
-
-
-@pytest.mark.spec("MCP-02.b")
-def test_only_a_page_has_all_of_its_entries_and_what_is_left_out_is_counted() -> None:
-    entries = [{"id": str(number)} for number in range(200)]
-    page, whole = both({"items": entries, "next": "200"}), both({"steps": entries})
-
-    assert page[1]["items"] == entries
-    assert whole[1]["steps"] == entries[:MAX_ENTRIES]
-    assert "150 more steps are left out" in whole[0]
-
-
-@pytest.mark.spec("MCP-02.b")
-def test_what_is_nested_too_deep_is_left_out_with_a_mark() -> None:
-    value: object = "deep"
-    for _ in range(20):
-        value = {"in": value}
-
-    assert "nested too deep" in both({"data": value})[0]

@@ -90,39 +90,6 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
     await watching.pool.close()
 
 
-async def test_two_hundred_followers_cost_one_reading_for_each_hint(watching: Watching) -> None:
-    followers = [watching.follow() for _ in range(200)]
-    await until(lambda: watching.rows.opened == 1)
-    await asyncio.sleep(5 * timing.HINTS_S)
-    first = watching.rows.reads
-    watching.rows.rung.set()
-    await until(lambda: watching.rows.reads == first + 1)
-    await others_run()
-    is_woken = any(one.done() for one in followers)
-    await watching.change()
-    seen = await asyncio.gather(*followers)
-    await until(lambda: watching.rows.closed == 1)
-
-    assert not is_woken
-    assert seen == [["old", "new"]] * 200, "what is as it was wakes nobody"
-    assert first <= 3, "at first, when it listens, and when its subscription is open"
-    assert watching.rows.reads == first + 2
-    assert not watching.feeds.open
-
-
-async def test_the_last_listener_closes_what_the_first_one_opened(watching: Watching) -> None:
-    first, last = watching.pool.session("s"), watching.pool.session("s")
-    await first.opened(LIMIT_S)
-
-    await first.close()
-    await others_run()
-    assert not watching.rows.closed
-    await last.close()
-    await until(lambda: watching.rows.closed == 1)
-
-    assert watching.rows.opened == 1
-
-
 async def test_a_reading_that_is_under_way_is_not_joined(watching: Watching) -> None:
     watching.rows.goes_on.clear()
     early = watching.follow()
@@ -174,23 +141,6 @@ async def gives_up(following: Following[str]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await following.next()
-
-
-async def test_what_followers_make_of_a_value_is_made_once(watching: Watching) -> None:
-    made: list[str] = []
-
-    async def make() -> str:
-        made.append(watching.rows.value)
-        return watching.rows.value.upper()
-
-    with watching.feeds.follow("all", watching.rows.load, lambda: watching.pool.session("s")) as following:
-        await following.next()
-        first = await asyncio.gather(*(following.feed.once("upper", make) for _ in range(200)))
-        await watching.change()
-        await following.next()
-        then = await following.feed.once("upper", make)
-
-    assert (set(first), then, made) == ({"OLD"}, "NEW", ["old", "new"])
 
 
 PAYLOAD = AnswerDelta(1, 0, "hello").payload()

@@ -106,24 +106,6 @@ async def test_a_task_that_runs_behind_a_hundred_newer_ones_is_work() -> None:
     assert not await orchestrator.is_working()
 
 
-async def test_folders_that_are_set_aside_keep_no_others_from_being_written() -> None:
-    store, folders = MemoryStore(), NoFolders()
-    orchestrator = make_orchestrator(store, MemoryBus())
-    orchestrator.parts.recorder = folders
-    await orchestrator._register()
-    await store.sessions.open_session(make_session("sess_1"))
-    await orchestrator._owned.adopt(orchestrator.owner_id)
-    tasks = [make_task("sess_1", "a") for _ in range(101)]
-    for task in tasks:
-        await store.tasks.create_task(task)
-        await store.tasks.cancel_task(orchestrator._owned["sess_1"], task.id, reason="enough", now_us=START_US)
-    folders.aside = {task.id for task in tasks[:100]}
-
-    await orchestrator._write_folders()
-
-    assert folders.written == [tasks[100].id]
-
-
 class BusyStore(MemoryStore):
     """Has its first adoption pass over every session, as PostgreSQL does while a claim holds their rows."""
 
@@ -189,23 +171,6 @@ async def test_a_task_is_ended_and_its_client_notified_by_one_look_that_fills_no
     assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
     assert await waiting.wait(1) == ("sess_1",)
     assert (dict(orchestrator._owned), store.looks_at_workers) == ({}, looks)
-
-
-@pytest.mark.spec("EVT-03.d")
-async def test_an_owner_of_sessions_writes_folders_before_the_end_of_tasks_with_each_sweep() -> None:
-    store = MemoryStore()
-    orchestrator = make_orchestrator(store, MemoryBus())
-    folders = orchestrator.parts.recorder
-    assert isinstance(folders, NoFolders)
-    await orchestrator._register()
-
-    await orchestrator._sweep_once(is_full=True)
-    of_nothing = list(folders.owners)
-    await store.sessions.open_session(make_session())
-    await orchestrator._sweep_once(is_full=False)
-    await orchestrator._sweep_once(is_full=True)
-
-    assert (of_nothing, folders.owners) == ([], [orchestrator.owner_id] * 2)
 
 
 @pytest.mark.spec("PER-12")

@@ -94,16 +94,6 @@ async def test_a_planner_knows_the_definitions_of_now(tmp_path: Path, reads_proj
 
 
 @pytest.mark.spec("DIS-02.b")
-def test_the_definitions_are_the_same_until_one_changes(tmp_path: Path) -> None:
-    catalogue = Catalogue.of(load_settings(agent_home=tmp_path / "home"))
-
-    assert catalogue.at(tmp_path).definitions is catalogue.definitions
-    write_definition(tmp_path / "home" / "agents", "mine")
-    assert "mine" in catalogue.at().definitions.ids
-    assert "mine" in catalogue.at(tmp_path).definitions.ids
-
-
-@pytest.mark.spec("DIS-02.b")
 async def test_a_child_has_the_model_of_its_definition_as_it_is_now(tmp_path: Path) -> None:
     catalogue = Catalogue.of(load_settings(agent_home=tmp_path / "home"))
     planner = catalogue.live_planner("script", reads_projects=True)

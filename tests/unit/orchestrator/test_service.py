@@ -60,23 +60,6 @@ async def test_results_of_dependencies_reach_the_dependents(service: OneLoop) ->
     assert await service.outputs(task.id) == {"a": {"x": 1}, "b": {"y": 1}}
 
 
-@pytest.mark.spec("DIS-07.d")
-async def test_a_step_over_its_time_limit_fails_as_such(service: OneLoop) -> None:
-    slow: dict[str, Json] = {
-        "id": "slow",
-        "kind": "python",
-        "call": "builtin.sleep",
-        "inputs": {"seconds": 30},
-        "timeout_s": 0.05,
-    }
-
-    task = await service.run(plan(slow))
-
-    step = (await service.store.tasks.steps(task.id))[0]
-    assert step.error is not None
-    assert step.error.type == "time_limit"
-
-
 @pytest.mark.spec("DAG-08.e")
 async def test_a_task_is_run_again_from_a_step_that_it_has_and_from_no_other(service: OneLoop) -> None:
     task = await service.run(plan(echo("a", {"x": 1}), echo("b", {}, "a")))
@@ -192,16 +175,6 @@ async def test_workers_are_called_in_turn() -> None:
 
     assert called == [True, True]
     assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
-
-
-async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
-    dispatcher, _, store, _ = await a_dispatcher()
-    assert not await dispatcher.call()
-
-    await store.sessions.register_worker(make_worker("wrk_full", slots=0))
-    await dispatcher.dispatch()
-
-    assert not await dispatcher.call()
 
 
 async def test_who_is_not_able_to_is_not_called_though_a_message_may_reach_it() -> None:

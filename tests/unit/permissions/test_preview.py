@@ -143,14 +143,6 @@ def test_what_a_classifier_calls_critical_is_never_offered(project: Path, monkey
     assert (only(step).effect, only(step).grantable) == (Effect.ASK, ("code.write_file",))
 
 
-@pytest.mark.spec("FS-07")
-def test_a_folder_outside_is_said_to_be_and_may_be_granted(project: Path, tmp_path: Path) -> None:
-    step = look(project, f"{{write: [{tmp_path}/elsewhere]}}")
-
-    assert only(step).is_outside
-    assert only(step).grantable == ("code.write_file", "code.edit_file")
-
-
 def test_what_a_rule_allows_runs_and_what_one_denies_is_refused_with_its_source(project: Path) -> None:
     docs, sealed = Scope(ScopeKind.PATH, str(project / "docs")), Scope(ScopeKind.PATH, str(project / "sealed"))
     rules = (

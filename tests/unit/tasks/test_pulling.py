@@ -105,23 +105,6 @@ BIG = make_worker("wrk_big", pools=("big",), capabilities=("protocol:1", "gpu"))
 
 
 @pytest.mark.spec("DIS-04")
-@pytest.mark.parametrize(
-    ("pool", "needs", "is_so"),
-    [
-        ("default", (), True),
-        ("default", ("gpu", "protocol:1"), True),
-        ("default", ("tpu",), False),
-        ("big", ("gpu",), False),
-    ],
-    ids=["needs nothing", "has all", "lacks one", "serves another pool"],
-)
-def test_a_worker_is_able_that_serves_the_pool_and_has_all_that_is_needed(
-    pool: str, needs: tuple[str, ...], is_so: bool
-) -> None:
-    assert is_able(GPU, pool, needs) is is_so
-
-
-@pytest.mark.spec("DIS-04")
 @pytest.mark.parametrize("state", [ProcessState.DRAINING, ProcessState.GONE])
 def test_a_worker_that_does_not_live_is_able_to_nothing(state: ProcessState) -> None:
     assert not is_able(make_worker(state=state), "default", ())

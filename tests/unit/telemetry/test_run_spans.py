@@ -147,8 +147,3 @@ def test_what_is_open_is_stored_whole_and_read_again() -> None:
 
     assert stored.keys() == {one.name for one in fields(OpenWork)}
     assert OpenWork.from_json(stored) == work
-
-
-def test_nothing_is_stored_of_a_run_that_has_nothing_open() -> None:
-    assert OpenWork().as_json() == {}
-    assert OpenWork.from_json({}) == OpenWork()

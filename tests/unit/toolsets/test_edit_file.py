@@ -195,19 +195,6 @@ async def test_what_is_asked_shows_the_effect_and_binds_it_to_the_content(projec
 
 
 @pytest.mark.spec("FS-05")
-async def test_mode_and_name_stay_and_the_file_is_replaced_at_once(project: Project) -> None:
-    path = project.file("x", "one\n")
-    path.chmod(0o751)
-    inode = path.stat().st_ino
-
-    await project.data("edit_file", path="x", edits=edits(("one", "1")))
-
-    assert (path.stat().st_mode & 0o777, path.read_text()) == (0o751, "1\n")
-    assert path.stat().st_ino != inode
-    assert [entry.name for entry in project.root.iterdir()] == ["x"]
-
-
-@pytest.mark.spec("FS-05")
 @pytest.mark.parametrize("late", ["in place", "replaced"])
 async def test_a_change_between_reading_and_renaming_is_not_lost(
     project: Project, late: str, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -230,30 +230,6 @@ def test_a_refused_diff_leaves_the_file_and_an_applied_one_gives_what_was_comput
 
     assert min(outcomes[True], outcomes[False]) > 10 // PART
     assert [entry.name for entry in project.root.iterdir()] == ["x"]
-
-
-def versions(source: bytes, chance: random.Random) -> Iterator[bytes]:
-    """Yield successive versions of a source: blocks moved, removed, indented, renamed, put in."""
-    lines = source.split(b"\n")
-    for _ in range(4):
-        for _ in range(chance.randint(1, 6)):
-            at, count = chance.randrange(len(lines)), chance.randint(1, 12)
-            block = lines[at : at + count]
-            match chance.randrange(5):
-                case 0:
-                    lines[at : at + count] = []
-                case 1:
-                    lines[at : at + count] = [b"    " + line for line in block]
-                case 2:
-                    lines[at : at + count] = [line.replace(b"self", b"me") for line in block]
-                case 3:
-                    lines[at:at] = block
-                case _:
-                    lines[at : at + count] = []
-                    place = chance.randrange(len(lines) + 1)
-                    lines[place:place] = block
-            lines = lines or [b""]
-        yield b"\n".join(lines)
 
 
 @pytest.mark.spec("FS-05")

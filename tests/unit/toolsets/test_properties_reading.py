@@ -1,4 +1,4 @@
-"""code.read_file page by page is the file; code.search finds what ripgrep's own output tells."""
+"""code.search finds what ripgrep's own output tells."""
 
 import asyncio
 import json
@@ -16,55 +16,7 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code import rg
 from tests.unit.tools.parts import make_run_dirs
 from tests.unit.toolsets.examples import PART, fixed
-from tests.unit.toolsets.parts import Project, make_project
-
-_UNPRINTED: Final = st.characters(codec="utf-8", exclude_characters="\0\n", exclude_categories=["Cs"])
-_TEXTS: Final = st.one_of(
-    st.text("ab \té", max_size=30),
-    st.text(_UNPRINTED, max_size=60),
-    st.integers(0, 1023).map(lambda size: "\N{SNOWMAN}" * size),
-    st.integers(0, 4096).map(lambda size: "x" * size),
-)
-
-
-@st.composite
-def texts(draw: st.DrawFn) -> str:
-    """Any text whose lines are within the limit, whatever ends them, with or without a last newline."""
-    ending = st.sampled_from(["\n", "\n", "\r\n", "\n\n"])
-    whole = "".join(line[:4094] + draw(ending) for line in draw(st.lists(_TEXTS, max_size=40)))
-    return whole + draw(st.sampled_from(["", "", "end", "\r"]))
-
-
-async def reassembled(project: Project, page_lines: int) -> str:
-    """Read a file page by page as its results tell, and hold each page to its own words."""
-    start, parts = 1, []
-    while True:
-        data = await project.data("read_file", path="x", start_line=start, max_lines=page_lines)
-        parts.append(data["text"])
-        assert (data["start_line"], data["truncated_lines"]) == (start, [])
-        if not data["truncated"]:
-            return "".join(parts)
-        assert data["next_start_line"] == data["end_line"] + 1 > start
-        start = data["next_start_line"]
-
-
-@pytest.mark.spec("FS-01")
-def test_a_file_read_page_by_page_is_the_file(tmp_path: Path) -> None:
-    project, pages = make_project(tmp_path), Counter[bool]()
-    with asyncio.Runner() as runner:
-
-        @fixed(250)
-        @given(texts(), st.integers(1, 12))
-        def check(text: str, page_lines: int) -> None:
-            project.file("x", text)
-            pages[text.count("\n") > page_lines] += 1
-
-            assert runner.run(reassembled(project, page_lines)) == text
-
-        check()
-
-    assert min(pages.values()) > 30 // PART
-
+from tests.unit.toolsets.parts import make_project
 
 _NAMES: Final = st.sampled_from(
     [

@@ -177,14 +177,6 @@ async def test_what_a_package_manager_links_is_read_freely(project: Project) -> 
     assert not project.target.is_sensitive
 
 
-async def test_a_name_that_could_pass_for_anything_else_is_quoted(project: Project) -> None:
-    project.file("a\nb\u202e.txt", "x\n")
-
-    result = await project.call("read_file", path="a\nb\u202e.txt")
-
-    assert result.summary == '"a\\nb\\u202e.txt": lines 1-1'
-
-
 READS: list[tuple[str, dict[str, Json]]] = [
     ("read_file", {"path": "{}/text.txt"}),
     ("list_dir", {"path": "{}"}),

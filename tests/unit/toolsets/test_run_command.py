@@ -7,17 +7,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from msgspec.structs import replace
 
 from soong.shared.core.config import CommandsConfig
-from soong.shared.permissions.rules import offered_scope
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import Permission, Traits
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.named_files import quoted
-from soong.shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
+from soong.shared.toolsets.code.run_command import PROGRESS_EVERY
 from soong.shared.toolsets.code.toolset import CodeTools
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop
@@ -38,10 +36,6 @@ def test_the_tool_writes_is_dangerous_has_two_minutes_and_may_reach_out() -> Non
 
     assert (tool.permission, tool.timeout) == (Permission.WRITE, timedelta(milliseconds=120_000))
     assert {"code", "write", "dangerous"} <= tool.tags
-    assert timedelta(milliseconds=120_000) == DEFAULT_TIMEOUT
-
-    tool = next(tool for tool in CodeTools().tools() if tool.name == "code.run_command")
-
     assert tool.traits_of({"argv": ["curl", "https://example.org"]}) == Traits(is_open_world=True)
     assert tool.traits_of({"argv": ["ls"]}) == Traits()
 
@@ -105,9 +99,6 @@ async def test_an_end_by_a_signal_is_named(commands: Commands) -> None:
     ("argv", "expected"),
     [
         (["no-such-program"], ErrorType.FILE_NOT_FOUND),
-        (["./absent"], ErrorType.FILE_NOT_FOUND),
-        (["./text"], ErrorType.INVALID_INPUT),
-        (["."], ErrorType.NOT_REGULAR_FILE),
         (["./broken"], ErrorType.FILE_NOT_FOUND),
         (["./garbage"], ErrorType.EXECUTION_FAILED),
     ],
@@ -116,7 +107,6 @@ async def test_an_end_by_a_signal_is_named(commands: Commands) -> None:
 async def test_a_program_that_cannot_be_run_is_a_named_error(
     commands: Commands, argv: list[str], expected: ErrorType
 ) -> None:
-    (commands.root / "text").write_text("text")
     commands.program("broken", "#!/no/such/interpreter\n")
     commands.program("garbage", "\x7fELF but not really")
 
@@ -138,18 +128,6 @@ def test_words_are_quoted_so_that_different_commands_look_different() -> None:
     words = [["a", "b"], ["a b"], ["a\nb"], ["a\\nb"], ["$'a\\nb'"], ["'a'", "b"], ["", "a", "b"], ["a\u200bb"], ["ab"]]
 
     assert len({quoted(each) for each in words}) == len(words)
-
-
-@pytest.mark.spec("PER-08.d", "PER-04.b")
-async def test_a_plain_tool_is_granted_with_its_folder_and_others_with_their_very_words(commands: Commands) -> None:
-    (commands.root / "below").mkdir()
-    scopes: list[str] = []
-    for argv, cwd in ((["ls", "-l"], "."), (["ls", "-a"], "."), (["ls", "-l"], "below")):
-        await commands.run(*argv, cwd=cwd)
-        scopes.append(commands.target.scope)
-
-    assert scopes[0] == scopes[1] != scopes[2]
-    assert offered_scope(commands.target, str(Path.home())) == scopes[2]
 
 
 @pytest.mark.spec("PER-08")
@@ -242,18 +220,6 @@ async def test_an_abort_ends_the_whole_family_and_keeps_the_partial_output(comma
     assert not any(map(is_alive, pids(commands.root).values()))
 
 
-@pytest.mark.spec("EXE-07.b", "RES-03")
-async def test_a_large_partial_output_becomes_an_artifact(commands: Commands) -> None:
-    code = "import time\nfor n in range(9000): print('line', n)\nprint('the end', flush=True); time.sleep(60)"
-
-    result = await commands.python(code, timeout_ms=3000)
-
-    assert result.metadata["truncated"] is True
-    assert "the end" in text_of(result)
-    assert b"line 0\n" in commands.bench.artifacts.stored[0]
-    assert b"line 8999\n" in commands.bench.artifacts.stored[0]
-
-
 @pytest.mark.spec("EXE-09")
 async def test_a_running_command_reports_what_it_says(tmp_path: Path) -> None:
     commands = make_commands(tmp_path, progress_every=timedelta(milliseconds=100))
@@ -326,34 +292,6 @@ async def test_the_configured_variables_are_passed_and_secret_ones_are_not(
     names = {line.partition("=")[0] for line in text_of(result).splitlines()}
     assert "PASSED" in names
     assert names <= {"PATH", "HOME", "TMPDIR", "PASSED"}
-
-
-async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) -> None:
-    class MarkingRunner(ProcessRunner):
-        """A sandbox in miniature: it runs each program through another, which is all that a real one does."""
-
-        seen: list[ChildCommand]
-
-        def __init__(self) -> None:
-            self.seen = []
-
-        async def run(self, command: ChildCommand) -> Finished:
-            self.seen.append(command)
-            wrapped = ("/usr/bin/env", "INSIDE=sandbox", *command.argv)
-            return await ProcessRunner().run(replace(command, argv=wrapped))
-
-        def confinement(self, access: CommandAccess) -> str:
-            return f"a name of its own; network {'yes' if access.has_network else 'no'}"
-
-    runner = MarkingRunner()
-    commands = make_commands(tmp_path, runner=runner)
-
-    result = await commands.run("env")
-
-    assert "INSIDE=sandbox" in text_of(result)
-    assert runner.seen[0].argv[0].endswith("/env")
-    assert "sandbox" not in commands.target.shown
-    assert "sandbox: a name of its own; network no" in commands.target.preview
 
 
 @pytest.mark.spec("EVT-05", "CMD-01.f")

@@ -12,16 +12,13 @@ import pytest
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.tools import permission_check as risk
-from soong.shared.tools.definition import Risk, ToolDefinition, Traits
+from soong.shared.tools.definition import Risk, Traits
 from soong.shared.tools.permission_check import classified
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.controls import controls_of
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
-from tests.unit.tools.parts import error_of, make_bench, make_tool
-from tests.unit.tools.test_pipeline import DENIED
-from tests.unit.toolsets.declaring import make_declared
+from tests.unit.tools.parts import make_tool
 
 
 @pytest.mark.spec("FS-09")
@@ -59,43 +56,6 @@ def test_the_instruction_files_are_those_of_the_configuration() -> None:
     assert read_file is not None
     assert read_file.traits_of({"path": "a/RULES.md"}) == Traits(is_read_only=True, is_concurrency_safe=False)
     assert read_file.traits_of({"path": "AGENTS.md"}).is_concurrency_safe
-
-
-MODULE = """
-from soong import Permission, Toolset
-
-tools = Toolset()
-
-@tools.tool("team.from_module", permission=Permission.READONLY)
-def from_module(text: str = "") -> str:
-    '''Gives text back.'''
-    return text
-"""
-
-
-@pytest.mark.spec("REG-01.b", "REG-01.c", "REG-07.a", "REG-07.e")
-@pytest.mark.parametrize("name", ["code.list_dir", "team.from_module", "team.from_file"])
-async def test_tools_of_every_source_are_called_in_one_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    (tmp_path / "sourcetools.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    declared = make_declared(tmp_path)
-    declared.python("print('{\"data\": 1}')", name="team.from_file", permission="readonly")
-    tools = make_registry(ToolEnvironment(home=declared.home, modules=("sourcetools",))).definitions()
-    allowing = make_bench(tools, project=declared.project)
-    denying = make_bench(tools, project=declared.project, verdict=DENIED)
-
-    done, wrong = await allowing.call(name), await allowing.call(name, [])
-    denied = await denying.call(name)
-
-    assert isinstance(allowing.pipeline.resolve(name), ToolDefinition)
-    assert (type(done), done.ok) == (ToolResult, True), done.error
-    assert error_of(wrong).type is ErrorType.INVALID_INPUT
-    assert error_of(denied).type is ErrorType.PERMISSION_DENIED
-    assert [call.tool for call, _, _ in (*allowing.log.ends, *denying.log.ends)] == [name] * 3
-    assert allowing.log.entries == [("started", "call_1"), ("finished", "call_1"), ("finished", "call_1")]
-    assert denying.log.starts == []
 
 
 Module = Callable[..., str]

@@ -203,7 +203,7 @@ def test_what_declares_nothing_writes_asks_and_brings_in_what_strangers_wrote(re
         assert reads_untrusted(found)
 
 
-@pytest.mark.spec("REG-01", "SCH-03")
+@pytest.mark.spec("REG-01", "REG-01.b", "REG-01.c", "SCH-03")
 async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
     registry: ToolRegistry, tmp_path: Path
 ) -> None:

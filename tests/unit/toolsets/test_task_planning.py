@@ -26,7 +26,6 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
-from soong.shared.toolsets.tasks.showing import TAGS
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.store import MemoryStore
 from tests.one_loop import OneLoop
@@ -135,13 +134,6 @@ def test_all_are_readonly_for_those_who_plan_only_and_those_that_change_tasks_ru
         )
 
 
-def test_each_of_them_is_internal_and_reads_only(planning: Planning) -> None:
-    """Rules and surfaces that name tags mean all of them: one without is left out of `internal` and asked for."""
-    tags = {tool.name: tool.tags for tool in planning.tools if tool.name in PLANNING}
-
-    assert tags == dict.fromkeys(PLANNING, TAGS)
-
-
 # -- making
 @pytest.mark.spec("DAG-01.a")
 async def test_templates_can_be_made_into_tasks_as_they_stand(planning: Planning) -> None:
@@ -243,18 +235,6 @@ async def test_dependents_of_a_failure_wait_until_the_agent_decides(planning: Pl
 
 
 @pytest.mark.spec("DAG-05.e")
-async def test_the_agent_lets_a_failed_step_be_tried_again(planning: Planning) -> None:
-    flaky = fails("flaky", inputs={"times": 1, "ok": True})
-    await planning.do("task_create", title="t", steps=[flaky, echo("after", "flaky")])
-    await planning.until("flaky", StepStatus.FAILED)
-
-    await planning.do("task_update", task_id=planning.task_id, retry_steps=[{"step": "flaky"}])
-
-    await planning.until("after", StepStatus.COMPLETED)
-    assert (await planning.do("task_get", task_id=planning.task_id, step_id="flaky"))["attempt"] == 2
-
-
-@pytest.mark.spec("DAG-05.e")
 async def test_the_agent_gives_a_failed_step_to_another_agent_or_cancels_what_waits(planning: Planning) -> None:
     work = {"id": "work", "instructions": "Nobody here runs agents.", "model": "some:model", "agent": "writer"}
     made = await planning.do("task_create", title="t", steps=[work, echo("after", "work")])
@@ -295,18 +275,6 @@ async def test_when_the_agents_run_has_ended_its_tasks_are_settled_like_any_othe
 
 
 # -- growing
-@pytest.mark.spec("DAG-01.b")
-async def test_a_task_grows_by_what_a_step_found(planning: Planning) -> None:
-    made = await planning.do("task_create", title="t", steps=[echo("look", inputs={"found": ["x", "y"]})])
-    await planning.until("look", StepStatus.COMPLETED)
-
-    more = [echo(name, "look", inputs={"all": "${look.output.found}"}) for name in ("x", "y")]
-    await planning.do("task_update", task_id=made["id"], add_steps=[*more, echo("join", "x", "y")])
-
-    await planning.until("join", StepStatus.COMPLETED)
-    assert (await planning.do("task_get", task_id=made["id"], step_id="x"))["output"] == {"all": ["x", "y"]}
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

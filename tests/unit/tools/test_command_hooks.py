@@ -38,16 +38,6 @@ async def test_a_program_that_says_nothing_has_no_opinion(programs: Programs, bo
     assert (hook_runs(bench)[0]["outcome"], bench.gate.asked[0].hook_result) == ("none", "none")
 
 
-@pytest.mark.spec("EXE-02", "EXE-13")
-async def test_a_program_denies_with_its_reason(programs: Programs) -> None:
-    programs.sh("""printf '{"action": "deny", "reason": "not on Fridays"}'""")
-    bench = programs.bench()
-
-    assert await denied(bench) == "not on Fridays"
-    assert bench.ended.error is not None
-    assert bench.ended.error.details == {"hook": "check"}
-
-
 @pytest.mark.spec("EXE-02.b", "EXE-13")
 async def test_a_program_rewrites_the_input_and_permission_sees_that(programs: Programs) -> None:
     programs.python("answer(input={'text': told['input']['text'].upper()}, context=['louder'])")
@@ -58,17 +48,6 @@ async def test_a_program_rewrites_the_input_and_permission_sees_that(programs: P
     assert (result.data, result.metadata["hook_context"]) == ("X", ["louder"])
     assert bench.gate.asked[0].input_digest == digest({"text": "X"})
     assert hook_runs(bench)[0]["input_diff"] == {"text": ["x", "X"]}
-
-
-@pytest.mark.spec("EXE-13")
-@pytest.mark.parametrize("action", ["allow", "ask"])
-async def test_a_program_allows_or_asks_and_replaces_nobody(programs: Programs, action: str) -> None:
-    programs.python(f"answer(action={action!r})")
-    bench = programs.bench()
-
-    await bench.call("test.echo", text="x")
-
-    assert bench.gate.asked[0].hook_result == action
 
 
 @pytest.mark.spec("EXE-13")
@@ -229,6 +208,7 @@ async def test_the_program_of_the_example_denies_vendored_code(tmp_path: Path) -
 
     assert refused.error is not None
     assert (refused.error.type, refused.error.message) == (ErrorType.HOOK_DENIED, "vendored code is not edited by hand")
+    assert refused.error.details == {"hook": configured.name}
     assert allowed.ok
 
 

@@ -274,18 +274,3 @@ async def test_the_gate_learns_traits_target_and_risk_of_this_very_call(tmp_path
     assert asked.traits == Traits(is_open_world=True)
     assert (seen[0].target, seen[0].precondition, seen[0].allowed_outside) == (target, "absent", True)
     assert (seen[0].effect_id, bench.log.starts[0].record.is_write) == ("run_1/call_1", True)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "type"), [("deny", ErrorType.PERMISSION_DENIED), (RuntimeError(), ErrorType.PERMISSION_DENIED)], ids=str
-)
-async def test_a_tools_own_permission_check_can_only_tighten(verdict: Any, type: ErrorType) -> None:
-    def check(*_: object) -> Any:
-        if isinstance(verdict, Exception):
-            raise verdict
-        return verdict
-
-    bench = make_bench([make_tool(check_permissions=check)])
-
-    assert await failure(bench) is type
-    assert bench.gate.asked == []

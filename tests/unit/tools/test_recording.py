@@ -79,8 +79,10 @@ async def test_facts_and_decision_of_every_judged_call_are_recorded_apart(is_all
 async def test_a_call_that_its_own_tool_refuses_has_its_decision_as_an_event() -> None:
     bench = make_bench([make_tool(check_permissions=lambda *_: "deny")])
 
-    await bench.call("test.echo", text="x")
+    result = await bench.call("test.echo", text="x")
 
+    assert result.error is not None
+    assert (result.error.type, bench.gate.asked) == (ErrorType.PERMISSION_DENIED, [])
     (decided,) = bench.log.decided
     assert (decided["choice"], decided["source"], decided["tool_call_id"]) == ("deny", "tool", "call_1")
     assert cast("Mapping[str, Json]", decided["facts"])["risk"] == "read"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.naming import NameTable, mangle, name_matches, unmangle
+from soong.shared.tools.naming import mangle, name_matches, unmangle
 from soong.shared.tools.permission_check import effective_traits
 from soong.shared.tools.registry import ToolRegistry, Toolset
 from tests.unit.tools.parts import TEXT_INPUT, echo, make_bench, make_registry, make_tool
@@ -236,16 +236,6 @@ NAMES = st.builds(
     st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True),
     st.lists(PARTS, min_size=1, max_size=3),
 )
-
-
-@pytest.mark.spec("REG-04.a")
-def test_a_dot_becomes_two_underscores_and_an_unknown_name_comes_back_for_the_refusal() -> None:
-    table = NameTable(["internal.load_skill"])
-
-    assert table.to_provider("internal.load_skill") == "internal__load_skill"
-    assert table.to_canonical("internal__load_skill") == "internal.load_skill"
-
-    assert NameTable(["code.search"]).to_canonical("code__delete") == "code__delete"
 
 
 @pytest.mark.spec("REG-04.a")

@@ -75,30 +75,6 @@ def test_a_person_is_shown_the_content_and_neither_data_nor_metadata() -> None:
     ]
 
 
-HOSTILE = [
-    "\x1b[2J\x1b]0;owned\x07",
-    "safe\rrm -rf",
-    "invoice\u202egpj.exe",
-    "a\u2066b\u2069",
-    "nul\0byte",
-    "c1\x9bcontrol",
-    "\ufeffbom",
-    "line\u2028separator",
-    "tag\U000e0041",
-    "\ud800",
-]
-
-
-@pytest.mark.spec("RES-06.b")
-@pytest.mark.parametrize("text", HOSTILE, ids=repr)
-def test_what_a_person_is_shown_moves_hides_and_paints_nothing(text: str) -> None:
-    result = ToolResult("c", (TextBlock(text), JsonBlock({"t": text})), summary=text)
-
-    shown = for_person(result)
-    assert all(char in "\n\t" or char.isprintable() for char in shown)
-    assert shown.encode()
-
-
 def test_text_for_a_person_keeps_the_spaces_of_scripts_and_says_by_how_much_it_is_cut() -> None:
     assert for_person(ToolResult("c", (TextBlock("\u3000段落\xa0!"),))) == "\u3000段落\xa0!"
 

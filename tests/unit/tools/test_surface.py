@@ -219,15 +219,6 @@ def test_roles_and_modes_are_those_of_the_specification() -> None:
     assert {mode.value for mode in RunMode} == {"default", "plan", "readonly"}
 
 
-@pytest.mark.spec("DIS-06.d")
-@pytest.mark.parametrize("mode", [RunMode.PLAN, RunMode.READONLY])
-def test_a_mode_other_than_the_default_has_no_tool_that_writes_or_starts_agents(mode: RunMode) -> None:
-    offered = set(compute_surface(TOOLS, SurfaceRequest(Role.MAIN, mode, is_dangerous_enabled=True)).tools)
-
-    assert not offered & (WRITES | STARTS_AGENTS)
-    assert {"code.read_file", "code.search", "internal.load_skill"} <= offered
-
-
 FILES = {"code.read_file", "code.list_dir", "code.search", "code.write_file", "code.edit_file"}
 
 

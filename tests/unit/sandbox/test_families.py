@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.command import ChildCommand, Finished, Report
+from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python
 from tests.waiting import others_run, until
@@ -158,14 +158,6 @@ async def test_no_process_of_ours_is_left_as_a_zombie(folder: int, tmp_path: Pat
     assert [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
 
 
-async def test_commands_run_side_by_side_without_ending_each_other(folder: int, tmp_path: Path) -> None:
-    ended = await asyncio.gather(
-        *(run(command(folder, tmp_path, "/bin/sh", "-c", f"sleep 0.{number}; echo {number}")) for number in range(6))
-    )
-
-    assert [int(each.stdout) for each in ended] == list(range(6))
-
-
 def test_children_are_found_on_a_kernel_that_does_not_list_them() -> None:
     child = subprocess.Popen(["/bin/sleep", "60"])
     try:
@@ -192,10 +184,3 @@ async def test_freezing_stops_every_descendant_of_a_process() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         parent.wait()
-
-
-def test_a_report_without_an_end_is_that_of_a_killed_subreaper() -> None:
-    assert Report.read("") == Report(0, 0, -signal.SIGKILL, 0, is_complete=False)
-    assert Report.read("started 12\n") == Report(12, 0, -signal.SIGKILL, 0, is_complete=False)
-    assert Report.read("started 12\nended 3 1\n") == Report(12, 0, 3, 1, is_complete=True)
-    assert Report.read("failed 2\n").problem == 2

@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soong.shared.sandbox.hosts import (
-    AddressClass,
-    HostRefusedError,
-    host_of_url,
-    is_host_within,
-    normal_host,
-    reach_of,
-)
+from soong.shared.sandbox.hosts import AddressClass, HostRefusedError, is_host_within, normal_host, reach_of
 
 LOOPBACK = [
     *("127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0X7F.1", "0177.0.0.1", "017700000001"),
@@ -115,22 +108,6 @@ def test_a_normal_host_is_stable_or_there_is_none(text: str) -> None:
 )
 def test_a_host_lies_within_by_labels_and_by_its_normal_form(host: str, wanted: str, is_within: bool) -> None:
     assert is_host_within(host, wanted) is is_within
-
-
-@pytest.mark.spec("PER-09")
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("http://example.org/a?b=c", "example.org"),
-        ("https://Example.org:8443", "example.org"),
-        ("http://2130706433/", "127.0.0.1"),
-        ("http://[::ffff:127.0.0.1]/", "127.0.0.1"),
-        ("http://127.1:6379/", "127.0.0.1"),
-        ("https://allowed.com.evil.com/", "allowed.com.evil.com"),
-    ],
-)
-def test_the_host_of_a_url_is_what_would_be_connected_to(url: str, host: str) -> None:
-    assert host_of_url(url) == host
 
 
 @pytest.mark.spec("PER-09")

@@ -247,12 +247,6 @@ def test_no_relative_entry_is_in_the_path_of_a_child(monkeypatch: pytest.MonkeyP
     assert child_environment()["PATH"] == expected
 
 
-def test_without_a_path_the_usual_folders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PATH")
-
-    assert child_environment()["PATH"] == FALLBACK_PATH
-
-
 def test_a_path_is_found_from_the_cwd_and_its_folder_shown_without_links(tmp_path: Path) -> None:
     program = make_program(tmp_path / "real/run.sh")
     (tmp_path / "link").symlink_to(program.parent)

@@ -136,12 +136,6 @@ def words_of(process: "subprocess.Popen[str]", name: str) -> Sequence[str]:
     return Path(f"/proc/{process.pid}/{name}").read_text().rstrip("\0").split("\0")
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_it_ends_as_its_program_ends(code: int) -> None:
-    with started(f"raise SystemExit({code})") as process:
-        assert process.wait(LIMIT_S) == code
-
-
 def test_it_takes_signals_from_its_first_moment_on() -> None:
     told = "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
 
@@ -162,16 +156,6 @@ def test_it_has_neither_memory_nor_environment_of_the_process_that_it_was() -> N
     assert words[1:5] == ["-I", "-S", subreaper.__file__, subreaper.ADOPT]
     assert words[-1] == "worker-9"
     assert environment == ["LD_LIBRARY_PATH=/x"]
-
-
-@pytest.mark.spec("DAG-06")
-def test_everybody_ends_with_a_killed_stand_in_or_with_the_program(tmp_path: Path) -> None:
-    with started(STAYING, str(tmp_path)) as process:
-        until_forked(process)
-        os.kill(pids(tmp_path)["program"], signal.SIGKILL)
-
-        assert process.wait(LIMIT_S) == -signal.SIGKILL
-    assert not any(map(is_alive, pids(tmp_path).values()))
 
 
 def test_the_kernel_ends_the_program_of_a_killed_stand_in() -> None:

@@ -9,7 +9,6 @@ from soong.shared.agents.messages import answer_parts
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
-from soong.shared.engine.runs.store import CallRow
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
@@ -99,21 +98,6 @@ def _transactions(nodes: Sequence[NewNode]) -> list[list[NewNode]]:
             written.append([])
         written[-1].append(node)
     return written
-
-
-@pytest.mark.spec("EVT-05", "DAG-07")
-async def test_a_call_that_is_made_again_gets_the_whole_of_what_its_node_does_not_hold() -> None:
-    notebook = Notebook()
-    await play(Talker(calls(("test__note", {"name": "secret"}, "c1")), says("done")), notebook)
-    answer = notebook.written[2]
-    message: Any = answer.payload["message"]
-    message["parts"][0]["args"] = {"name": "[redacted]"}
-    row = CallRow("run_1", "c1", "test.note", "e", False, "", {}, {}, open_input={"arguments": {"name": "secret"}})
-    talker = Talker(says("done"))
-
-    await play(talker, Notebook(written=notebook.written[:3], calls_=[row]), is_resumed=True)
-
-    assert shown(talker.told[0][-1:]) == [("tool-return", "secret")]
 
 
 @pytest.mark.spec("RES-02.b", "REG-03")

@@ -13,17 +13,16 @@ from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import AgentLimits, Price
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.requests import Reserved
 from soong.shared.agents.run_models import Fallbacks, LocalPacer, Pacing, RunModel
 from soong.shared.agents.scripted_model import UnusableModel
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
-from soong.shared.engine.runs.budgets import Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from tests.unit.agents.parts import Notebook, make_task, run_task
+from tests.unit.agents.test_charging import Purse
 
 LONG = f"test.{'very_' * 20}long"
 """A name that some providers take, and others do not."""
@@ -109,17 +108,17 @@ async def test_a_budget_that_is_spent_asks_no_fallback() -> None:
 
 
 async def test_requests_are_charged_and_paced_by_the_account_of_their_model() -> None:
-    pacer, budgets = Keys(), Charges()
+    pacer, purse = Keys(), Purse()
     scene = Scene(
         dict([run_model("second:b", price=Price(3, 3), pacing=Pacing(pacer, "second"))]), {"second:b": Price(3, 3)}
     )
 
-    await scene.run(failing("a", 503), ["second:b"], pacing=Pacing(pacer, "first"), budgets=budgets)
+    await scene.run(failing("a", 503), ["second:b"], pacing=Pacing(pacer, "first"), budgets=purse)
 
     assert pacer.keys == ["first:pause:"] * 5 + ["second:pause:"]
-    reserved, settled = budgets.reserved, budgets.settled
-    assert reserved[1].microusd == 3 * (reserved[0].microusd or 0)
-    assert [charge.microusd for charge in settled] == [0, 3_000_000]
+    first, second = purse.charges
+    assert second.microusd == 3 * (first.microusd or 0)
+    assert [charge.microusd for _, charge in purse.settled] == [0, 3_000_000]
 
 
 class Keys(LocalPacer):
@@ -132,18 +131,3 @@ class Keys(LocalPacer):
     async def pause_left_s(self, key: str) -> float:
         self.keys.append(key)
         return 0.0
-
-
-@dataclass
-class Charges:
-    """Keeps what was charged."""
-
-    reserved: list[Charge] = field(default_factory=list)
-    settled: list[Charge] = field(default_factory=list)
-
-    async def reserve(self, charge: Charge) -> Reserved | None:
-        self.reserved.append(charge)
-        return Reserved(len(self.reserved), 0.1)
-
-    async def settle(self, reserved: Reserved, charge: Charge) -> None:
-        self.settled.append(charge)

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,7 @@ from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_mo
 from soong.shared.agents.model_request import AnswerSource, request
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
-from soong.shared.core.foreign import STEP_THREADS
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
 
 
 def opening(inputs: dict[str, Json]) -> list[ModelMessage]:
@@ -42,18 +39,6 @@ async def test_two_models_of_one_script_do_not_share_where_they_are() -> None:
     first, second = await asyncio.gather(ask("builtin.echo", {"x": "one"}), ask("builtin.echo", {"x": "two"}))
 
     assert [first.text, second.text] == ['{"x":"one"}', '{"x":"two"}']
-
-
-async def test_a_function_that_computes_does_not_hold_up_the_loop() -> None:
-    threads: list[str] = []
-
-    @scripted_agent("tests.computes")
-    async def computes(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
-        threads.append(threading.current_thread().name)
-
-    await ask("tests.computes", {})
-
-    assert [name.startswith(STEP_THREADS) for name in threads] == [True]
 
 
 async def test_a_history_without_facts_gives_no_inputs() -> None:

@@ -16,13 +16,12 @@ from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.errors import InvalidConfigError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport
 from soong.shared.engine.tasks.functions import AgentHandle, ScriptBody, ScriptedAgent, scripted_agent
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
-from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
 from tests.unit.agents.parts import Notebook, RuleGate, make_task, run_task
@@ -146,28 +145,6 @@ async def test_a_call_that_differs_from_the_recorded_one_ends_the_run(
     assert "call 1 of turn 1 differs from the recorded one: recorded " in end.error.message
     assert all(word in end.error.message for word in words)
     assert (second.reads, second.writes) == ([], [])
-
-
-@pytest.mark.spec("DIS-13")
-async def test_arguments_whose_secrets_the_record_has_not_are_the_recorded_ones() -> None:
-    script = calling(("test.store", {"text": "key sk-1 here"}), ("test.store", {"n": 5}))
-    first = Scene()
-    await first.play(script)
-    second = Scene(Notebook(written=[redacted(node) for node in first.notebook.written[:4]]))
-
-    end = await second.play(script, is_resumed=True)
-
-    assert end.output == "done"
-    assert second.writes == [5]
-
-
-def redacted(node: NewNode) -> NewNode:
-    """Return the node as a store keeps it that takes out a secret."""
-    if node.kind is not NodeKind.ASSISTANT:
-        return node
-    message: Any = node.payload["message"]
-    parts = [{**part, "args": {"text": f"key {MARK} here"}} for part in message["parts"]]
-    return NewNode(node.kind, {**node.payload, "message": {**message, "parts": parts}})
 
 
 @pytest.mark.spec("DIS-13", "DIS-13.a")

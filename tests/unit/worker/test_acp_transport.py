@@ -11,8 +11,6 @@ from acp import schema
 
 from soong.shared.agents.acp_agents import AcpAgent, OwnKind
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.agents.requests import Spending
-from soong.shared.engine.runs.budgets import Charge
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import ToolContext
@@ -25,6 +23,7 @@ from soong.worker.acp.connection import (
     ProcessTransport,
 )
 from soong.worker.acp.own_tools import own_tools
+from tests.unit.agents.test_charging import Purse
 from tests.unit.tools.parts import echo, make_identity, make_run_dirs, make_tool
 from tests.waiting import others_run
 
@@ -162,23 +161,10 @@ async def test_an_agent_that_is_being_ended_hears_no_answer_that_it_would_rememb
 
 
 # -- what an agent of others is charged
-class Charges:
-    """Budgets without an end that remember what is charged."""
-
-    def __init__(self) -> None:
-        self.settled: list[Charge] = []
-
-    async def reserve(self, _charge: Charge) -> object:
-        return object()
-
-    async def settle(self, _reserved: object, now: Charge) -> None:
-        self.settled.append(now)
-
-
 @pytest.mark.spec("DIS-11.a", "ACP-01.c")
 async def test_less_than_a_millionth_of_a_dollar_is_charged_as_one() -> None:
-    charges = Charges()
-    meter = UsageMeter(AgentLimits(), cast(Spending, cast(Any, charges)))
+    purse = Purse()
+    meter = UsageMeter(AgentLimits(), purse)
     await meter.begin(0)
 
     meter.tell(
@@ -186,7 +172,7 @@ async def test_less_than_a_millionth_of_a_dollar_is_charged_as_one() -> None:
     )
     await meter.charge(1)
 
-    assert [one.microusd for one in charges.settled] == [1]
+    assert [charge.microusd for _, charge in purse.settled] == [1]
 
 
 # -- what a call of another agent's own tool touches, as a question and the policy see it (ACP-01)

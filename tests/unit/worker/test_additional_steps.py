@@ -8,7 +8,6 @@ import pytest
 from soong.shared.agents.runtime.call_log import StopReason
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Outcome, Step, StepEnd, StepError
@@ -167,33 +166,6 @@ async def test_a_cancelled_task_cancels_both() -> None:
         await process.heed("cancel")
 
     assert await process.statuses() == (StepStatus.CANCELLED, StepStatus.CANCELLED)
-
-
-@pytest.mark.spec("DAG-06")
-async def test_a_cancel_of_the_additional_step_ends_it_alone_and_the_run_learns_why() -> None:
-    has_taken, may_end = asyncio.Event(), asyncio.Event()
-    told: list[str] = []
-
-    async def work(claim: Claim) -> StepEnd:
-        more = await process.take(claim)
-        has_taken.set()
-        await may_end.wait()
-        assert not await process.additional.end(held(claim), done(more, "late"))
-        told.append(process.additional.why_lost(held(claim), "more"))
-        return done(claim)
-
-    process = Process(work)
-    async with process.running():
-        await has_taken.wait()
-        stop = TaskChange(cancelled=((await process.step("more")).key,), reason="not needed")
-        await process.store.tasks.update_task(process.ownership, process.task.id, stop, now_us=1)
-        (interrupt,) = await process.store.claims.interrupts(process.incarnation.worker_id)
-        assert await process.additional.interrupt(interrupt)
-        may_end.set()
-
-    assert await process.statuses() == (StepStatus.COMPLETED, StepStatus.CANCELLED)
-    assert (await process.step("more")).output is None
-    assert told == ["it was cancelled: not needed"]
 
 
 async def test_a_pause_leaves_the_additional_step_to_its_holders_release() -> None:

@@ -75,37 +75,6 @@ async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None
     await asyncio.gather(holding, further)
 
 
-@pytest.mark.spec("OPS-06.a")
-async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_before() -> None:
-    may_end = {"a": asyncio.Event(), "b": asyncio.Event()}
-    begun, has_ended = asyncio.Barrier(3), asyncio.Event()
-
-    async def work(claim: Claim) -> StepEnd:
-        await begun.wait()
-        await may_end[claim.step_key.rpartition("/")[2]].wait()
-        return done(claim)
-
-    class Watching(NoFlower):
-        def ended(self, claim: Claim, end: StepEnd | None) -> None:
-            has_ended.set()
-
-    bench = WorkerHarness(work)
-    bench.slots.watcher = Watching()
-    holding = asyncio.ensure_future(bench.hold(*may_end))
-    async with asyncio.timeout(10):
-        await begun.wait()
-        drained = asyncio.ensure_future(bench.slots.until_idle())
-        await others_run()
-        may_end["a"].set()
-        await has_ended.wait()
-        is_early = await bench.slots.until_idle(0.05)
-        may_end["b"].set()
-
-        assert await drained
-        assert not is_early
-        await holding
-
-
 async def test_work_that_cancels_itself_fails_its_step() -> None:
     async def work(claim: Claim) -> StepEnd:
         raise asyncio.CancelledError

@@ -231,17 +231,6 @@ async def test_a_run_that_fills_a_limit_by_itself_may_still_take_steps_under_it(
     assert await scene.claim() == ()  # what is left of it counts by itself
 
 
-@pytest.mark.spec("DIS-03", "CARD-2")
-async def test_an_additional_claim_counts_in_the_limits_of_others(scene: ContractHarness) -> None:
-    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:x", 1)])
-    own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
-    claim = await taken(scene, own, "more")
-
-    assert await scene.claim() == ()
-    await scene.complete(claim)
-    assert len(await scene.claim()) == 1
-
-
 @pytest.mark.spec("DIS-10")
 async def test_an_additional_claim_is_its_sessions_turn(scene: ContractHarness) -> None:
     other = await scene.another_session()

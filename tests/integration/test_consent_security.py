@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.operations.administration import KeyRing, verify
-from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, UsageError
+from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
@@ -69,28 +69,6 @@ async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
         assert (verdict.is_allowed, verdict.author, verdict.error) == (False, "system", ErrorType.PERMISSION_FAILED)
         assert await security(bench, claim) == ([what], [what])
         assert not bench.broker.grants(bench.session_id)
-
-
-@pytest.mark.spec("PER-15")
-async def test_an_answer_after_the_time_ran_out_changes_nothing_and_is_reported(open_bench: OpenBench) -> None:
-    callback = Callback(gate=asyncio.Event())
-    async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim()
-        asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
-        (request,) = await bench.pending()
-        await until(lambda: bool(callback.shown))
-        await bench.settle()
-        await bench.pass_time(bench.settings.permission_timeout_s)
-        (verdict,) = await verdicts(asking)
-
-        with pytest.raises(AlreadyDecidedError):
-            await bench.store.consent.answer(make_answer(request))
-
-        assert verdict.error is ErrorType.PERMISSION_TIMEOUT
-        assert await security(bench, claim) == (["late_answer"], ["late_answer"])
-        decision = await bench.store.consent.decision_of(request.id)
-        assert decision is not None
-        assert decision.choice is Choice.DENY
 
 
 class AlteringConsent(SqlConsentStore):

@@ -58,10 +58,6 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [document for _, document in DOCUMENTS if document["kind"] == kind]
 
 
-def test_every_part_of_a_deployment_has_a_workload() -> None:
-    assert WORKLOADS.keys() == {"soong-migrate", "soong-orchestrator", "soong-worker", "soong-api", "soong-flower"}
-
-
 @parts
 def test_nothing_runs_as_root_or_writes_to_its_image(name: str) -> None:
     context, inner = pod(name)["securityContext"], container(name)["securityContext"]

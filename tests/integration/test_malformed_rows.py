@@ -4,10 +4,7 @@ A process with a worker's role tries what that role may. What the database refus
 superuser, for what readers hold by themselves.
 """
 
-import asyncio
-import json
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -30,7 +27,6 @@ from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain
 from tests.model.builders import make_step, make_task, make_worker, open_worker, take_turn
 from tests.one_loop import OneLoop
 from tests.waiting import until
-from tests.warm import called
 
 NOT_JSON = {"refused": "InvalidTextRepresentation"}
 OUT_OF_RANGE = {"refused": "CheckViolation"}
@@ -260,46 +256,6 @@ async def test_malformed_entries_of_a_log_are_reported_in_their_places(deploymen
     assert (event.type, event.data["what"]) == (EventType.SECURITY, "malformed_row")
     assert "data is not JSON" in str(event.data["reason"])
     assert node.payload.keys() == {"v", "malformed_row"}
-
-
-# -- the command line
-MALFORMED = (
-    "UPDATE workers SET capabilities = '{' WHERE id = %(own_worker)s",
-    "UPDATE runs SET usage = 'x' WHERE id = %(own)s",
-    "UPDATE steps SET error = 'x', output = '[' WHERE key = %(own_step)s",
-    f"{REPORT} VALUES (%(own)s, 'x', '{{', 1)",
-    f"{EVENT} SELECT id, last_seq + 1, 'tool_started', 1, '[1e999' {NEXT_EVENT}",
-    "UPDATE runs SET last_seq = last_seq + 1 WHERE id = %(own)s",
-)
-
-
-@pytest.mark.spec("OPS-12.d")
-async def test_every_listing_of_the_command_line_shows_the_rest(deployment: Deployment, tmp_path: Path) -> None:
-    for statement in MALFORMED:
-        past_the_database(deployment, statement)
-    url, own = deployment.urls.orchestrator, deployment.own.identity.run_id
-    task = deployment.own.step_key.partition("/")[0]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "SOONG_AGENT_HOME": str(tmp_path)}
-
-    def shown(*arguments: str) -> Any:
-        given = {**environment, "SOONG_DATABASE_URL": url}
-        done = called("soong.orchestrator.cli", (*arguments, "--json"), env=given, cwd=tmp_path, limit_s=60)
-        assert arguments[0] == "doctor" or done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def look() -> tuple[Any, ...]:
-        listings = (("runs", "list"), ("runs", "tail", own), ("workers", "list"), ("tasks", "show", task), ("doctor",))
-        return tuple(shown(*each) for each in listings)
-
-    runs, events, workers, of_task, doctor = await asyncio.to_thread(look)
-
-    assert {run["id"]: bool(run["malformed"]) for run in runs if run["id"] == own} == {own: True}
-    assert deployment.victim.identity.run_id in {run["id"] for run in runs}
-    assert events[-1]["data"]["what"] == "malformed_row"
-    assert [worker["id"] for worker in workers["workers"]].count(deployment.own_worker) == 0
-    assert deployment.victim_worker in {worker["id"] for worker in workers["workers"]}
-    assert [step["error"]["type"] for step in of_task["steps"]] == ["malformed_row"]
-    assert {check["check"]: check["level"] for check in doctor["checks"]}["database"] == "ok"
 
 
 # -- the owner's sweep

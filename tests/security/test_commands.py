@@ -20,8 +20,7 @@ from soong.shared.tools.result import ErrorType, ToolResult
 from tests.security.scene import GrantingGate, granting
 from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.parts import text_of
-from tests.unit.toolsets.commands import Commands, data_of, make_commands
-from tests.waiting import until
+from tests.unit.toolsets.commands import Commands, make_commands
 
 SECRET = "canary-6f1d-" + "secret" * 3
 PEM = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 20 + "-----END PRIVATE KEY-----\n"
@@ -340,16 +339,3 @@ async def test_a_compound_command_is_no_way_to_a_grant_for_what_is_in_it(
     assert alone.type is ErrorType.PERMISSION_NO_CALLBACK
     assert len(granted.book) == 1
     assert (commands.root / "kept").exists()
-
-
-@pytest.mark.spec("CMD-01")
-async def test_a_fork_storm_is_over_at_the_deadline(commands: Commands) -> None:
-    commands.program("run.py", BOMB)
-
-    task = asyncio.ensure_future(commands.run(sys.executable, "run.py", timeout_ms=3000))
-    await until(lambda: len(list(commands.root.glob("*.pids"))) == 50 or task.done())
-    result = await task
-
-    assert result.error is not None
-    everybody_is_gone(commands, result)
-    assert not isinstance(result.data, dict) or not data_of(result).get("left_running")

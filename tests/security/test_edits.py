@@ -356,7 +356,7 @@ def blocks(count: int) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.spec("FS-05")
-def test_hundreds_of_thousands_of_hunks_take_linear_time() -> None:
+def test_a_hundred_thousand_hunks_take_linear_time() -> None:
     def seconds_of(count: int) -> float:
         before, diff = blocks(count)
         start_s = time.process_time()
@@ -365,9 +365,9 @@ def test_hundreds_of_thousands_of_hunks_take_linear_time() -> None:
         assert (after, len(placements)) == (before.replace(b"old", b"new"), count)
         return elapsed_s
 
-    small, large = seconds_of(20_000), seconds_of(200_000)
+    small, large = seconds_of(10_000), seconds_of(100_000)
 
-    assert large < 10 * 4 * max(small, 0.1)
+    assert large < 10 * 4 * max(small, 0.05)
 
 
 @pytest.mark.spec("FS-05")

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 
-from soong.shared.core.foreign import ForeignError, call_foreign, contained, place_of, words_of
+from soong.shared.core.foreign import ForeignError, call_foreign, contained, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.hooks.chain import Hooks
@@ -150,10 +150,6 @@ def test_the_words_of_an_exception_are_bounded_and_never_fail() -> None:
     assert words_of(ForeignError(MuteError())) == words_of(MuteError())
     assert len(words_of(ValueError("x" * 1_000_000))) == 2000
     assert words_of(deep) == "ExceptionGroup: g (1 sub-exception): ExceptionGroup: g (1 sub-exception)"
-
-
-def test_the_place_of_an_exception_that_nobody_raised_is_empty() -> None:
-    assert place_of(ValueError("never raised")) == ""
 
 
 DIGEST = "0" * 64

@@ -44,7 +44,7 @@ HOSTILE = {
     "format strings": "{0.__class__} %s %n $(id) ${HOME} `id`",
     "wide characters": "漢字" * 100,
     "a lone surrogate": "a\ud800b",
-    "a megabyte": "A" * 1_000_000,
+    "a long word": "A" * 200_000,
 }
 """What an argument, a path, a title or a reason may hold."""
 

@@ -18,7 +18,7 @@ from soong.shared.sandbox import subreaper
 from tests.architecture.document_examples import files
 from tests.security.reused_peer import request
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, Terminal, interrupted, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 
 ECHO = """
 title: Echo
@@ -103,21 +103,6 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Cl
     assert (cli.folder / "out" / "note.txt").read_text() == "a note"
     copy = Path(allowed["deliverables"][0]["stored_at"])
     until(copy.exists, "the run's own copy is written")
-
-
-@pytest.mark.spec("PER-01", "PER-06", "PER-13.c")
-def test_a_terminal_is_asked_and_its_answer_counts(cli: CliHarness) -> None:
-    cli.is_warm = True
-    (cli.folder / "out").mkdir()
-    terminal = Terminal(cli, "run", cli.plan(WRITE))
-    terminal.expect("code.write_file asks for permission")
-    terminal.expect("parent")
-    terminal.expect("[1] allow once")
-
-    terminal.answer("1\n")
-
-    assert terminal.wait() == 0, terminal.shown
-    assert (cli.folder / "out" / "note.txt").exists()
 
 
 def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
@@ -223,14 +208,6 @@ def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
 
 
 ECHO_ONE = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
-WRITE_NOTE = """
-title: Write
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: note.txt, content: a note}}]}
-"""
 REPORT = (
     "import atexit, sys\n"
     "own = 'soong.orchestrator.http.own_api'\n"
@@ -287,16 +264,6 @@ def test_a_short_plan_is_told_alike_wherever_it_is_run(service: CliHarness, form
     ]
     ends = [[line.split()[:3] for line in one.stderr.splitlines() if "completed" in line] for one in (done, other)]
     assert ends == [[["✓", "echo", "completed"]]] * 2
-
-
-def test_paths_and_rules_are_those_of_the_command(service: CliHarness) -> None:
-    (service.folder / "below").mkdir()
-    rule = f"code.write_file:{service.folder / 'below'}"
-
-    done, _ = called(service, "run", service.plan(WRITE_NOTE.replace("note.txt", "below/note.txt")), "--allow", rule)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (service.folder / "below" / "note.txt").read_text() == "a note"
 
 
 def as_a_run() -> None:

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.step import Outcome, Step, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
-from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, end, kill
+from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, end
 
 PLAN = Path(__file__).parents[2] / "examples" / "approve.yaml"
 
@@ -199,38 +199,6 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     assert told["aborted_tools"] == told["permission_withdrawn"] == 0
     assert asks.lost_leases == 0
     assert (await service.store.runs.run(run.id)).fence == run.fence + 1
-
-
-@pytest.mark.spec("PER-13", "DAG-07", "DAG-09")
-@pytest.mark.parametrize(
-    ("service", "killed"), [("sqlite", "parked"), ("sqlite", "decided"), ("postgres", "owner")], indirect=["service"]
-)
-async def test_when_any_process_is_killed_the_tool_runs_once_and_nobody_is_asked_twice(
-    service: Deployment, file: Path, killed: str
-) -> None:
-    """``killed``: the worker that parked it, before its question is decided or after, or the owner."""
-    await service.start_workers(1, slots=1, **PARKS)
-    task, request = await asking(service, file)
-
-    if killed == "owner":
-        await service.kill_orchestrator()
-        await service.start_orchestrator()
-    else:
-        kill(service.workers[0])
-    if killed != "parked":
-        await answer(service, request)
-    if killed == "decided":
-        await service.until(lambda: stands(service, task, StepStatus.READY))
-    if killed != "owner":
-        await service.start_workers(1, slots=1, **PARKS)
-    if killed == "parked":
-        await answer(service, request)
-    ended = await service.finished(task)
-
-    told = await story(service, request)
-    assert ended.status is TaskStatus.COMPLETED
-    assert lines(file) == "line\n"
-    assert (told["permission_requested"], told["tool_completed"]) == (1, 2)
 
 
 @pytest.mark.spec("PER-13")

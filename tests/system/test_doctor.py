@@ -1,6 +1,5 @@
 """An installation that lacks parts or is tampered with, and what ``soong doctor`` says of it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from soong.shared.core.installation import install_line
-from tests.system.cli_scene import LIMIT_S, CliHarness, interrupted, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -249,35 +248,3 @@ def test_doctor_starts_and_names_no_program_of_the_projects_environment(cli: Cli
     assert '"ripgrep"' in done.stdout
     assert str(project) not in done.stdout, done.stdout
     assert caught(cli) == []
-
-
-REWRITE_MODULES = """
-title: Write what workers import
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs:
-      calls:
-        - {call: code.write_file, with: {path: team_steps.py, content: "EVIL", overwrite: true}}
-        - {call: code.write_file, with: {path: sitecustomize.py, content: "EVIL"}}
-        - {call: code.write_file, with: {path: json.py, content: "EVIL"}}
-        - {call: code.write_file, with: {path: app.py, content: "ours"}}
-"""
-
-
-@pytest.mark.spec("FS-09", "OPS-12")
-def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: CliHarness) -> None:
-    (cli.folder / "team_steps.py").write_text("")
-    cli.environment |= {"SOONG_FUNCTIONS": "team_steps", "PYTHONPATH": str(cli.folder)}
-
-    done = cli.start("run", cli.plan(REWRITE_MODULES), "--allow", f"code.write_file:{cli.folder}", "--json")
-    report = json.loads(done.communicate(timeout=LIMIT_S)[0])
-
-    made = report["steps"][0]["output"]["results"]
-    said = {name: json.dumps(call) for name, call in zip(("module", "start", "shadow", "own"), made, strict=True)}
-    assert [name for name, call in said.items() if "path_protected" in call] == ["module", "start", "shadow"], said
-    assert (cli.folder / "team_steps.py").read_text() == ""
-    assert (cli.folder / "app.py").read_text() == "ours"
-    assert not (cli.folder / "sitecustomize.py").exists()
-    assert not (cli.folder / "json.py").exists()

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pickle
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -174,24 +173,6 @@ async def test_a_file_that_is_gone_for_good_is_said_and_nothing_is_made_in_its_p
     assert audit(on_file.database_url, effects=effects_file(on_file)).broken == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk")
-async def test_a_worker_on_a_file_that_cannot_be_written_says_so_and_ends(
-    redis_live: RedisServer, tmp_path: Path
-) -> None:
-    with small_disk(tmp_path / "disk", "8m") as disk:
-        url = f"sqlite:///{disk / 'soong.db'}"
-        on_file = Deployment(url, redis_live.socket_url, tmp_path, has_own_owner=False)
-        async with on_file:
-            pass  # which makes the tables
-        make_readonly(disk)
-
-        process = on_file._spawn(1, {})
-
-        assert await asyncio.to_thread(process.wait, 30) == 2
-        assert "Read-only file system" in on_file.logs()
-        assert "Traceback" not in on_file.logs()
-
-
 def take_away(path: Path) -> None:
     path.rename(path.with_name("aside"))
 
@@ -202,10 +183,6 @@ def put_back(path: Path) -> None:
 
 def is_there(path: Path) -> bool:
     return path.exists()
-
-
-def make_readonly(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
 
 
 QUEUE = queue_key("default")

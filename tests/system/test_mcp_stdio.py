@@ -16,10 +16,8 @@ from mcp.client.stdio import StdioServerParameters
 
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.sandbox.family import HAS_MARK
-from tests.architecture.document_examples import agrees, perform, sittings
 from tests.integration.http.mcp_clients import done, refused
 from tests.integration.mcp.scene import SERVER, stdio_config
-from tests.spec_document import ROOT
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, scene, until
 from tests.system.test_acp_child import questions
 
@@ -165,18 +163,6 @@ def test_wrong_options_are_said_and_the_end_of_input_ends_it(service: CliHarness
     assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
     assert (folder.returncode, "'nowhere' is not a folder" in folder.stderr) == (2, True)
     assert (over.returncode, over.stdout) == (0, "")
-
-
-@pytest.mark.spec("MCP-02", "MCP-02.a")
-def test_the_first_minute_of_the_page_works(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "reference" / "mcp.md").read_text(encoding="utf-8")
-    (sitting,) = (one for one in sittings(text) if one.title == "Soong as an MCP server")
-
-    said = perform(sitting, tmp_path / "home")
-
-    for command, lines in said:
-        assert agrees(command.expected, lines), "\n".join([f"$ {command.line}", *lines])
-    assert (tmp_path / "home" / "project" / "note.txt").read_text() == "hello"
 
 
 SCENE = {"is_warm": True}

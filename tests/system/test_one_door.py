@@ -236,24 +236,6 @@ async def test_every_interface_acts_alike(service: Service, by: str) -> None:
     assert again["detail"] in service.cli.run("tasks", "pause", task).stderr
 
 
-@pytest.mark.spec("OPS-04")
-async def test_a_submission_with_one_key_is_one_task_for_every_interface(service: Service) -> None:
-    token = service.token("local", "read", "run")
-    body = {"plan": WAITS, "project": str(service.cli.folder)}
-    key = "the-same-for-all"
-
-    first = service.call(token, "/v1/tasks", body, **{"Idempotency-Key": key})
-    second = service.call(token, "/v1/tasks", body, **{"Idempotency-Key": key})
-    third = by_socket(service, "POST", "/v1/tasks", body, **{"idempotency-key": key})
-
-    assert (first[0], second[0]) == (201, 200)
-    assert first[1]["task"]["id"] == second[1]["task"]["id"] == third["task"]["id"]
-    _, refusal = service.call(token, "/v1/tasks", {**body, "budget": "1usd"}, **{"Idempotency-Key": key})
-    assert refusal["code"] == "idempotency_key_reused"
-    assert by_socket(service, "POST", "/v1/tasks", {**body, "budget": "1usd"}, **{"idempotency-key": key}) == refusal
-    assert service.call(token, f"/v1/tasks/{first[1]['task']['id']}/cancel", {})[0] == 200
-
-
 WRITE = """
 title: A note
 steps:

@@ -1,11 +1,9 @@
 """Consent before anything starts and for one reading: a step or a script that was seen is what runs (PER-17)."""
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,64 +13,8 @@ from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule
 from soong.shared.storage.sql.store import open_store
-from tests.system.cli_scene import LIMIT_S, CliHarness, Terminal, scene, until
+from tests.system.cli_scene import CliHarness, Terminal
 from tests.system.deployment import ON_POSTGRES, Deployment
-
-BUILD = """
-title: Build
-steps:
-  - id: build
-    allowed_tools: [code.run_command]
-    script: builtin.calls
-    inputs: {calls: [{call: code.run_command, with: {argv: [python3, build.py]}}]}
-"""
-REWRITE = """
-title: Rewrite
-steps:
-  - id: rewrite
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs:
-      calls: [{call: code.write_file, with: {path: build.py, content: "open('EVIL', 'w')\\n", overwrite: true}}]
-"""
-
-
-@pytest.fixture
-def raced() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        one.home.mkdir(parents=True)
-        (one.home / "config.toml").write_text("[tools]\ndangerous = true\n")
-        (one.home / "config.toml").chmod(0o600)
-        (one.folder / "build.py").write_text("open('good', 'a').write('x')\n")
-        yield one
-
-
-def asked(raced: CliHarness) -> list[dict[str, Any]]:
-    """Return the questions that wait; none before the service has made its database."""
-    done = raced.run("approvals", "list", "--json")
-    return list(json.loads(done.stdout)) if done.returncode == 0 else []
-
-
-@pytest.mark.spec("CMD-01", "PER-12", "PER-06")
-def test_a_script_that_another_agent_rewrites_after_it_was_shown_is_not_run(raced: CliHarness) -> None:
-    allow = f"code.write_file:{raced.folder}"
-    building = raced.start("run", raced.plan(BUILD, "build.yaml"), "--approvals", "inbox", "--json")
-    until(lambda: (raced.home / "soong.db").exists() and len(asked(raced)) == 1, "the build is asked for", raced.logs)
-    (question,) = asked(raced)
-
-    rewritten = raced.json("run", raced.plan(REWRITE, "rewrite.yaml"), "--allow", allow, "--approvals", "deny")
-    shown = raced.run("approvals", "show", question["id"]).stdout
-    allowed = raced.run("approvals", "allow", question["id"])
-    report = json.loads(building.communicate(timeout=LIMIT_S)[0])
-
-    assert question["preview"].startswith("file build.py: sha256 ")
-    assert rewritten["exit_code"] == 0
-    assert "the target has changed since the question was asked" in shown
-    assert allowed.returncode == 0, allowed.stderr
-    assert "path_conflict" in json.dumps(report["steps"][0]["output"]), report
-    assert not Path(raced.folder, "EVIL").exists()
-    assert not Path(raced.folder, "good").exists()
-
 
 PLAN = """
 title: Three writers

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmock.scenarios import StreamFault, ToolCall
+from llmock.scenarios import StreamFault
 from llmock.testing import LLMockServer
 
 from soong import (
@@ -27,10 +27,8 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Budget, session_scope
 from tests.integration.mcp.scene import stdio_config
 from tests.scripted import call, calls, error_of
-from tests.system.cli_scene import permitting, until
 from tests.system.deployment import ON_SQLITE, Deployment
-from tests.system.http_scene import Service, http_service
-from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
+from tests.system.test_cli_ask import PLANNER, planner
 from tests.wires.wire import Wires
 
 APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
@@ -132,51 +130,6 @@ def _taken_away(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in found]
 
 
-@pytest.mark.spec("DIS-01.e", "PER-01.a", "PER-16")
-async def test_the_question_of_a_dispatched_worker_reaches_the_programs_callback(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[PermissionRequest] = []
-
-    async def allow(request: PermissionRequest) -> PermissionDecision:
-        asked.append(request)
-        return PermissionDecision(Choice.ALLOW_ONCE)
-
-    (folder / "home").mkdir()
-    (folder / "home" / "config.toml").write_text(permitting(WORKER))
-    write = {"instructions": "Write it down.", "model": WORKER, "allowed_tools": ["code.write_file"]}
-    with LLMockServer() as server:
-        wires = Wires(server)
-        for name, value in wires.environment.items():
-            monkeypatch.setenv(name, value)
-        wires.will(
-            planner(ToolCall("agent__dispatch_worker", write)),
-            worker(ToolCall("code__write_file", {"path": str(folder / "notes.txt"), "content": "done"})),
-            worker(text="written"),
-            planner(text="It is written down."),
-        )
-        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
-            ended = await soong.ask("Write it down.", model=PLANNER, permission_callback=allow, project=folder)
-
-    assert (ended.status, ended.answer, ended.exit_code) == (TaskStatus.COMPLETED, "It is written down.", 0)
-    assert (folder / "notes.txt").read_text() == "done"
-    (request,) = asked
-    (step,) = ended.steps
-    assert (request.tool, request.identity.run_id, request.identity.role.value) == (
-        "code.write_file",
-        step.run,
-        "worker",
-    )
-    assert request.identity.parent_run_id not in ("", request.identity.run_id)
-
-
-@pytest.mark.spec("DIS-01")
-async def test_a_goal_without_a_model_writes_nothing(folder: Path) -> None:
-    async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
-        with pytest.raises(UsageError, match="has no model"):
-            await soong.ask("Do it.", project=folder)
-
-
 async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[AnswerDelta, bool]] = []
     with LLMockServer() as server:
@@ -258,67 +211,3 @@ async def test_the_question_of_a_workers_call_reaches_the_programs_callback_and_
     assert question.decision is not None
     assert (question.decision.author, question.decision.reason) == ("person", '{"colour":"blue","size":7}')
     assert question.decision.signature
-
-
-PLAN: dict[str, Any] = {
-    "title": "Write",
-    "steps": [
-        {
-            "id": "write",
-            "allowed_tools": ["code.write_file"],
-            **calls(call("code.write_file", path="note.txt", content="x")),
-        },
-        {"id": "end", "kind": "python", "call": "builtin.echo", "depends_on": ["write"], "inputs": {"a": 1}},
-    ],
-}
-
-
-@pytest.fixture(scope="module")
-def http() -> Iterator[Service]:
-    with http_service() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def token(http: Service) -> str:
-    return http.token("local", "read", "run", "approve")
-
-
-@pytest.fixture(scope="module")
-def task(http: Service, token: str) -> dict[str, Any]:
-    """A task of which one call waits for an answer."""
-    body = {"plan": PLAN, "project": str(http.project()), "approval_mode": "inbox"}
-    status, submitted = http.call(token, "/v1/tasks", body)
-    assert status == 201, submitted
-    until(lambda: http.cli.json("approvals", "list"), "the question", http.cli.logs)
-    return dict(submitted["task"])
-
-
-def got(http: Service, token: str, path: str) -> Any:
-    status, document = http.call(token, path)
-    assert status == 200, document
-    return document
-
-
-@pytest.mark.spec("OPS-04")
-async def test_a_task_that_has_ended_is_the_same_for_all(http: Service, token: str, task: dict[str, Any]) -> None:
-    for question in http.cli.json("approvals", "list"):
-        assert http.cli.run("approvals", "allow", question["id"]).returncode == 0
-    path = f"/v1/tasks/{task['id']}"
-    until(lambda: got(http, token, path)["status"] == "completed", "the task ends", http.cli.logs)
-
-    shown = http.cli.json("tasks", "show", task["id"])
-    (listed,) = http.cli.json("tasks", "list")
-    async with Soong.embedded(agent_home=http.cli.home) as soong:  # of the service that runs
-        result = await soong.result(task["id"])
-
-    assert isinstance(result, TaskResult)
-    assert result.model_dump(mode="json") == shown == got(http, token, f"{path}/result")
-    assert listed == got(http, token, "/v1/tasks")["items"][0]
-    assert {name: shown[name] for name in listed} == listed
-    assert task.keys() == listed.keys()
-    assert result.outputs["end"] == {"a": 1}
-    assert shown["step_counts"] == {"completed": 2}
-    steps = got(http, token, path)["steps"]
-    assert [{name: step[name] for name in steps[0]} for step in shown["steps"]] == steps
-    assert [one["path"].rpartition("/")[2] for one in shown["deliverables"]] == ["note.txt"]

@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import calls
 from tests.system.cli_scene import CliHarness, Terminal, scene, until
-from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, promised
+from tests.system.deployment import ON_POSTGRES, Deployment, promised
 
 CANCEL_LIMIT_S = 1.0
 TREE = """\
@@ -125,24 +125,6 @@ async def _stand(service: Deployment, task: Task, *, running: Sequence[str]) -> 
     if running:
         return all(steps[name].status is StepStatus.RUNNING for name in running)
     return all(step.status.is_terminal for step in steps.values())
-
-
-@pytest.mark.spec("DAG-06")
-@ON_SQLITE
-async def test_one_cancelled_step_is_stopped_and_the_rest_of_its_task_goes_on(service: Deployment) -> None:
-    await service.start_workers(1)
-    sleeps: dict[str, Json] = {"id": "sleeps", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 3600}}
-    after: dict[str, Json] = {"id": "after", "kind": "python", "call": "builtin.echo", "depends_on": ["sleeps"]}
-    other: dict[str, Json] = {"id": "other", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 2}}
-    task = await service.submit({"title": "t", "steps": [sleeps, after, other]})
-    await service.until(lambda: _stand(service, task, running=["sleeps", "other"]))
-
-    await service.command(task, "update", {"cancel_steps": ["sleeps"], "reason": "not needed"})
-    ended = await service.finished(task)
-
-    statuses = {name: step.status for name, step in (await service.steps(task)).items()}
-    assert statuses == {"sleeps": "cancelled", "after": "skipped", "other": "completed"}
-    assert (ended.status, ended.reason) == (TaskStatus.FAILED, "sleeps was cancelled, after was skipped")
 
 
 WAITS = """

@@ -205,13 +205,6 @@ def test_a_strict_type_checker_sees_real_types(checker: str, installed: Path, tm
     assert not re.search(r"Any|Unknown", of_program[2])
 
 
-@pytest.mark.spec("OPS-09.b")
-def test_every_part_of_the_package_says_that_it_is_typed(built: Distributions) -> None:
-    marks = {name for name in _names(built.wheel) if name.endswith("py.typed")}
-
-    assert marks == {"soong/py.typed", *(f"soong/{part}/py.typed" for part in PARTS)}
-
-
 @pytest.mark.spec("OPS-09.c")
 def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     done = _run(cli, installed / "bin" / "soong", "run", "hello.yaml", "--input", "name=Ada", "--json")

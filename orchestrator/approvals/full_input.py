@@ -149,4 +149,4 @@ def facts_of(question: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "arguments", "" if question["preview"] else given if len(given) <= VALUE_CHARS else f"{given[:VALUE_CHARS]}…"
     for effect in question["unknown_effects"]:
         yield "unknown", f"{effect.get('tool')} {effect.get('shown') or ''}: it may or may not have happened already"
-    yield "advice", f"{question['suggested'].replace('_', ' ')} (policy)"
+    yield "policy", f"suggests: {question['suggested'].replace('_', ' ')}"

@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd, Task
 from soong.shared.engine.wire.notifier import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
-from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.tools.limits import TimeLimit
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.heartbeat import Incarnation

@@ -32,9 +32,9 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.rooted import project_id
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import HandlerOutput, ToolContext
+from soong.shared.tools.limits import TimeLimit
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.controls import command_runner
 from soong.shared.toolsets.sources import ToolEnvironment, all_hooks, make_registry
 from soong.shared.toolsets.tasks.own import TaskTools

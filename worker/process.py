@@ -24,7 +24,7 @@ from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
-from soong.shared.tools.time_limit import aborted_by_person
+from soong.shared.tools.limits import aborted_by_person
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Heartbeat, Incarnation, Ticker
 from soong.worker.held_runs import AdditionalSteps, UnendedRuns

@@ -59,8 +59,7 @@ from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, 
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.programs import child_environment
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.time_limit import TimeLimit
-from soong.shared.tools.value_limits import UnfitError, plain
+from soong.shared.tools.limits import TimeLimit, UnfitError, plain
 from soong.shared.toolsets.modules import import_own
 
 log = get_logger(__name__)

@@ -33,7 +33,7 @@ from soong.shared.engine.tasks.spec import BoundStep, TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.time_limit import TimeLimit, aborted_by_person
+from soong.shared.tools.limits import TimeLimit, aborted_by_person
 
 log = get_logger(__name__)
 

@@ -24,11 +24,11 @@ from soong.shared.agents.ports import AnswerFollower
 from soong.shared.core.value import Value
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.execution import parsed, validated
+from soong.shared.tools.limits import EarlyCall
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schedule import Executor, GroupKind, plan_groups
-from soong.shared.tools.time_limit import EarlyCall
 
 MAX_CLOSED_CHARS: Final = 4_096
 """Longer arguments are looked at once, when the next part begins or the answer ends."""

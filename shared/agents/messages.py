@@ -29,9 +29,9 @@ from pydantic_ai.messages import (
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
+from soong.shared.tools.limits import UnfitError, plain, storable
 from soong.shared.tools.result import ContextNode, ToolResult
 from soong.shared.tools.results import rendering
-from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 VERSION = 1
 

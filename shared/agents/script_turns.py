@@ -16,7 +16,7 @@ from soong.shared.core.foreign import await_foreign, call_foreign, place_of, wor
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import ScriptedAgent
-from soong.shared.tools.value_limits import UnfitError, plain
+from soong.shared.tools.limits import UnfitError, plain
 
 MAX_CALLS_PER_TURN: Final = 200
 """More calls at once are several turns."""

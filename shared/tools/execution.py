@@ -19,12 +19,11 @@ from soong.shared.core.timing import Clock, SystemClock
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken
 from soong.shared.tools.definition import HandlerOutput, Progress, Target, ToolDefinition
+from soong.shared.tools.limits import TimeLimit, UnfitError, check_incoming, integral, plain, storable, taken_back
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schema import Violation, repaired, validate
-from soong.shared.tools.time_limit import TimeLimit, taken_back
-from soong.shared.tools.value_limits import UnfitError, check_incoming, integral, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20

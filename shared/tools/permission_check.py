@@ -33,10 +33,10 @@ from soong.shared.tools.definition import (
 )
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks, PreResult
 from soong.shared.tools.hooks.hook import HookCall, HookServices, derived_fields
+from soong.shared.tools.limits import TimeLimit
 from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, Verdict
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolResult
 from soong.shared.tools.results.normalize import failure_of
-from soong.shared.tools.time_limit import TimeLimit
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
 """Guesses a risk from a tool's name. The guess counts only when it is higher."""

@@ -42,6 +42,7 @@ from soong.shared.tools.execution import (
 )
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks, PreResult, applied, with_context
 from soong.shared.tools.hooks.hook import HookCall, HookServices, derived_fields
+from soong.shared.tools.limits import TimeLimit, answer_kept, taken_back
 from soong.shared.tools.permission_check import (
     REFUSED_BY_TOOL,
     CallQuestioner,
@@ -76,7 +77,6 @@ from soong.shared.tools.results.normalize import (
 )
 from soong.shared.tools.results.rendering import Fitter
 from soong.shared.tools.surface import DELEGATION_TOOLS
-from soong.shared.tools.time_limit import TimeLimit, answer_kept, taken_back
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, JsonObject, deeper_than, dotted, parse_strict
 from soong.shared.core.value import Value
-from soong.shared.tools.value_limits import integral
+from soong.shared.tools.limits import integral
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

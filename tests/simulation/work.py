@@ -26,8 +26,8 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.limits import TimeLimit, UntimedGate
 from soong.shared.tools.ports import GateCall
-from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 from soong.worker.held_runs import AdditionalSteps
 from soong.worker.parking import ParkingCoordinator, RunParking
 from tests.simulation.borders import never

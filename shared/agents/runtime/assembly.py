@@ -52,11 +52,11 @@ from soong.shared.sandbox.threads import unbroken
 from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
 from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.limits import TimeLimit, UntimedGate
 from soong.shared.tools.pipeline import Around, PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.surface import Surface, narrow
-from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
 _logger = get_logger(__name__)
 

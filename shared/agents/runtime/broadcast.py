@@ -22,8 +22,8 @@ from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import MAX_CALLS, MAX_NAME_CHARS, AnswerDelta, Notifier
 from soong.shared.sandbox.redact import LiveText, Redactor
+from soong.shared.tools.limits import storable
 from soong.shared.tools.naming import unmangle
-from soong.shared.tools.value_limits import storable
 
 MAX_SHOWN_CHARS: Final = 100_000
 """The rest of a longer answer is shown when it is complete, from its node."""

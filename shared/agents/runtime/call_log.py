@@ -34,10 +34,9 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.rules import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.execution import is_run_aborted
+from soong.shared.tools.limits import AbortableCall, UnfitError, abortable, check_incoming
 from soong.shared.tools.ports import ArtifactStore, CallInputs, CallRecord, StartedCall, ToolCall, effect_id_of
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.tools.time_limit import AbortableCall, abortable
-from soong.shared.tools.value_limits import UnfitError, check_incoming
 
 StopReason = Literal["cancel", "abort", "release", "drop", "park"]
 

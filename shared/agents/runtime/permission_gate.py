@@ -42,8 +42,8 @@ from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.signing import check_signature
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.limits import answer_kept
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.shared.tools.time_limit import answer_kept
 
 log = get_logger(__name__)
 

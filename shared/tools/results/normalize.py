@@ -20,6 +20,7 @@ from soong.shared.sandbox.command import SandboxUnavailableError
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import HostRefusedError
 from soong.shared.tools.definition import HandlerOutput, Target, ToolDefinition
+from soong.shared.tools.limits import UnfitError, plain, storable
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import (
     ArtifactRef,
@@ -34,7 +35,6 @@ from soong.shared.tools.result import (
 )
 from soong.shared.tools.results.rendering import MAX_MESSAGE_CHARS, MAX_SUMMARY_CHARS
 from soong.shared.tools.schema import validate
-from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 MAX_CONTEXT_NODES: Final = 16
 MAX_CONTEXT_CHARS: Final = 100_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from soong.shared.core.jsontext import MAX_DEPTH, deeper_than, dump
-from soong.shared.tools.value_limits import storable
+from soong.shared.tools.limits import storable
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 MAX_VALUES: Final = 200_000

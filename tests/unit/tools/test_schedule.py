@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import Permission, ToolDefinition, Traits
+from soong.shared.tools.limits import TimeLimit
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.schedule import GroupKind, plan_groups, run_turn
-from soong.shared.tools.time_limit import TimeLimit
 from tests.unit.tools.parts import make_tool
 from tests.waiting import others_run
 

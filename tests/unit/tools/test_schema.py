@@ -10,6 +10,7 @@ from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject, digest, dump, first_sentence
 from soong.shared.tools.execution import parsed
 from soong.shared.tools.foreign_schema import from_pydantic
+from soong.shared.tools.limits import check_incoming, integral, plain, storable
 from soong.shared.tools.schema import (
     MAX_SCHEMA_DEPTH,
     MAX_VALUE_DEPTH,
@@ -20,7 +21,6 @@ from soong.shared.tools.schema import (
     schema_problems,
     validate,
 )
-from soong.shared.tools.value_limits import check_incoming, integral, plain, storable
 from tests.unit.tools.parts import make_bench, make_tool
 
 FULL: JsonObject = {

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.failure_report import FailureReport, StepIncident
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
-from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.tools.limits import TimeLimit
 from soong.worker.bootstrap import is_dispatch
 from soong.worker.run import MAX_OUTPUT_BYTES, FunctionStepRunner, StepRunner
 from tests.model.builders import make_identity

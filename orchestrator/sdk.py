@@ -16,7 +16,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.program import existing_folder, program_folder
 from soong.orchestrator.client.responder import cancelled
-from soong.orchestrator.client.stall_reasons import StallReasons, missing_function
+from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.child import modules_text
 from soong.orchestrator.embedded.service_file import ServiceRecord
@@ -25,7 +25,7 @@ from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
-from soong.orchestrator.operations.outcome import snapshot_of
+from soong.orchestrator.operations.outcome import missing_function, snapshot_of
 from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
 from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.progress import until_over

@@ -13,7 +13,8 @@ from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.new_tasks import check_total
+from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import NewTask, session_limit
 from soong.shared.engine.wire.notifier import Notifier, Subscriber

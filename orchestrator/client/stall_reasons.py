@@ -5,7 +5,7 @@ cannot. A deployment of several machines has no such report: there the rows are 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,9 +15,6 @@ from soong.orchestrator.embedded.child import ServiceHealth, health_of
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
-from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.wire.notifier import FUNCTION
 
 NO_MODULES: Final = "none"
 """As ``embedded.child.modules_text`` says it."""
@@ -48,7 +45,7 @@ class StallReasons:
     async def refresh(self, *, is_manned: bool, has_begun: bool, missing: str, is_over: bool) -> None:
         """Say what the steps wait for.
 
-        ``is_manned``: a worker lives; ``has_begun``: one has held a step; ``missing``: :func:`missing_function`.
+        ``is_manned``: a worker lives; ``has_begun``: one has held a step; ``missing``: a function that no worker has.
 
         Raises:
             UnavailableError: they wait for what will not come; the task has been paused.
@@ -132,18 +129,3 @@ def _hopeless(health: ServiceHealth) -> str:
     words = f": {health.problem}" if health.problem else last_words(Path(health.log) if health.log else None)
     log = f"\n  its log: {health.log}" if health.problem and health.log else ""
     return f"the workers do not start{words}{log}"
-
-
-def missing_function(needed: Iterable[tuple[str, Sequence[str]]], workers: Sequence[Worker]) -> str:
-    """Say which function no living worker has, of steps that are ready, by their ids and needs; empty for none."""
-    live = [worker for worker in workers if worker.state is ProcessState.LIVE]
-    words = (word for worker in live for word in worker.capabilities)
-    known = frozenset(word.removeprefix(FUNCTION) for word in words if word.startswith(FUNCTION))
-    for step_id, needs in needed:
-        functions = (need.removeprefix(FUNCTION) for need in needs if need.startswith(FUNCTION))
-        if missing := next((name for name in functions if name not in known), ""):
-            return (
-                f"step {step_id!r} needs the function {missing!r}, which no worker of the running service has; "
-                f"{suggestion(missing, known)}"
-            )
-    return ""

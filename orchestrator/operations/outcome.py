@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +26,10 @@ from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
+from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.wire.notifier import FUNCTION
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 
@@ -136,6 +138,21 @@ def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict
     said = functools.cache(lambda pool, needs: lacking(pool, needs, workers))
     waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.ASSIGNED]
     return {step.key: words for step in waiting if (words := said(step.pool, step.needs))}
+
+
+def missing_function(needed: Iterable[tuple[str, Sequence[str]]], workers: Sequence[Worker]) -> str:
+    """Say which function no living worker has, of steps that are ready, by their ids and needs; empty for none."""
+    live = [worker for worker in workers if worker.state is ProcessState.LIVE]
+    words = (word for worker in live for word in worker.capabilities)
+    known = frozenset(word.removeprefix(FUNCTION) for word in words if word.startswith(FUNCTION))
+    for step_id, needs in needed:
+        functions = (need.removeprefix(FUNCTION) for need in needs if need.startswith(FUNCTION))
+        if missing := next((name for name in functions if name not in known), ""):
+            return (
+                f"step {step_id!r} needs the function {missing!r}, which no worker of the running service has; "
+                f"{suggestion(missing, known)}"
+            )
+    return ""
 
 
 _CUT = frozenset({BudgetSpentError.code, TASK_LIMIT})

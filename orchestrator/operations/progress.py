@@ -17,12 +17,18 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from soong.orchestrator.client.stall_reasons import missing_function
 from soong.orchestrator.operations.context import Left, Reader, Service, ServiceParts, until_enough
 from soong.orchestrator.operations.documents import END, OperationReply, frame_of, json_bytes
 from soong.orchestrator.operations.events import EventStream
 from soong.orchestrator.operations.feeds import Following
-from soong.orchestrator.operations.outcome import counts_of, lack_of, step_detail, steps_of, tasks_planned_by
+from soong.orchestrator.operations.outcome import (
+    counts_of,
+    lack_of,
+    missing_function,
+    step_detail,
+    steps_of,
+    tasks_planned_by,
+)
 from soong.orchestrator.operations.strict import StrictRoute, TaskId, Wait
 from soong.orchestrator.schemas.base import instant
 from soong.orchestrator.schemas.run import tools_of

@@ -31,8 +31,7 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.metrics import still_running
-from soong.shared.engine.tasks.new_tasks import next_attempt
-from soong.shared.engine.tasks.planner import check_total
+from soong.shared.engine.tasks.new_tasks import check_total, next_attempt
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, NewStep, OpenTask, SessionWork, Step, StepError
 from soong.shared.engine.tasks.store import FinishedTask, TaskStore

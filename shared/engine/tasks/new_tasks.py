@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from soong.shared.core.errors import TemplateError
+from soong.shared.core.errors import LimitExceededError, TemplateError
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity, new_id, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
@@ -341,3 +341,10 @@ def retried_step(step: Step, last: Run, plan: StepSpec | None, surface_of: Surfa
 def new_token() -> str:
     """Return a token of a run: its secret."""
     return secrets.token_hex(16)
+
+
+def check_total(standing: int, added: int, limit: int) -> None:
+    """Raises: LimitExceededError when the run would have more than ``limit`` children; 0 means unlimited."""
+    setting = "SOONG_MAX_CHILDREN_PER_RUN"
+    if limit and added and standing + added > limit:
+        raise LimitExceededError(f"the run would have {standing + added} children, and {setting} is {limit}")

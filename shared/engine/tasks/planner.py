@@ -8,22 +8,19 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from soong.shared.core.errors import LimitExceededError
 from soong.shared.core.identity import OWN, Origin, RunIdentity, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import DispatchDocument, Update, planned
-from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown, retried_step
+from soong.shared.engine.tasks.new_tasks import SurfaceOf, check_total, grown, retried_step
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Path, Problems
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, FailurePolicy, StepSpec
 from soong.shared.engine.tasks.step import NewStep, Step, Task
-
-SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
 
 SOURCE: Final = "dispatch"
 _FORM: Final = DocumentReader.of(DispatchDocument)
@@ -137,12 +134,6 @@ class Planner(Value):
     ) -> tuple[NewStep, ...]:
         own: dict[str, Any] = {"surface_of": self.surface_of, "default_model": self.default_model}
         return grown(steps, task, root, project=project, origin=origin, **own)
-
-
-def check_total(standing: int, added: int, limit: int) -> None:
-    """Raises: LimitExceededError when the run would have more than ``limit`` children; 0 means unlimited."""
-    if limit and added and standing + added > limit:
-        raise LimitExceededError(f"the run would have {standing + added} children, and {SETTING} is {limit}")
 
 
 def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatch:

@@ -27,9 +27,9 @@ from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType, SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.new_tasks import new_task
+from soong.shared.engine.tasks.new_tasks import check_total, new_task
 from soong.shared.engine.tasks.plan.plan import Plan, bind_inputs
-from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore

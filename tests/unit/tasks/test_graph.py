@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ConflictError, LimitExceededError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
+from soong.shared.engine.tasks.new_tasks import check_total
 from soong.shared.engine.tasks.plan.checks import find_cycle, mermaid
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
-from soong.shared.engine.tasks.planner import Planner, check_total
+from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.tools.result import ErrorType

@@ -70,7 +70,7 @@ async def build_owner(settings: Settings) -> BuiltOwner:
     client = Client(parts.store, parts.notifier, parts.subscriber, parts.clock, settings)
 
     async def serve(listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:
-        home = await asyncio.to_thread(import_module, "soong.orchestrator.http.home")  # with the first command
-        await home.serve_home(client, listener, stop)
+        server = await asyncio.to_thread(import_module, "soong.orchestrator.http.server")  # with the first command
+        await server.serve_home(client, listener, stop)
 
     return orchestrator, parts.store, serve

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from soong.orchestrator.embedded import API_SOCKET
-from soong.orchestrator.embedded.control import control_of
-from soong.orchestrator.embedded.environment import own_environment_digest
+from soong.orchestrator.embedded.control import control_of, environment_digest
 from soong.shared.core import timing
 from soong.shared.core.errors import (
     ConflictError,
@@ -199,7 +198,7 @@ class HomeApi(Calls):
             "host": "localhost",
             "connection": "close",
             CHANNEL_HEADER: self._channel,
-            ENVIRONMENT_HEADER: own_environment_digest(),
+            ENVIRONMENT_HEADER: environment_digest(),
             "content-type": "application/json",
             "content-length": str(len(data)),
             **headers,

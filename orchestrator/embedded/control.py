@@ -2,9 +2,12 @@
 
 JSON, one line per message, over a unix socket in a 0700 folder: every client is the same user. A connection that has
 said ``attach`` keeps an ephemeral service alive until it closes; a client that dies closes it by dying.
+
+A command and its service compare their environments by a digest: a difference would make other rows.
 """
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,14 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.secret_values import SECRET_ENDINGS
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
 HAND_OVER = "hand_over"
 MAKE_WAY = "make_way"
+STARTER: Final = "SOONG_STARTER"
+"""The variable by which a service knows the digest of the environment of the command that has started it."""
+_OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
+"""Variables that choose the service, or that a request carries itself."""
 
 
 class ShutdownState(StrEnum):
@@ -222,3 +231,21 @@ async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) 
 
 def _line(value: ControlReply) -> bytes:
     return json.dumps({"v": CONTROL_VERSION, **value}).encode() + b"\n"
+
+
+def environment_digest(environment: Mapping[str, str] = os.environ) -> str:
+    """Return a digest of the variables that change what a command writes: settings, the home of ``~``, and secrets.
+
+    Secrets count because each process keeps those of its own environment out of the rows (EVT-05). For a service that
+    a command has started, these are the variables of that command.
+    """
+    if STARTER in environment:
+        return environment[STARTER]
+    wanted = {
+        name: value
+        for name, value in environment.items()
+        if (name == "HOME" or name.startswith("SOONG_") or name.upper().endswith(SECRET_ENDINGS))
+        and name not in _OF_THE_REQUEST
+    }
+    text = json.dumps(wanted, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -119,7 +119,7 @@ async def demand_of(store: Store) -> Demand:
 
 
 ServeHome = Callable[[socket.socket, Callable[[], Awaitable[object]]], Awaitable[None]]
-"""Serves the operations on a bound socket until the other returns (:func:`soong.orchestrator.http.home.serve_home`)."""
+"""Serves operations on a bound socket until the other returns (:func:`soong.orchestrator.http.server.serve_home`)."""
 BuiltOwner: TypeAlias = "tuple[ServiceOwner, Store, ServeHome]"
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from soong.orchestrator.embedded.control import ControlClient, ask_once, join_home
-from soong.orchestrator.embedded.environment import STARTER, own_environment_digest
+from soong.orchestrator.embedded.control import STARTER, ControlClient, ask_once, environment_digest, join_home
 from soong.orchestrator.embedded.folders import child_environment, module_command, prepare_home
 from soong.orchestrator.embedded.own_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
@@ -182,7 +181,7 @@ def _start(settings: Settings) -> Attachment:
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
             module_command("soong.orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
-            env=child_environment(settings, **{STARTER: own_environment_digest()}),
+            env=child_environment(settings, **{STARTER: environment_digest()}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -32,7 +32,7 @@ _ENVIRONMENT_READERS = {
     "orchestrator/embedded/preforked_workers.py": "gives a forked worker the environment of a child",
     "orchestrator/cli/main.py": "asks whether any setting is given, without importing the settings",
     "orchestrator/terminal/api.py": "asks for the home and for what changes a command, without importing the settings",
-    "orchestrator/embedded/environment.py": "compares a command's environment with that of its service",
+    "orchestrator/embedded/control.py": "compares a command's environment with that of its service",
     "orchestrator/cli/serve.py": "asks whether a browser may have a window: DISPLAY, WAYLAND_DISPLAY",
     "shared/sandbox/programs.py": "makes the environment of a child from an allowlist",
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.home_api import ENVIRONMENT_HEADER
-from soong.orchestrator.embedded.environment import environment_digest
-from soong.orchestrator.http.home import serve_home
+from soong.orchestrator.embedded.control import environment_digest
+from soong.orchestrator.http.server import serve_home
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import SystemClock
 from tests.model.memory.notifier import MemoryBus

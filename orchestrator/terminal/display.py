@@ -9,16 +9,7 @@ from typing import Any, Final, cast
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
-from soong.orchestrator.terminal.summary import (
-    ENDED,
-    LIVE,
-    SYMBOLS,
-    TOLD,
-    Document,
-    pull_text,
-    step_line,
-    waiting_to_be_pulled,
-)
+from soong.orchestrator.terminal.summary import ENDED, LIVE, SYMBOLS, TOLD, Document, pull_text, step_line
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
@@ -40,64 +31,35 @@ class TaskView:
 
     task_id: str
     questions: Sequence[Document] = ()
-    _heads: dict[str, Document] = field(default_factory=dict)
+    head: Document = field(default_factory=dict)
+    """The newest event of the task itself; empty before the first."""
+    task: Document = field(default_factory=dict)
+    task_ids: Sequence[str] = ()
+    """The task, and those that its agent has made."""
+    steps: Sequence[Document] = ()
+    """All steps as planned, items of a map below it."""
+    workers: Sequence[Document] = ()
     _steps: dict[str, dict[str, Document]] = field(default_factory=dict)
 
     def take(self, task_id: str, event: Document, *, is_whole: bool) -> None:
         """Take an event of the stream of the task, or of one that its agent has made."""
-        self._heads[task_id] = event
+        if task_id == self.task_id:
+            self.head, self.task, self.workers = event, event["task"], event["workers"]
+            self.task_ids = (task_id, *event["planned"])
         steps = self._steps.setdefault(task_id, {})
         if is_whole:
             steps.clear()
         steps.update({step["id"]: {**step, "key": f"{task_id}/{step['id']}"} for step in event["steps"]})
-
-    @property
-    def is_known(self) -> bool:
-        return self.task_id in self._heads
-
-    @property
-    def head(self) -> Document:
-        return self._heads[self.task_id]
-
-    @property
-    def task(self) -> Document:
-        task: Document = self.head["task"]
-        return task
-
-    @property
-    def task_ids(self) -> Sequence[str]:
-        """The task, and those that its agent has made."""
-        return (self.task_id, *self.head["planned"])
-
-    @property
-    def steps(self) -> Sequence[Document]:
-        """All steps as planned, items of a map below it."""
-        return [step for task_id in self.task_ids for step in _in_plan_order(self._steps.get(task_id, {}))]
-
-    @property
-    def workers(self) -> Sequence[Document]:
-        workers: Sequence[Document] = self.head["workers"]
-        return workers
+        self.steps = [step for one in self.task_ids for step in _in_plan_order(self._steps.get(one, {}))]
 
     @property
     def counts(self) -> Mapping[str, int]:
         return Counter(step["status"] for step in self.steps)
 
     @property
-    def to_be_pulled(self) -> int:
-        """The number of steps that wait for a pull worker while nothing runs that could take them."""
-        return waiting_to_be_pulled(self.task, self.steps)
-
-    @property
     def held(self) -> int:
         """The number of steps that a worker holds."""
         return sum(step["status"] == "running" for step in self.steps)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more happens to the task by itself."""
-        status = self.task["status"]
-        return status in ENDED or (status == "paused" and not self.held)
 
 
 def _in_plan_order(steps: Mapping[str, Document]) -> Iterator[Document]:
@@ -163,7 +125,7 @@ class LineDisplay:
             if step["lacks"] and (step["key"], step["lacks"]) not in self._lacking:
                 self._lacking.add((step["key"], step["lacks"]))
                 self._write(f"  {SYMBOLS['ready']} {one_line(step['id'], 60)} waits: {one_line(step['lacks'], 0)}")
-        if (sentence := pull_text(view.to_be_pulled, view.task_id)) and not self._told_to_pull:
+        if (sentence := pull_text(view.task, view.steps)) and not self._told_to_pull:
             self._write(f"  {sentence}")
         self._told_to_pull = sentence
         for question in view.questions:

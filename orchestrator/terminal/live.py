@@ -114,7 +114,7 @@ class Live(LineDisplay):
             whose, share = " of the day" if one["scope"] == DAY else "", one["share"]
             style = "red" if share >= 1 else "yellow" if share >= WARN_AT else "dim"
             parts.append(Text(f"  budget{whose}  {one['charged']} ({share:.0%})", style=style))
-        if sentence := pull_text(view.to_be_pulled, view.task_id):
+        if sentence := pull_text(view.task, view.steps):
             parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
             Text(f"  ? {cut(visible(f'{tool} waits for an answer: {shown}'), 150)}", style="yellow")

@@ -40,17 +40,13 @@ CUT: Final = frozenset({"budget_exceeded", "limit_exceeded"})
 INDENT: Final = "  "
 
 
-def waiting_to_be_pulled(task: Document, steps: Sequence[Document]) -> int:
-    """Return how many ready steps wait to be pulled while nothing of the task runs that could take them."""
+def pull_text(task: Document, steps: Sequence[Document]) -> str:
+    """Say what to do about ready steps that wait to be pulled, while nothing of the task runs that could take them."""
     if task["status"] in ENDED or any(one["status"] in _GOES_ON and one["claim"] == "assigned" for one in steps):
-        return 0
-    return sum(one["status"] == "ready" and one["claim"] == "pull" for one in steps)
-
-
-def pull_text(number: int, task_id: str) -> str:
-    """Say what to do about so many steps that nobody is there to pull; empty for none."""
+        return ""
+    number = sum(one["status"] == "ready" and one["claim"] == "pull" for one in steps)
     words = "1 step waits" if number == 1 else f"{number} steps wait"
-    return f"{words} for a pull worker: {program()} tasks add-workers {task_id}" if number else ""
+    return f"{words} for a pull worker: {program()} tasks add-workers {task['id']}" if number else ""
 
 
 def still_running(steps: Sequence[Document]) -> str:
@@ -95,20 +91,18 @@ def status_text(step: Document) -> str:
 
 def step_line(step: Document) -> str:
     """Return a step as one line that tells its last change."""
-    return f"{SYMBOLS[step['status']]} {one_line(step['id'], 60)} {step['status']}{''.join(_facts_of(step))}"
-
-
-def _facts_of(step: Document) -> Iterator[str]:
+    line = f"{SYMBOLS[step['status']]} {one_line(step['id'], 60)} {step['status']}"
     if step["outcome"] == "partial":
-        yield " (partial)"
+        line += " (partial)"
     if step["status"] == "blocked":
-        yield f": {WAITS_FOR_CONSENT}"
+        line += f": {WAITS_FOR_CONSENT}"
     if step["status"] in ENDED and step["started"] is not None:
-        yield f" in {time_text(seconds_of(step))}"
+        line += f" in {time_text(seconds_of(step))}"
     if step["attempt"] > 1:
-        yield f", attempt {step['attempt']}"
+        line += f", attempt {step['attempt']}"
     if step["error"] is not None and step["status"] == "failed":
-        yield f": {one_line(step['error']['message'], 0)}"
+        line += f": {one_line(step['error']['message'], 0)}"
+    return line
 
 
 def text_of(task: Document) -> str:
@@ -121,18 +115,14 @@ def text_of(task: Document) -> str:
         head += f" in {time_text(seconds_between(task['created'], task['ended']))}"
     if task["reason"]:
         head += f" ({one_line(task['reason'], 0)})"
-    waiting = pull_text(waiting_to_be_pulled(task, steps), task["id"])
+    waiting = pull_text(task, steps)
     parts = [
         head,
         *_limits(task),
         *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
         *(["", waiting] if waiting else []),
         *_results(task),
-        *_denials(task["denials"]),
-        # A person allowed it and did not get it: an approval is for what was shown, and that had changed.
-        *(["", f"allowed and not done: {len(undone)}", *_calls(undone)] if (undone := task["undone"]) else []),
-        *_cut(steps),
-        *_unknown(steps),
+        *_shortfalls(task),
         # The answer of an ask is the last thing before the commands: it is what the person reads first.
         *([] if answer is None else ["", *_text_lines(answer, task["id"])]),
         "",
@@ -208,27 +198,28 @@ def _calls(calls: Sequence[Document]) -> list[str]:
     ]
 
 
-def _denials(denials: Sequence[Document]) -> list[str]:
-    hint = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
-    hints = [] if all(one["author"] == "person" for one in denials) else [hint]
-    return ["", f"denied: {len(denials)}", *_calls(denials), *hints] if denials else []
-
-
-def _cut(steps: Sequence[Document]) -> list[str]:
-    """Name the steps that a budget or a limit ended."""
+def _shortfalls(task: Document) -> Iterator[str]:
+    """Yield what did not go as asked: denials, what was allowed and not done, ends by a limit, unknown effects."""
+    if denials := task["denials"]:
+        yield from ("", f"denied: {len(denials)}", *_calls(denials))
+        if not all(one["author"] == "person" for one in denials):
+            yield "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
+    # A person allowed it and did not get it: an approval is for what was shown, and that had changed.
+    if undone := task["undone"]:
+        yield from ("", f"allowed and not done: {len(undone)}", *_calls(undone))
+    steps = task["steps"]
     cut = [step for step in steps if step["error"] is not None and step["error"]["type"] in CUT]
-    names = ", ".join(visible(step["id"]) for step in cut[:DENIALS_SHOWN])
-    return ["", f"cut by a budget or a limit: {number_of(len(cut), 'step')} ({names})"] if names else []
-
-
-def _unknown(steps: Sequence[Document]) -> list[str]:
-    """Name what may or may not have happened when a worker died: nobody but a person can look (DAG-09)."""
-    lines = [
+    if cut:
+        names = ", ".join(visible(step["id"]) for step in cut[:DENIALS_SHOWN])
+        yield from ("", f"cut by a budget or a limit: {number_of(len(cut), 'step')} ({names})")
+    # What may or may not have happened when a worker died: nobody but a person can look (DAG-09).
+    unknown = [
         f"  {inert(step['id'])}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 0)}"
         for step in steps
         for entry in step["unknown_effects"]
     ]
-    return ["", f"unknown effects: {len(lines)}", *lines[:DENIALS_SHOWN]] if lines else []
+    if unknown:
+        yield from ("", f"unknown effects: {len(unknown)}", *unknown[:DENIALS_SHOWN])
 
 
 def _next(task: Document) -> list[str]:

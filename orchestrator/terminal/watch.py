@@ -35,17 +35,21 @@ class Watch:
     is_new: bool
     """The command has started the task: whatever has happened to it is news."""
     display: LineDisplay = field(init=False)
+    _path: str = field(init=False)
     _view: TaskView = field(init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.display = make_display(is_plain=self.is_json)
-        self._view = TaskView(self.task["id"])
+        if self.is_json or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
+            self.display = LineDisplay()
+        else:
+            from soong.orchestrator.terminal.live import Live  # rich, only for terminals
 
-    @property
-    def _path(self) -> str:
-        return f"/v1/tasks/{self.task['id']}"
+            self.display = Live()
+        task_id = self.task["id"]
+        self._path = f"/v1/tasks/{task_id}"
+        self._view = TaskView(task_id, task_ids=[task_id])
 
     async def follow(self, *, is_asked: bool) -> int:
         """Follow the task to its end, ask a person what it asks, and report; return the exit code."""
@@ -73,45 +77,42 @@ class Watch:
         """
         losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)
         voices = StepVoices(self.api, self.display)
-        self._listen(self.task["id"])
         ended_s: float | None = None
         now_s = asyncio.get_running_loop().time
         try:
             while True:
+                self._listen(self._view)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timing.LEAST_PAUSE_S if ended_s else timing.POLL_ROWS_S):
                         await self._changed.wait()
                 self._changed.clear()
                 view = self._view
-                if not view.is_known:
+                if not view.head:
                     stream = self._streams[self.task["id"]]
                     if stream.done() and (failure := stream.exception()) is not None:
                         raise failure
                     continue
-                self._take_in(view)
                 await self._look_at_questions(view)
                 self.display.show(view)
                 voices.follow(view)
                 for sentence in losses.news(view):
                     self.display.note(sentence)
                 await stall_reasons.look(view)
-                ended_s = (ended_s or now_s()) if view.has_ended else None
+                status = view.task["status"]
+                has_ended = status in ENDED or (status == "paused" and not view.held)
+                ended_s = (ended_s or now_s()) if has_ended else None
                 if ended_s is not None and (not view.held or now_s() - ended_s >= timing.CLOSE_LIMIT_S):
                     return
         finally:
             await voices.close()
 
-    def _take_in(self, view: TaskView) -> None:
-        """Follow the tasks that the agent of an ask makes, and what it says itself."""
+    def _listen(self, view: TaskView) -> None:
+        """Follow the task, those that its agent makes if it is an ask, and what that agent says itself."""
         for task_id in view.task_ids:
-            self._listen(task_id)
-        root_run = view.head["root_run"]
-        if view.task["kind"] == "ask" and root_run not in self._streams:
+            if task_id not in self._streams:
+                self._streams[task_id] = asyncio.create_task(self._stream(task_id))
+        if view.task.get("kind") == "ask" and (root_run := view.head["root_run"]) not in self._streams:
             self._streams[root_run] = asyncio.create_task(narrate(self.api, root_run, self.display))
-
-    def _listen(self, task_id: str) -> None:
-        if task_id not in self._streams:
-            self._streams[task_id] = asyncio.create_task(self._stream(task_id))
 
     async def _stream(self, task_id: str) -> None:
         """Take in what happens in a task until its end; a service that is away is waited for."""
@@ -192,19 +193,15 @@ class Watch:
     async def _report(self) -> int:
         self.api.is_held = False  # the rows alone tell it, if the service has gone
         result = await self.api.get(f"{self._path}/result")
-        if result["status"] == "completed":
-            await self._close_session(result["session"])
+        session = f"/v1/sessions/{result['session']}"
+        if result["status"] == "completed" and not (await self.api.get(session))["is_closed"]:
+            # It does not close with its task: a job of its owner may read it then.
+            tasks = (await self.api.get("/v1/tasks", session=result["session"], limit=MOST_OF_A_PAGE))["items"]
+            if all(one["status"] == "completed" for one in tasks):
+                with suppress(UnavailableError):  # asked for, and then done by the next owner
+                    await self.api.post(f"{session}/close")
         emit(result) if self.is_json else output(text_of(result))
         return int(result["exit_code"])
-
-    async def _close_session(self, session_id: str) -> None:
-        """Close the session of a completed task that does not close with it: a job of its owner may read it then."""
-        if (await self.api.get(f"/v1/sessions/{session_id}"))["is_closed"]:
-            return
-        tasks = (await self.api.get("/v1/tasks", session=session_id, limit=MOST_OF_A_PAGE))["items"]
-        if all(one["status"] == "completed" for one in tasks):
-            with suppress(UnavailableError):  # asked for, and then done by the next owner
-                await self.api.post(f"/v1/sessions/{session_id}/close")
 
 
 @dataclass(slots=True)
@@ -243,12 +240,3 @@ class _StallLooks:
             is_owned,
             watch.display.note,
         )
-
-
-def make_display(*, is_plain: bool) -> LineDisplay:
-    """Return the live picture when standard output is a terminal, else lines."""
-    if is_plain or chosen() is Verbosity.QUIET or not sys.stdout.isatty():
-        return LineDisplay()
-    from soong.orchestrator.terminal.live import Live  # rich, only for terminals
-
-    return Live()

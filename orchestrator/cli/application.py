@@ -72,7 +72,11 @@ def build(arguments: Sequence[str]) -> TyperGroup:
             app.command(name, help=entry.summary)(lambda: None)  # the place of a command that is not called
     program = typer.main.get_command(app)
     assert isinstance(program, TyperGroup)
-    _share_options(program)
+    # --quiet and --verbose can be given at any place of the command line.
+    shared = [param for param in program.params if param.name in {"is_quiet", "is_verbose"}]
+    for command in _commands_below(program):
+        taken = {word for param in command.params for word in param.opts}
+        command.params += [param for param in shared if not taken.intersection(param.opts)]
     return program
 
 
@@ -147,14 +151,6 @@ def _mount(app: typer.Typer, name: str, entry: CommandEntry) -> None:
 def _first_sentence(text: str | None) -> str:
     paragraph = " ".join((text or "").split("\n\n")[0].split())
     return paragraph.split(". ")[0].rstrip(".") + "."
-
-
-def _share_options(program: TyperGroup) -> None:
-    """Let --quiet and --verbose be given at any place of the command line."""
-    shared = [param for param in program.params if param.name in {"is_quiet", "is_verbose"}]
-    for command in _commands_below(program):
-        taken = {word for param in command.params for word in param.opts}
-        command.params += [param for param in shared if not taken.intersection(param.opts)]
 
 
 def _commands_below(group: TyperGroup) -> Iterator[TyperCommand | TyperGroup]:

@@ -30,7 +30,9 @@ _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
 def main() -> None:
     """Run the command line; does not return."""
     begin()
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start (``>&-``): unread output is not an error
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process
     guard_streams()
     try:
         sys.exit(_run(sys.argv[1:]))
@@ -53,9 +55,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
-        _check_folder()
-        require_text("the argument", *arguments)
-        _check_variables(arguments)
+        _check(arguments)
         program = build(words_to_complete() or arguments)
         try:
             code = program.main(arguments, prog_name="soong", complete_var=COMPLETE_VARIABLE, standalone_mode=False)
@@ -99,22 +99,15 @@ def _refused(error: TyperException, arguments: Sequence[str]) -> int:
     return error.exit_code
 
 
-def _open_closed_streams() -> None:
-    """Replace output that was closed before the start (``>&-``): unread output is not an error."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process
-
-
-def _check_folder() -> None:
+def _check(arguments: Sequence[str]) -> None:
+    """Refuse, before any command, a folder that is gone, arguments that cannot be stored, and a misspelled setting;
+    help needs no settings, and a shell that completes shows no error. Raises: SoongError.
+    """
     try:
         os.getcwd()  # noqa: PTH109  # pathlib is not imported for a bare --help
     except FileNotFoundError:
         raise UsageError("the folder that you are in is not there any more; change to one that is") from None
-
-
-def _check_variables(arguments: Sequence[str]) -> None:
-    """Refuse a misspelled setting before any command; help needs none, and a shell that completes shows no error."""
+    require_text("the argument", *arguments)
     is_help = not arguments or not {"--help", "-h"}.isdisjoint(arguments) or words_to_complete()
     if not is_help and any(name.startswith("SOONG_") for name in os.environ):
         from soong.shared.core.settings import require_known_variables

@@ -7,6 +7,7 @@ that takes is imported then.
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -162,11 +163,12 @@ def read_model_settings(given: Sequence[str]) -> Document:
     return dict(parse_settings(given))
 
 
+@dataclass
 class _LocalPlan:
     """The plan of a command as this process reads it, where it has to."""
 
-    def __init__(self, given: RunArguments, body: Document) -> None:
-        self._given, self._body = given, body
+    _given: RunArguments
+    _body: Document
 
     @cached_property
     def _read(self) -> "tuple[Settings, Catalogue, Plan]":

@@ -82,7 +82,7 @@ async def _at_service(
             say("\ninterrupted before anything was started")
             raise typer.Exit(EXIT_INTERRUPTED)
         await holding
-        async with service.api() as api:
+        async with Api("terminal", attached=service.own, is_held=True) as api:
             yield service, api, interrupts
     finally:
         await service.release()

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode
@@ -163,12 +164,12 @@ async def _text_of(answer: OperationAnswer) -> bytes:
     return b"".join([piece async for piece in answer.pieces()])
 
 
+@dataclass(frozen=True)
 class HomeApi(Calls):
     """The operations over the socket of the home. Each call has a connection of its own."""
 
-    def __init__(self, home: Path, *, channel: str = "cli") -> None:
-        self._home = home
-        self._channel = channel
+    home: Path
+    channel: str = "cli"
 
     @asynccontextmanager
     async def sent(
@@ -180,7 +181,7 @@ class HomeApi(Calls):
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(None if headers.get("accept") == EVENTS else limit_s):
-                reader, writer = await asyncio.open_unix_connection(socket_of(self._home))
+                reader, writer = await asyncio.open_unix_connection(socket_of(self.home))
                 writer.write(self._request(method, path, query, body, headers))
                 exchange = await _HttpAnswer.begun(reader)
                 if exchange.status in ELSEWHERE:
@@ -197,7 +198,7 @@ class HomeApi(Calls):
         sent = {
             "host": "localhost",
             "connection": "close",
-            CHANNEL_HEADER: self._channel,
+            CHANNEL_HEADER: self.channel,
             ENVIRONMENT_HEADER: environment_digest(),
             "content-type": "application/json",
             "content-length": str(len(data)),

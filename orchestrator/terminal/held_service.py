@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from soong.orchestrator.embedded.control import ControlClient, ShutdownState, control_of, join_home
-from soong.orchestrator.terminal.api import Api, service_home, variable
+from soong.orchestrator.terminal.api import service_home, variable
 from soong.orchestrator.terminal.console import say
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
@@ -69,11 +69,7 @@ class HeldService:
         self.attachment = await attach(settings, start_after_s=start_after_s, tell=tell)
         self.control = self.attachment.control
 
-    def api(self) -> Api:
-        """Return the operations at this service, for a person at a terminal."""
-        return Api("terminal", attached=self._own, is_held=True)
-
-    async def _own(self, _may_start: bool) -> "Attachment":
+    async def own(self, _may_start: bool) -> "Attachment":
         """Return what the operations in this process work with; the hold stays here."""
         from soong.orchestrator.embedded.starter import Attachment, deployment
 

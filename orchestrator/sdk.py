@@ -25,13 +25,12 @@ from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
-from soong.orchestrator.operations.outcome import missing_function, snapshot_of
+from soong.orchestrator.operations.outcome import missing_function, read_result, snapshot_of
 from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
 from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.progress import until_over
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.orchestrator.operations.submissions import AskBody, StepGrantBody, SubmissionBody, previewed
-from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
@@ -368,7 +367,7 @@ class Soong:
     async def result(self, task_id: str) -> TaskResult:
         """Return the current state of a task. Raises: NotFoundError."""
         require_text("the task id", task_id)
-        return await result_of(self._service, task_id)
+        return await read_result(self._service.store, task_id, self._service.client.settings.runs)
 
     async def _until_over(self, task_id: str, session_id: str) -> TaskStatus:
         store, next_s = self._client.store, 0.0

@@ -22,11 +22,11 @@ from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.operations.calls import DirectCalls
 from soong.orchestrator.operations.context import ServiceParts
+from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.preparation import follow_up, prepared_ask
 from soong.orchestrator.operations.problems import raised_as_ours
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.orchestrator.operations.submissions import AskBody, FollowUpBody, Ids
-from soong.orchestrator.operations.tasks import result_of
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.identity import new_id
 from soong.shared.core.log import get_logger
@@ -171,7 +171,7 @@ class OrchestratorAgent:
             await self._send(session_id, acp.update_user_message_text(task.title))
             if plan := await plan_of(service.store, task.id):
                 await self._send(session_id, acp.update_plan(plan))
-            answer = text_of((await result_of(service, task.id)).answer)
+            answer = text_of((await read_result(service.store, task.id, service.client.settings.runs)).answer)
             await self._send(session_id, acp.update_agent_message_text(answer or f"({task.status})"))
         return schema.LoadSessionResponse()
 

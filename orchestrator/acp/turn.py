@@ -13,9 +13,8 @@ from soong.orchestrator.acp.questions import ENDED, FrontEndQuestions
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import follow_live
-from soong.orchestrator.operations.outcome import snapshot_of, tasks_planned_by
+from soong.orchestrator.operations.outcome import read_result, snapshot_of, tasks_planned_by
 from soong.orchestrator.operations.progress import until_over
-from soong.orchestrator.operations.tasks import result_of
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, dump, inert
@@ -105,7 +104,7 @@ class PromptTurn:
         await self.questions.settle(is_over=True)
         if plan := await plan_of(self.service.store, self.task_id):
             await self._send(acp.update_plan(plan))
-        result = await result_of(self.service, self.task_id)
+        result = await read_result(self.service.store, self.task_id, self.service.client.settings.runs)
         await self._say_end(result)
         is_cancelled = self.is_cancelled or result.status is TaskStatus.CANCELLED
         return schema.PromptResponse(stop_reason="cancelled" if is_cancelled else "end_turn", usage=await self._usage())

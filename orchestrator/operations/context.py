@@ -172,6 +172,7 @@ class ServiceParts:
     home: str = field(default_factory=lambda: str(Path.home()))
     limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    store: Store = field(init=False)
     authenticator: Authenticator = field(init=False)
     subscriptions: SubscriptionPool = field(init=False)
     feeds: Feeds = field(default_factory=Feeds)
@@ -184,6 +185,7 @@ class ServiceParts:
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
+        self.store = self.client.store
         self.authenticator = Authenticator(self.client.store.access, self.client.clock)
         self.requests = RequestLimiter(self.limits.requests, self.limits.requests)
         self.streams = RequestLimiter(self.limits.streams, self.limits.streams_each)
@@ -191,10 +193,6 @@ class ServiceParts:
         self.artifact_reads = asyncio.Semaphore(self.limits.artifact_reads)
         self.subscriptions = SubscriptionPool(self.client.subscriber)
         self.attending = ResponderLeases(self.client)
-
-    @property
-    def store(self) -> Store:
-        return self.client.store
 
     async def catalogue(self) -> Catalogue:
         """Return what plans may name; made when it is first asked for, which takes a moment."""

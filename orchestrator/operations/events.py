@@ -10,7 +10,6 @@ ends when its caller's token does, or when the server stops.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -172,34 +171,47 @@ async def _standing(service: ServiceParts, session_id: str) -> dict[str, Json]:
     }
 
 
-@dataclass(slots=True)
-class SseStream:
-    """Frames with comments between them; ends when the caller may not continue or the server stops.
+class EventStream(StreamingResponse):
+    """A stream of events. It holds one of its caller's places from before its first byte until its end.
 
-    The next frame is awaited in its own task, so that whatever cancels the sending leaves it complete; ``close``
-    ends it.
+    Frames have comments between them. The stream ends when the caller may not continue or the server stops. The next
+    frame is awaited in its own task, so that whatever cancels the sending leaves it complete.
     """
 
-    frames: AsyncGenerator[bytes]
-    service: Service
-    caller: Caller
-    _coming: asyncio.Task[bytes | None] | None = None
-    _stopping: asyncio.Task[Any] | None = None
+    def __init__(self, frames: AsyncGenerator[bytes], service: Service, caller: Caller) -> None:
+        self._frames, self._service, self._caller = frames, service, caller
+        self._coming: asyncio.Task[bytes | None] | None = None
+        self._stopping: asyncio.Task[Any] | None = None
+        super().__init__(
+            self._sent(), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"
+        )
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        loop, every_s = asyncio.get_running_loop(), self.service.limits.keep_alive_s
-        self._stopping = loop.create_task(self.service.stopping.wait())
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end. Raises: ProblemError (too_busy), before anything was sent."""
+        with self._service.held_open(self._caller):
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                running = [task for task in (self._coming, self._stopping) if task is not None]
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+                await self._frames.aclose()
+
+    async def _sent(self) -> AsyncIterator[bytes]:
+        loop, every_s = asyncio.get_running_loop(), self._service.limits.keep_alive_s
+        self._stopping = loop.create_task(self._service.stopping.wait())
         checked_s = loop.time()
         yield RETRY
         while True:
-            self._coming = self._coming or loop.create_task(anext(self.frames, None))
+            self._coming = self._coming or loop.create_task(anext(self._frames, None))
             either = {self._coming, self._stopping}
             await asyncio.wait(either, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.done():
                 return
             if loop.time() - checked_s >= every_s:
                 checked_s = loop.time()
-                if not await self.service.authenticator.still(self.caller):
+                if not await self._service.authenticator.still(self._caller):
                     return
             if not self._coming.done():
                 yield KEEP_ALIVE
@@ -209,28 +221,3 @@ class SseStream:
                 return
             for at in range(0, len(text), PIECE):
                 yield text[at : at + PIECE]
-
-    async def close(self) -> None:
-        running = [task for task in (self._coming, self._stopping) if task is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await self.frames.aclose()
-
-
-class EventStream(StreamingResponse):
-    """A stream of events. It holds one of its caller's places from before its first byte until its end."""
-
-    def __init__(self, frames: AsyncGenerator[bytes], service: Service, caller: Caller) -> None:
-        self._kept = SseStream(frames, service, caller)
-        super().__init__(
-            aiter(self._kept), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end. Raises: ProblemError (too_busy), before anything was sent."""
-        with self._kept.service.held_open(self._kept.caller):
-            try:
-                await super().__call__(scope, receive, send)
-            finally:
-                await self._kept.close()

@@ -145,14 +145,16 @@ class Feed(Generic[T]):
     followers: int = 0
     version: int = 0
     running: "asyncio.Task[None] | None" = None
+    read: int = 0
+    """The number of the last reading that has ended."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a reading has ended that somebody waits for, or the version is another; each time it is a new one."""
     _value: T | None = None
     _failure: Exception | None = None
     _begun: int = 0
-    _read: int = 0
     _awaited: int = 0
     """The number of the reading that a newcomer waits for."""
     _listener: Listener | None = None
-    _moved: asyncio.Event = field(default_factory=asyncio.Event)
     _made: dict[Hashable, "asyncio.Task[Any]"] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -166,7 +168,7 @@ class Feed(Generic[T]):
                 if self._begun > EAGER_LOOKS:
                     took_s = time.monotonic() - began_s
                     await asyncio.sleep(max(least_s, min(timing.PUT_OFF_S, PAUSE_PER_LOOK * took_s)))
-                if self._awaited <= self._read:
+                if self._awaited <= self.read:
                     await self._listener.wait(timing.POLL_ROWS_S)
         finally:
             for making in self._made.values():
@@ -182,10 +184,10 @@ class Feed(Generic[T]):
             log.debug("feed_failed", error=str(error))
             failure = error
         is_same = self.version > 0 and failure is None is self._failure and value == self._value
-        self._value, self._failure, self._read = value, failure, self._begun
+        self._value, self._failure, self.read = value, failure, self._begun
         if not is_same:
             self.change()
-        elif self._awaited == self._read:
+        elif self._awaited == self.read:
             self._wake()
 
     def change(self) -> None:
@@ -195,7 +197,7 @@ class Feed(Generic[T]):
         self._wake()
 
     def _wake(self) -> None:
-        moved, self._moved = self._moved, asyncio.Event()
+        moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 
     def joined(self) -> "Following[T]":
@@ -203,11 +205,6 @@ class Feed(Generic[T]):
         if self._listener is not None:
             self._listener.take()
         return Following(self, self._awaited)
-
-    async def moved(self, version: int, reading: int) -> None:
-        """Return after this reading, once the version is another."""
-        while self._read < reading or self.version == version:
-            await self._moved.wait()
 
     @property
     def value(self) -> T:
@@ -240,9 +237,11 @@ class Following(Generic[T]):
 
         Raises: what the reading raised.
         """
-        await self.feed.moved(self._seen, self._reading)
-        self._seen = self.feed.version
-        return self.feed.value
+        feed = self.feed
+        while feed.read < self._reading or feed.version == self._seen:
+            await feed.moved.wait()
+        self._seen = feed.version
+        return feed.value
 
 
 @dataclass(slots=True)

@@ -49,12 +49,10 @@ class TaskSnapshot(Value):
     """The tasks that the agent of an ask has made; their steps are among ``steps``."""
     lacks: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By step key: why no worker may take what is ready."""
-    totals: Mapping[StepStatus, int] | None = None
-    """The number of steps by status, where ``steps`` are only the first of them."""
-
-    @property
-    def counts(self) -> Mapping[StepStatus, int]:
-        return self.totals or Counter(step.status for step in self.steps)
+    counts: Mapping[StepStatus, int] = msgspec.field(default_factory=dict)
+    """The number of steps by status."""
+    is_whole: bool = True
+    """Whether ``steps`` are all of them, and not only the first."""
 
 
 async def snapshot_of(store: Store, task_id: str, *, brief: bool = False) -> TaskSnapshot:
@@ -70,14 +68,15 @@ async def snapshot_of(store: Store, task_id: str, *, brief: bool = False) -> Tas
             first = await steps_of(store, (task, *planned), limit=BRIEF_STEPS)
             failed = await steps_of(store, (task, *planned), statuses=(StepStatus.FAILED,), limit=BRIEF_STEPS)
             shown = {step.key: step for step in (*first, *failed)}
-            return TaskSnapshot(task, in_plan_order([*shown.values()]), totals=totals)
+            return TaskSnapshot(task, in_plan_order([*shown.values()]), counts=totals, is_whole=False)
     task, own = await store.tasks.task_with_steps(task_id)
     planned = await tasks_planned_by(store, task)
     steps = [*in_plan_order(own)]
     for one in planned:
         steps += in_plan_order(await store.tasks.steps(one.id))
     workers = await store.sessions.workers() if task.status is TaskStatus.RUNNING else ()
-    return TaskSnapshot(task, tuple(steps), planned, _lacks(task, steps, workers))
+    counts = Counter(step.status for step in steps)
+    return TaskSnapshot(task, tuple(steps), planned, _lacks(task, steps, workers), counts)
 
 
 def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -167,7 +166,7 @@ async def read_result(store: Store, task_id: str, runs: Path, *, brief: bool = F
     logs: list[_RunLog] = []
     details: dict[str, StepDetail] = {}
     for task in (view.task, *view.planned):
-        told = await store.runs.last_runs(task.id) if view.totals is None else None
+        told = await store.runs.last_runs(task.id) if view.is_whole else None
         of_task = {step.run_id: step for step in view.steps if step.task_id == task.id}
         for step in view.steps:
             if step.task_id == task.id:

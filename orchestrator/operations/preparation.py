@@ -64,12 +64,16 @@ def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogu
             shown of it.
         UsageError: a wrong model or budget.
     """
-    checked, model, now_us = checked_plan(body, catalogue, settings), body.model or settings.model, _now_us()
+    checked, model, now_us = (
+        checked_plan(body, catalogue, settings),
+        body.model or settings.model,
+        SystemClock().now_us(),
+    )
     catalogue = checked.catalogue
     require_text("the model", model)
     for name in models_of(checked.plan, model):
         check_name(name)
-    policy = _policy(body, catalogue, settings)
+    policy = policy_of_submission(catalogue, settings, body.allow)
     if body.step_grants:
         grants, home = _consented(checked.preview(body, settings), body.step_grants), str(Path.home())
         rules = (grant.rules(ids.task, principal=principal, now_us=now_us, home=home) for grant in grants)
@@ -101,12 +105,13 @@ def prepared_ask(
         UsageError: the goal is empty, or there is no model.
         NotFoundError: the agent definition is unknown.
     """
-    project, now_us = checked_project(body, catalogue, settings), _now_us()
+    project, now_us = checked_project(body, catalogue, settings), SystemClock().now_us()
     _check_goal(body.goal)
     catalogue = catalogue.at(project)
     definition = _definition(catalogue, body.agent).with_settings(read_settings(body.settings))
     model = _model_of_ask(definition, body.model or settings.model)
-    session = _session(body, project, principal, ids, _policy(body, catalogue, settings), catalogue, now_us)
+    policy = policy_of_submission(catalogue, settings, body.allow)
+    session = _session(body, project, principal, ids, policy, catalogue, now_us)
     task = _ask(body.goal, session, definition, model, catalogue, now_us, task_id=ids.task, follows=follows)
     return _submission(body, session, task, catalogue)
 
@@ -159,7 +164,9 @@ def follow_up(
         check_name(name)
         definition = _definition(catalogue, body.agent or former.identity.definition)
     definition = definition.with_settings(read_settings(body.settings))
-    task = _ask(body.goal, session, definition, name, catalogue, _now_us(), task_id=task_id, follows=follows)
+    task = _ask(
+        body.goal, session, definition, name, catalogue, SystemClock().now_us(), task_id=task_id, follows=follows
+    )
     opened = replace(session, is_closed=False)  # as the new task leaves it
     return Submission(opened, _marked(task, body.tags), parse_budget(body.budget), body.max_concurrent)
 
@@ -223,10 +230,6 @@ def _ask(
     )
 
 
-def _policy(body: SubmissionBody | AskBody, catalogue: Catalogue, settings: Settings) -> Policy:
-    return policy_of_submission(catalogue, settings).with_rules(catalogue.rules_of(*body.allow))
-
-
 def _consented(preview: Preview, given: Iterable[StepGrantBody]) -> Sequence[StepGrant]:
     """Return what was said yes to, if it is what is asked for now. Raises: UsageError, ProblemError (input_changed)."""
     chosen: list[StepGrant] = []
@@ -261,7 +264,3 @@ def _session(
         project_id=project_id(project) if catalogue.needs_project else "",
         closes_with_task=not catalogue.config.memory.remembers(is_ask=isinstance(body, AskBody)),
     )
-
-
-def _now_us() -> int:
-    return SystemClock().now_us()

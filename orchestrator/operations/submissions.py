@@ -288,7 +288,7 @@ def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:
     return errors
 
 
-def policy_of_submission(catalogue: Catalogue, settings: Settings) -> Policy:
+def policy_of_submission(catalogue: Catalogue, settings: Settings, allow: Sequence[str] = ()) -> Policy:
     """Return the policy of a submitted task: it reads what is configured within the named projects, and its own.
 
     Nothing is configured: nothing else. A token is given to somebody for a project, not for the files of the user that
@@ -297,7 +297,7 @@ def policy_of_submission(catalogue: Catalogue, settings: Settings) -> Policy:
     allowed = [os.path.realpath(Path(root).expanduser()) for root in settings.http_projects]
     roots = catalogue.policy.read_roots
     within = tuple(one for one in roots if not allowed or any(is_within(one, root) for root in allowed))
-    return replace(catalogue.policy, read_roots=within)
+    return replace(catalogue.policy, read_roots=within).with_rules(catalogue.rules_of(*allow))
 
 
 def preview_document(preview: Preview) -> PreviewSchema:

@@ -145,11 +145,6 @@ async def show_task(
 @router.get("/v1/tasks/{task_id}/result")
 async def task_result(service: Service, _caller: Reader, task_id: TaskId, brief: Brief = False) -> TaskResult:
     """Show the result of a task: outputs, what was written, denied and unknown, as `soong tasks show --json` does."""
-    return await result_of(service, task_id, brief=brief)
-
-
-async def result_of(service: Service, task_id: str, *, brief: bool = False) -> TaskResult:
-    """Return the result of a task. Raises: NotFoundError."""
     return await read_result(service.store, task_id, service.client.settings.runs, brief=brief)
 
 

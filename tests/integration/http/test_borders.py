@@ -314,10 +314,10 @@ async def test_a_fault_of_ours_tells_no_traceback(scene: HttpHarness) -> None:
     async def broken() -> None:
         raise ZeroDivisionError("postgresql://soong:secret@db/soong")
 
-    object.__setattr__(scene.api.client, "store", _Broken(scene.bench.store, broken))
+    scene.api.store = _Broken(scene.bench.store, broken)  # type: ignore[assignment]
     with capture_logs() as logged:
         response = await scene.caller.get("/v1/workers")
-    object.__setattr__(scene.api.client, "store", scene.bench.store)
+    scene.api.store = scene.bench.store
 
     assert code_of(response) == "internal_error"
     assert [one["incident"] for one in logged] == [response.json()["incident"]]

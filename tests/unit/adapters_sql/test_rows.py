@@ -68,7 +68,8 @@ def test_events_of_one_write_share_rows_up_to_a_size() -> None:
     buffer.add("r", events=[NewEvent("short", {"n": n}) for n in range(ROW_ENTRIES + 1)])
     buffer.add("wide", events=[NewEvent("wide", {"text": "x" * ROW_CHARS}), NewEvent("last", time_us=4)])
 
-    rows = list(buffer.event_rows())
+    (_, events), _ = buffer.logs()
+    rows = list(events)
 
     assert [(row[0], row[-1]) for row in rows] == [("r", 1), ("r", 0), ("wide", 1), ("wide", 0)]
     assert len(json.loads(str(rows[0][4]))) == ROW_ENTRIES - 1

@@ -109,12 +109,20 @@ class Contexts:
 
     def of_runs(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what claims get, given the rows of ``CLAIM_CONTEXT``."""
-        return ClaimContext(
-            {row.id: row for row in rows},
-            _kept(self._tasks, {row.task_id for row in rows}, lambda missing: _tasks(tx, missing)),
-            _kept(self._surfaces, {row.surface for row in rows}, lambda missing: _surfaces(tx, missing)),
-            _kept(self._policies, {row.policy for row in rows}, lambda missing: {one: unpack(one) for one in missing}),
+        tasks = _kept(
+            self._tasks,
+            {row.task_id for row in rows},
+            lambda ids: {id_: (unpack(inputs), title) for id_, inputs, title in tx.rows(TASK_CONTEXTS, task_ids=ids)},
         )
+        surfaces = _kept(
+            self._surfaces,
+            {row.surface for row in rows},
+            lambda digests: {digest: unpack(body) for digest, body in tx.rows(SURFACES, digests=digests)},
+        )
+        policies = _kept(
+            self._policies, {row.policy for row in rows}, lambda texts: {one: unpack(one) for one in texts}
+        )
+        return ClaimContext({row.id: row for row in rows}, tasks, surfaces, policies)
 
 
 class ClaimContext(Value):
@@ -161,14 +169,6 @@ class ClaimContext(Value):
             policy=self.policies[run.policy],
             **of_step,
         )
-
-
-def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:
-    return {id_: (unpack(inputs), title) for id_, inputs, title in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
-
-
-def _surfaces(tx: Transaction, digests: Sequence[str]) -> dict[str, JsonObject]:
-    return {digest: unpack(body) for digest, body in tx.rows(SURFACES, digests=digests)}
 
 
 def _kept(cache: dict[str, T], keys: set[str], read: Callable[[Sequence[str]], Mapping[str, T]]) -> dict[str, T]:

@@ -207,8 +207,7 @@ class RunLogBuffer:
         tables: tuple[tuple[Insert, Iterable[Row]], ...] = (
             (INSERT_SURFACES, surfaces),
             (INSERT_RUNS, runs),
-            (INSERT_EVENTS, self.event_rows()),
-            (INSERT_NODES, self.node_rows()),
+            *self.logs(),
         )
         return tuple((insert, list(batches_of(rows, is_postgres=is_postgres))) for insert, rows in tables)
 
@@ -253,8 +252,8 @@ class RunLogBuffer:
 
     def flush_logs(self, tx: Transaction) -> None:
         """Insert the gathered nodes and events only: the runs have been counted on."""
-        tx.insert(INSERT_EVENTS, self.event_rows())
-        tx.insert(INSERT_NODES, self.node_rows())
+        for insert, rows in self.logs():
+            tx.insert(insert, rows)
         self._entries.clear()
 
     def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], int, list[Row]]:
@@ -262,11 +261,13 @@ class RunLogBuffer:
         e = self._entries[run_id]
         return e.status, e.end_reason, e.usage, *e.logs
 
-    def event_rows(self) -> Iterator[Row]:
-        return ((run_id, *row) for run_id, e in self._entries.items() for row in packed(e.events))
-
-    def node_rows(self) -> Iterator[Row]:
-        return ((run_id, *row, self.now_us) for run_id, e in self._entries.items() for row in packed(e.nodes))
+    def logs(self) -> tuple[tuple[Insert, Iterator[Row]], tuple[Insert, Iterator[Row]]]:
+        """Return the rows of the gathered events and nodes, each made when it is asked for."""
+        entries = self._entries.items()
+        return (
+            (INSERT_EVENTS, ((run_id, *row) for run_id, e in entries for row in packed(e.events))),
+            (INSERT_NODES, ((run_id, *row, self.now_us) for run_id, e in entries for row in packed(e.nodes))),
+        )
 
 
 def packed(entries: Sequence[Row]) -> list[Row]:

@@ -187,7 +187,9 @@ class SqlBudgetStore(StorePart):
         await self._database.write(lambda tx: _set_budget(tx, scope, budget))
 
     async def budgets(self, scopes: Sequence[str], *, day: str) -> Mapping[str, BudgetState]:
-        return await self._database.read(lambda tx: _states(tx, SHOWN, sorted(scopes), day))
+        return await self._database.read(
+            lambda tx: {row[0]: _state(tx, row, day) for row in tx.rows(SHOWN, scopes=sorted(scopes))}
+        )
 
     async def reserve(self, run_id: str, fence: int, number: int, charge: Charge, *, day: str) -> float | None:
         # Most runs have no budget: that costs one read.
@@ -225,22 +227,18 @@ def _set_budget(tx: Transaction, scope: str, budget: Budget) -> None:
     tx.count(SET_BUDGET, scope=scope, **limits)
 
 
-def _states(tx: Transaction, read: Statement, scopes: Sequence[str], day: str) -> dict[str, BudgetState]:
-    return {row[0]: _state(tx, row, day) for row in tx.rows(read, scopes=scopes)}
-
-
 def _reserve(
     tx: Transaction, scopes: Sequence[str], request: tuple[str, int, int], charge: Charge, day: str
 ) -> float | None:
     run_id, fence, number = request
-    states = _states(tx, LOCKED, scopes, day)
-    for state in states.values():
+    states = [_state(tx, row, day) for row in tx.rows(LOCKED, scopes=scopes)]
+    for state in states:
         state.check(charge)
     turns = charge.turns if any(scope.startswith(task_scope("")) for scope in scopes) else None
     new = {"run_id": run_id, "fence": fence, "number": number, "day": day, "turns": turns}
     if not tx.rows(RESERVE, tokens=charge.tokens, microusd=charge.microusd, **new):
         raise LeaseLostError(run_id, fence)
-    return max((_with(state, charge).share for state in states.values()), default=None)
+    return max((_with(state, charge).share for state in states), default=None)
 
 
 def _with(state: BudgetState, charge: Charge) -> BudgetState:

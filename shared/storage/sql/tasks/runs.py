@@ -129,21 +129,16 @@ def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
     told = [event for event in events_of(tx.rows(RESULT_EVENTS, task_id=task_id)) if _is_told(event)]
-    return LastRuns(granted, _with_decisions(tx, told))
-
-
-def _with_decisions(tx: Transaction, told: Sequence[Event]) -> Sequence[Event]:
-    """Add what was decided in the runs of which a call failed: every run has decisions, and few have such a call."""
-    failed = sorted({event.run_id for event in told if event.type in FAILED_CALLS})
-    if not failed:
-        return told
-    logs: dict[str, list[Event]] = {event.run_id: [] for event in told}
-    for event in told:
-        logs[event.run_id].append(event)
-    found = events_of(tx.rows(EVENTS_OF, run_ids=failed))
-    for run_id, log in groupby(found, key=lambda event: event.run_id):
-        logs[run_id] = [event for event in log if event.type == EventType.PERMISSION_DECIDED or _is_told(event)]
-    return [event for log in logs.values() for event in log]
+    if failed := sorted({event.run_id for event in told if event.type in FAILED_CALLS}):
+        # With what was decided in runs of which a call failed: every run has decisions, and few have such a call.
+        logs: dict[str, list[Event]] = {event.run_id: [] for event in told}
+        for event in told:
+            logs[event.run_id].append(event)
+        found = events_of(tx.rows(EVENTS_OF, run_ids=failed))
+        for run_id, log in groupby(found, key=lambda event: event.run_id):
+            logs[run_id] = [event for event in log if event.type == EventType.PERMISSION_DECIDED or _is_told(event)]
+        told = [event for log in logs.values() for event in log]
+    return LastRuns(granted, told)
 
 
 class SqlRuns(StorePart):

@@ -307,10 +307,13 @@ def _look(tx: Transaction, ownership: Ownership, read_owned: Statement) -> Sessi
 
 
 def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> SessionWork:
-    found = (
-        task if task.has_planner else replace(task, is_due=_left(tx, ownership, task.id).is_due)
-        for task in work.open_tasks
-    )
+    found = []
+    for task in work.open_tasks:
+        is_due = False
+        if not task.has_planner:
+            rows = tx.rows(LEFT, task_id=task.id, session_id=ownership.session_id)
+            is_due = _RemainingWork(*map(bool, rows[0] if rows else ())).is_due
+        found.append(replace(task, is_due=is_due))
     return replace(work, open_tasks=tuple(found))
 
 
@@ -319,11 +322,6 @@ def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
     tx.rows(PAUSE_WAITING, task_id=task_id, is_paused=is_paused)
     # Steps that were claimed between these two; none can be claimed any more.
     tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
-
-
-def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
-    rows = tx.rows(LEFT, task_id=task_id, session_id=ownership.session_id)
-    return _RemainingWork(*map(bool, rows[0])) if rows else _RemainingWork()
 
 
 def _look_and_finish(tx: Transaction, ownership: Ownership, now_us: int) -> SessionLook:

@@ -171,10 +171,9 @@ class SqlTasks(StorePart):
         return result
 
     async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
-        def read(tx: Transaction) -> tuple[Task, Sequence[Step]]:
-            return read_task(tx, task_id), read_steps(tx, STEPS_OF_TASK, task_id=task_id)
-
-        return await self._database.read(read)
+        return await self._database.read(
+            lambda tx: (read_task(tx, task_id), read_steps(tx, STEPS_OF_TASK, task_id=task_id))
+        )
 
     async def status(self, task_id: str) -> TaskStatus:
         found = await self._database.read(lambda tx: tx.value(TASK_STATUS, task_id=task_id))

@@ -63,6 +63,8 @@ class ClaimLoop:
     is_draining: bool = False
     reserved: int = 0
     """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
+    given: set[RunFence] = field(default_factory=set)
+    """Claims that were heard and have not come back: what this process knows that it holds."""
     _turns: list[SlotTurn] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,8 +73,6 @@ class ClaimLoop:
     _was_left: bool = False
     _failures: int = 0
     """Batches in a row that could not be written."""
-    _given: set[RunFence] = field(default_factory=set)
-    """Claims that were heard and have not come back: what this process knows that it holds."""
 
     async def next_step(
         self,
@@ -109,7 +109,7 @@ class ClaimLoop:
                 now_us=self.clock.now_us(),
             )
             if isinstance(claim, Claim):
-                self._given.add(claim.run_fence)
+                self.given.add(claim.run_fence)
         if isinstance(claim, Claim):
             await self.notifier.notify_runs([claim.identity.run_id])
         return claim
@@ -130,7 +130,7 @@ class ClaimLoop:
 
     def forget(self, claim: Claim) -> None:
         """Let go of a claim that has come back without an end."""
-        self._given.discard(claim.run_fence)
+        self.given.discard(claim.run_fence)
 
     def _request_turn(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> SlotTurn:
         turn = SlotTurn(ends, wants_step, asyncio.get_running_loop().create_future())
@@ -149,12 +149,8 @@ class ClaimLoop:
         async with self._serving:
             return
 
-    def holds(self, claim: Claim) -> bool:
-        """Say whether a claim that was answered still counts: between the answer and its slot, all may be lost."""
-        return claim.run_fence in self._given
-
     def lose(self) -> None:
-        self._given.clear()
+        self.given.clear()
 
     async def return_unheard(self) -> None:
         """Give back what a claim took whose answer never came: this worker holds it, and nobody works for it.
@@ -164,7 +160,7 @@ class ClaimLoop:
         async with self._serving:
             worker_id = self.capacity().worker_id
             leases = await self.claims.leases(worker_id) if worker_id else ()
-            unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self._given]
+            unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self.given]
             if unheard:
                 log.warning("claims_unheard", steps=[lease.step_key for lease in unheard])
                 reason = "the answer to its claim was lost"
@@ -221,8 +217,8 @@ class ClaimLoop:
 
     def _answer(self, turns: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
-        self._given.difference_update((end.run_id, end.fence) for turn in turns for end in turn.ends)
-        self._given.update(claim.run_fence for claim in claims)
+        self.given.difference_update((end.run_id, end.fence) for turn in turns for end in turn.ends)
+        self.given.update(claim.run_fence for claim in claims)
         left = list(reversed(claims))
         for turn in turns:
             if not turn.future.done():

@@ -124,7 +124,18 @@ class StepRunner:
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
             async with TimeLimit(limit_s) as limit:
-                return await self._work(claim, bound, limit, interruption)
+                match claim.kind:
+                    case StepKind.PYTHON:
+                        end = await self.functions.run(claim, bound.inputs, interruption)
+                        if limit.has_expired:  # its function ignored its cancellation
+                            raise TimeoutError
+                        return end
+                    case StepKind.AGENT:
+                        return await self.agents.run(claim, bound, limit, interruption)
+                    case StepKind.MAP:
+                        return claim.failed("execution_failed", "a map step is never claimable")
+                    case other:
+                        assert_never(other)
         except TemplateError as error:
             return claim.failed(error.code, str(error))
         except TimeoutError:
@@ -138,20 +149,6 @@ class StepRunner:
             log.exception("step_crashed", step=claim.step_key)
             stand_in = contained(error)
             return crashed(claim, stand_in, place_of(stand_in))
-
-    async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
-        match claim.kind:
-            case StepKind.PYTHON:
-                end = await self.functions.run(claim, bound.inputs, interruption)
-                if limit.has_expired:  # its function ignored its cancellation
-                    raise TimeoutError
-                return end
-            case StepKind.AGENT:
-                return await self.agents.run(claim, bound, limit, interruption)
-            case StepKind.MAP:
-                return claim.failed("execution_failed", "a map step is never claimable")
-            case other:
-                assert_never(other)
 
 
 def _words(time: TaskTime) -> str:

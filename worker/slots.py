@@ -235,7 +235,7 @@ class Slots:
         return True
 
     async def _run(self, claim: Claim) -> StepEnd | None:
-        if not self.claim_loop.holds(claim):
+        if claim.run_fence not in self.claim_loop.given:  # all was lost between the answer and its slot
             return None
         interruption, work = StopSignal(), StepWork()
         task = asyncio.get_running_loop().create_task(holding(work, lambda: self.runner.run(claim, interruption)))

@@ -27,12 +27,13 @@ from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.wire.notifier import (
+    PROTOCOL,
+    PROTOCOLS,
     declared,
     functions_needed,
     project_needed,
     projects_among,
     tools_needed,
-    written_in,
 )
 from soong.shared.tools.surface import Surface
 
@@ -84,7 +85,7 @@ def new_task(
         plan=plan.document,
         inputs=inputs,
         created_us=now_us,
-        root_run=NewRun(root, {}, new_token()),
+        root_run=NewRun(root, {}, secrets.token_hex(16)),
         steps=steps,
         limits=plan.limits,
         tags=plan.tags,
@@ -123,7 +124,7 @@ def new_ask(
         plan=ask_document(spec),
         inputs={FOLLOWS: follows} if follows else {},
         created_us=now_us,
-        root_run=NewRun(identity, surface, new_token()),
+        root_run=NewRun(identity, surface, secrets.token_hex(16)),
         steps=(),
         kind=TaskKind.ASK,
     )
@@ -231,43 +232,43 @@ class Lineage(Value):
             model=model,
             origin=self.origin,
         )
-        return NewRun(identity, surface, new_token())
+        return NewRun(identity, surface, secrets.token_hex(16))
 
 
 def _new_steps(
-    steps: Sequence[StepSpec], lineage: "Lineage", inputs: JsonObject, surface_of: SurfaceOf, default_model: str
+    steps: Sequence[StepSpec], lineage: Lineage, inputs: JsonObject, surface_of: SurfaceOf, default_model: str
 ) -> tuple[NewStep, ...]:
     titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = Surfaces(surface_of)
-    return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
-
-
-def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
-    work = step.work
-    surface, needed = surfaces.of(work)
-    model = _model(work, default_model)
-    # A map step stores the items' surface: its expansion needs neither registry nor policy and changes with neither.
-    is_map = step.kind.traits.has_items
-    spec = replace(step, depends_on=(), child_surface=surface if is_map else {}, is_limited=lineage.is_limited)
-    if spec.step is not None:
-        spec = replace(spec, step=replace(spec.step, is_limited=lineage.is_limited))
-    key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), definition_of(work)
-    return NewStep(
-        key=key,
-        task_id=lineage.task_id,
-        session_id=lineage.session_id,
-        spec=spec,
-        title=title,
-        depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
-        priority=step.priority,
-        pool=work.pool,
-        needs=needs_of(work, needed, lineage.project, model),
-        definition=definition,
-        model=model,
-        max_attempts=1 + step.retries,
-        on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
-        run=None if is_map else lineage.run(key, title, definition, model, surface, work.role),
-    )
+    made = []
+    for step in steps:
+        work = step.work
+        surface, needed = surfaces.of(work)
+        model = _model(work, default_model)
+        # A map step stores the items' surface: its expansion needs neither registry nor policy, nor changes with them.
+        is_map = step.kind.traits.has_items
+        spec = replace(step, depends_on=(), child_surface=surface if is_map else {}, is_limited=lineage.is_limited)
+        if spec.step is not None:
+            spec = replace(spec, step=replace(spec.step, is_limited=lineage.is_limited))
+        key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), definition_of(work)
+        new = NewStep(
+            key=key,
+            task_id=lineage.task_id,
+            session_id=lineage.session_id,
+            spec=spec,
+            title=title,
+            depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
+            priority=step.priority,
+            pool=work.pool,
+            needs=needs_of(work, needed, lineage.project, model),
+            definition=definition,
+            model=model,
+            max_attempts=1 + step.retries,
+            on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
+            run=None if is_map else lineage.run(key, title, definition, model, surface, work.role),
+        )
+        made.append(new)
+    return tuple(made)
 
 
 def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
@@ -277,9 +278,9 @@ def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], mode
     their project, and the scripted agent of a step without a model.
     """
     if not step.kind.traits.is_agent:
-        return (*declared(step.needs), written_in(), *functions_needed([step.call]))
+        return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *functions_needed([step.call]))
     script = functions_needed([step.script] if model == "script" else ())
-    return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
+    return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *script, *needed, *(project if needed else ()))
 
 
 def definition_of(work: StepSpec) -> str:
@@ -311,7 +312,7 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
     return NewRun(
         identity,
         last.surface,
-        new_token(),
+        secrets.token_hex(16),
         attempt=step.attempt + 1,
         retry_of=last.id,
         max_attempts=None if asked_by is None else step.attempt + additional,
@@ -336,11 +337,6 @@ def retried_step(step: Step, last: Run, plan: StepSpec | None, surface_of: Surfa
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),
     )
-
-
-def new_token() -> str:
-    """Return a token of a run: its secret."""
-    return secrets.token_hex(16)
 
 
 def check_total(standing: int, added: int, limit: int) -> None:

@@ -182,14 +182,9 @@ def decisions_of(worker_id: str) -> str:
     return f"{KEY_PREFIX}perm:dec:{worker_id}"
 
 
-def written_in(protocol: int = PROTOCOL) -> str:
-    """Return the capability that a worker needs for what a program of this version wrote."""
-    return f"protocol:{protocol}"
-
-
 def reads(protocol: int = PROTOCOL) -> tuple[str, ...]:
     """Return the capabilities of a worker of this version: its own writing, and that of the version before."""
-    return tuple(written_in(version) for version in range(max(1, protocol - 1), protocol + 1))
+    return tuple(f"{PROTOCOLS}{version}" for version in range(max(1, protocol - 1), protocol + 1))
 
 
 def queue_of(pool: str) -> str:

@@ -183,10 +183,16 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     head = _HEAD.read(value, (), report, _STAND_INS)
     if head is None:
         return None
-    inputs = _read_inputs(head.inputs, report)
+    inputs = []
+    for name, written in head.inputs.items():
+        path: Path = ("inputs", name)
+        if not re.fullmatch(NAME, name):
+            report(path, f"{name!r} cannot be used", "write letters, digits and `_`")
+        elif (shape := _INPUT.read(written, path, report)) is not None:
+            inputs.append(_planned_input(name, shape, path, report))
     steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
     limits = NO_BUDGET if head.limits is None else planned_limits(head.limits)
-    return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules, head.tags)
+    return Plan(head.title, tuple(inputs), tuple(steps), value, document.source, limits, head.modules, head.tags)
 
 
 def planned_limits(said: TaskLimitsDocument) -> Budget:
@@ -194,17 +200,6 @@ def planned_limits(said: TaskLimitsDocument) -> Budget:
     cost, wall_s = said.cost_usd, said.wall_s
     microusd = None if cost is None else ceil(Decimal(str(cost)) * MICRO)
     return Budget(said.tokens, microusd, said.max_turns, None if wall_s is None else ceil(wall_s * MICRO))
-
-
-def _read_inputs(values: JsonObject, report: Report) -> tuple[PlanInput, ...]:
-    found = []
-    for name, value in values.items():
-        path: Path = ("inputs", name)
-        if not re.fullmatch(NAME, name):
-            report(path, f"{name!r} cannot be used", "write letters, digits and `_`")
-        elif (shape := _INPUT.read(value, path, report)) is not None:
-            found.append(_planned_input(name, shape, path, report))
-    return tuple(found)
 
 
 def _planned_input(name: str, shape: InputDocument, path: Path, report: Report) -> PlanInput:

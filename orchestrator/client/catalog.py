@@ -109,15 +109,18 @@ class Catalogue(Value, dict=True):
 
     def known(self) -> PlanNames:
         """Return what plans are checked against; a glob that sets the limits of models chooses none."""
-        named = {name for name in self.config.models if not set(name) & set("*?[")}
-        named.update(name for one in self.config.models.values() for name in one.fallback)
+        models = {one.id: one.model for one in self.definitions if one.model}
+        choosable = {*models.values(), *self.config.agents.project_models}
+        choosable.update(name for one in self.definitions for name in one.fallback_models or ())
+        choosable.update(name for name in self.config.models if not set(name) & set("*?["))
+        choosable.update(name for one in self.config.models.values() for name in one.fallback)
         return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
             load_module=self.load_module,
             module_hint=self.module_hint,
-            definition_models=self.definitions.models,
-            choosable_models=self.definitions.named_models | named | set(self.config.agents.project_models),
+            definition_models=models,
+            choosable_models=frozenset(choosable),
         )
 
     def planner(self, default_model: str, max_children: int = 0) -> Planner:

@@ -161,15 +161,6 @@ class AgentDefinitionRegistry:
         return iter(self._definitions.values())
 
     @property
-    def models(self) -> Mapping[str, str]:
-        return {one.id: one.model for one in self if one.model}
-
-    @property
-    def named_models(self) -> frozenset[str]:
-        fallbacks = (name for one in self for name in one.fallback_models or ())
-        return frozenset((*self.models.values(), *fallbacks))
-
-    @property
     def ids(self) -> frozenset[str]:
         return frozenset(self._definitions)
 

@@ -65,12 +65,10 @@ def parse_strict(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: in
     return cast(Json, value)
 
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-def dump(value: object) -> str:
-    """Write compact JSON for storage and wire; refuses NaN and what JSON cannot say."""
-    return _encode(value)
+dump: Final[Callable[[object], str]] = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
+"""Writes compact JSON for storage and wire; refuses NaN and what JSON cannot say."""
 
 
 def canonical(value: Json) -> bytes:

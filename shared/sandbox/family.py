@@ -47,10 +47,6 @@ class RegisteredWorker(Value):
     pid: int
     registered_us: int
 
-    def is_that(self, pid: int, started_us: int) -> bool:
-        """Say whether a living process is this worker, and not a later process with its number."""
-        return pid == self.pid and started_us <= self.registered_us + timing.CLOCK_DOUBT_S * 1_000_000
-
 
 def forbid_inspection() -> None:
     """Have the kernel refuse ``/proc/<us>/environ``, ``mem`` and tracing to others of our user; no core is dumped.
@@ -98,7 +94,10 @@ def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[Proc
         process: psutil.Process | None = psutil.Process(pid)
         while process is not None and len(found) < MOST_ANCESTORS:
             started_us = round(process.create_time() * 1_000_000)
-            is_run = any(one.is_that(process.pid, started_us) for one in workers) or _carries_mark(process.pid)
+            # A later process with a worker's number is none.
+            newest_us = started_us - timing.CLOCK_DOUBT_S * 1_000_000
+            is_worker = any(one.pid == process.pid and newest_us <= one.registered_us for one in workers)
+            is_run = is_worker or _carries_mark(process.pid)
             path = ""
             with suppress(psutil.Error):
                 path = process.exe()

@@ -293,7 +293,8 @@ class StoredTranscript:
     async def append(
         self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
     ) -> None:
-        nodes, events = clean_log(nodes, events, self.redactor)
+        nodes = [clean_node(node, self.redactor) for node in nodes]
+        events = [clean_event(event, self.redactor) for event in events]
         open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
         kept = await self.log.take()
         await self.runs.append(
@@ -327,15 +328,13 @@ def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
     """Return a step's end without secrets, whatever kind of step it was."""
     error = end.error
     clean_error = error if error is None else replace(error, message=redactor.text(error.message))
-    nodes, events = clean_log(end.nodes, end.events, redactor)
-    output = redactor.value(end.output)
-    return replace(end, output=output, error=clean_error, nodes=tuple(nodes), events=tuple(events))
-
-
-def clean_log(
-    nodes: Sequence[NewNode], events: Sequence[NewEvent], redactor: Redactor
-) -> tuple[Sequence[NewNode], Sequence[NewEvent]]:
-    return [clean_node(node, redactor) for node in nodes], [clean_event(event, redactor) for event in events]
+    return replace(
+        end,
+        output=redactor.value(end.output),
+        error=clean_error,
+        nodes=tuple(clean_node(node, redactor) for node in end.nodes),
+        events=tuple(clean_event(event, redactor) for event in end.events),
+    )
 
 
 def clean_node(node: NewNode, redactor: Redactor) -> NewNode:

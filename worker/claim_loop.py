@@ -211,7 +211,7 @@ class ClaimLoop:
             self._filling = asyncio.get_running_loop().call_later(delay_s, self._fill_now)
         await self._notify_owners(advance)
         ended = [end.run_id for turn in turns for end in turn.ends if end.nodes]
-        begun = [claim.identity.run_id for claim in advance.claims if claim.kind.traits.is_agent]
+        begun = [claim.identity.run_id for claim in advance.claims if claim.spec.kind.traits.is_agent]
         if ended or begun:
             await self.notifier.notify_runs([*ended, *begun])
 

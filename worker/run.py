@@ -124,7 +124,7 @@ class StepRunner:
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
             async with TimeLimit(limit_s) as limit:
-                match claim.kind:
+                match claim.spec.kind:
                     case StepKind.PYTHON:
                         end = await self.functions.run(claim, bound.inputs, interruption)
                         if limit.has_expired:  # its function ignored its cancellation

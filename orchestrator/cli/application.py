@@ -1,7 +1,7 @@
 """The Typer application: one command imported, the others by their summary; help in groups with examples."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -101,10 +101,6 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-def _choose(verbosity: Verbosity) -> Callable[[bool], None]:
-    return lambda is_given: choose(verbosity) if is_given else None
-
-
 def _options(
     *,
     _version: bool = typer.Option(
@@ -115,7 +111,7 @@ def _options(
         "--quiet",
         "-q",
         help="Print results and errors only.",
-        callback=_choose(Verbosity.QUIET),
+        callback=lambda is_given: choose(Verbosity.QUIET) if is_given else None,
         expose_value=False,
     ),
     is_verbose: bool = typer.Option(
@@ -123,7 +119,7 @@ def _options(
         "--verbose",
         "-v",
         help="Log more, and show tracebacks.",
-        callback=_choose(Verbosity.VERBOSE),
+        callback=lambda is_given: choose(Verbosity.VERBOSE) if is_given else None,
         expose_value=False,
     ),
 ) -> None:

@@ -95,7 +95,7 @@ class Catalogue(Value, dict=True):
 
         They can be about tools, and about what agents of others ask for.
         """
-        return allow_rules(allow, self.tools, acp_tool_names(self.config)) if allow else []
+        return allow_rules(allow, self.tools, acp_tool_names(self.config))
 
     def with_deployed_modules(self, settings: Settings) -> "Catalogue":
         """Return the catalogue for plans that may name the modules that the deployment has itself."""

@@ -41,9 +41,7 @@ class TaskLimit(Value):
 
 
 async def limits_of(store: Store, task: Task) -> tuple[TaskLimit, ...]:
-    """Return the limits of a task; only the rows of one whose plan has any are read for it."""
-    if not task.plan.get("limits"):
-        return ()
+    """Return the limits of a task whose plan has any."""
     now_us = time.time_ns() // 1000
     scope = task_scope(task.id)
     state = (await store.budgets.budgets([scope], day=utc_date(now_us))).get(scope)

@@ -200,7 +200,12 @@ class EdgeMiddleware:
             async with limit:
                 self.underway.add(limit)
                 is_preflight = self.borders is not None and self.borders.check(scope)
-                check_path(scope.get("raw_path") or scope["path"].encode())
+                raw = scope.get("raw_path") or scope["path"].encode()
+                is_plain = _PLAIN_PATH.fullmatch(raw) and not _DISGUISED.search(raw)
+                if raw != b"/" and (not is_plain or {b".", b".."} & {*raw.split(b"/")}):
+                    # It would mean something else once it is decoded.
+                    detail = "the path contains empty segments, dot segments or percent-encoded separators"
+                    raise ProblemError(ProblemCode.PATH_NOT_ALLOWED, detail)
                 if not is_preflight:
                     scope[CALLER] = await self.callers.caller(scope)
                     receive = await self._read_body(scope, receive)
@@ -267,14 +272,6 @@ class _ResponseSender:
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], (b"connection", b"close")]
         await self.send(message)
-
-
-def check_path(raw: bytes) -> None:
-    """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
-    parts = raw.split(b"/")
-    if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
-        detail = "the path contains empty segments, dot segments or percent-encoded separators"
-        raise ProblemError(ProblemCode.PATH_NOT_ALLOWED, detail)
 
 
 def _address(named: Sequence[Any] | None) -> Address | None:

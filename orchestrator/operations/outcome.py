@@ -180,7 +180,7 @@ async def read_result(store: Store, task_id: str, runs: Path, *, brief: bool = F
     if view.task.kind is TaskKind.ASK and view.task.status.is_terminal:
         for node in await store.runs.nodes(view.task.root_run_id):
             answer = node.payload.get("output") if node.kind is NodeKind.RESULT else answer
-    limits = await limits_of(store, view.task)
+    limits = await limits_of(store, view.task) if view.task.plan.get("limits") else ()
     return TaskResult.of(
         view.task,
         step_counts=view.counts,

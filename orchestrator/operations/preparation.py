@@ -80,7 +80,7 @@ def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogu
         policy = policy.with_rules([*chain.from_iterable(rules)])
     session = _session(body, checked.project, principal, ids, policy, catalogue, now_us)
     task = new_task(
-        with_settings(checked.plan, read_settings(body.settings)),
+        with_settings(checked.plan, read_settings(body.settings)) if body.settings else checked.plan,
         checked.inputs,
         session,
         surface_of=catalogue.surface_of,

@@ -297,7 +297,8 @@ def policy_of_submission(catalogue: Catalogue, settings: Settings, allow: Sequen
     allowed = [os.path.realpath(Path(root).expanduser()) for root in settings.http_projects]
     roots = catalogue.policy.read_roots
     within = tuple(one for one in roots if not allowed or any(is_within(one, root) for root in allowed))
-    return replace(catalogue.policy, read_roots=within).with_rules(catalogue.rules_of(*allow))
+    policy = replace(catalogue.policy, read_roots=within)
+    return policy.with_rules(catalogue.rules_of(*allow)) if allow else policy
 
 
 def preview_document(preview: Preview) -> PreviewSchema:

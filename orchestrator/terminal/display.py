@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
 from soong.orchestrator.terminal.summary import ENDED, LIVE, SYMBOLS, TOLD, Document, pull_text, step_line
@@ -55,11 +54,6 @@ class TaskView:
     @property
     def counts(self) -> Mapping[str, int]:
         return Counter(step["status"] for step in self.steps)
-
-    @property
-    def held(self) -> int:
-        """The number of steps that a worker holds."""
-        return sum(step["status"] == "running" for step in self.steps)
 
 
 def _in_plan_order(steps: Mapping[str, Document]) -> Iterator[Document]:
@@ -234,29 +228,24 @@ def _about(given: Json) -> str:
 
 @dataclass(slots=True)
 class StepVoices:
-    """Listens to the first few running agents of a task. Its user calls :meth:`close`."""
+    """Listens to the first few running agents of a task. Its user cancels what is ``listening``."""
 
     api: Api
     display: LineDisplay
-    _listening: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    listening: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def follow(self, view: TaskView) -> None:
         """Listen to those that run now."""
-        if not self.display.shows_answers:
-            return
         running = [step["run"] for step in view.steps if step["status"] == "running" and step["kind"] == "agent"]
-        for run_id in [one for one in self._listening if one not in running]:
-            self._listening.pop(run_id).cancel()
+        for run_id in [one for one in self.listening if one not in running]:
+            self.listening.pop(run_id).cancel()
             self.display.speak(run_id, "")
         for run_id in running:
-            if len(self._listening) < MOST and run_id and run_id not in self._listening:
-                self._listening[run_id] = asyncio.create_task(self._listen(run_id))
+            if len(self.listening) < MOST and run_id and run_id not in self.listening:
+                self.listening[run_id] = asyncio.create_task(self._listen(run_id))
 
     async def _listen(self, run_id: str) -> None:
         growing = GrowingAnswer()
         async for name, event in events_of_run(self.api, run_id):
             if name == DELTA:
                 self.display.speak(run_id, growing.take(event))
-
-    async def close(self) -> None:
-        await cancelled(*self._listening.values())

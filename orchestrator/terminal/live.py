@@ -22,7 +22,7 @@ from soong.orchestrator.terminal.summary import (
     Document,
     counted,
     pull_text,
-    seconds_of,
+    seconds_between,
     time_text,
 )
 from soong.shared.engine.runs.budgets import DAY, WARN_AT
@@ -175,7 +175,7 @@ def _row(step: Document, planned: Sequence[Document], voice: str) -> tuple[Text,
         said = f"{sum(one['status'] in ENDED for one in items)} of {len(items)} done"
     return (
         Text(f"{indent}{SYMBOLS[step['status']]} {one_line(step['id'], 40)}", style=style),
-        Text(time_text(seconds_of(step)), style="dim"),
+        Text(time_text(seconds_between(step["started"], step["ended"])), style="dim"),
         Text(one_line(said or (step["title"] if step["title"] != step["id"] else ""), 60), style="dim"),
     )
 

@@ -56,11 +56,6 @@ def still_running(steps: Sequence[Document]) -> str:
     return f"{len(left)} {noun}{'s' if len(left) > 1 else ''} still running" if left else ""
 
 
-def seconds_of(step: Document) -> float | None:
-    """Return how long a step has run or ran."""
-    return seconds_between(step["started"], step["ended"])
-
-
 def seconds_between(begin: str | None, end: str | None) -> float | None:
     """Return the seconds between two instants; without an end until now."""
     if begin is None:
@@ -97,7 +92,7 @@ def step_line(step: Document) -> str:
     if step["status"] == "blocked":
         line += f": {WAITS_FOR_CONSENT}"
     if step["status"] in ENDED and step["started"] is not None:
-        line += f" in {time_text(seconds_of(step))}"
+        line += f" in {time_text(seconds_between(step['started'], step['ended']))}"
     if step["attempt"] > 1:
         line += f", attempt {step['attempt']}"
     if step["error"] is not None and step["status"] == "failed":
@@ -115,10 +110,16 @@ def text_of(task: Document) -> str:
         head += f" in {time_text(seconds_between(task['created'], task['ended']))}"
     if task["reason"]:
         head += f" ({one_line(task['reason'], 0)})"
+    # Time is shown to a tenth of a second, money to a millionth.
+    limits = [
+        f"{name} {round(one['used'], 1) if name == 'wall_s' else one['used']:,.10g} of {one['limit']:,.10g}"
+        for name, one in (task["limits"] or {}).items()
+        if one is not None
+    ]
     waiting = pull_text(task, steps)
     parts = [
         head,
-        *_limits(task),
+        *([f"limits: {', '.join(limits)}"] if limits else []),
         *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
         *(["", waiting] if waiting else []),
         *_results(task),
@@ -131,22 +132,12 @@ def text_of(task: Document) -> str:
     return "\n".join([*parts, *(f"  {line}" for line in _next(task))])
 
 
-def _limits(task: Document) -> list[str]:
-    # Time is shown to a tenth of a second, money to a millionth.
-    shown = [
-        f"{name} {round(one['used'], 1) if name == 'wall_s' else one['used']:,.10g} of {one['limit']:,.10g}"
-        for name, one in (task["limits"] or {}).items()
-        if one is not None
-    ]
-    return [f"limits: {', '.join(shown)}"] if shown else []
-
-
 def _steps(task: Document) -> str:
     rows = [
         (
             f"{'  ' if step['map'] else ''}{SYMBOLS[step['status']]} {inert(step['id'])}",
             status_text(step),
-            time_text(seconds_of(step)),
+            time_text(seconds_between(step["started"], step["ended"])),
             str(step["attempt"]) if step["attempt"] > 1 else "",
             (step["status"] == "failed" and (step["error"] or {}).get("message")) or step["lacks"],
         )
@@ -212,7 +203,7 @@ def _shortfalls(task: Document) -> Iterator[str]:
     if cut:
         names = ", ".join(visible(step["id"]) for step in cut[:DENIALS_SHOWN])
         yield from ("", f"cut by a budget or a limit: {number_of(len(cut), 'step')} ({names})")
-    # What may or may not have happened when a worker died: nobody but a person can look (DAG-09).
+    # A worker died during these, and they may or may not have happened: nobody but a person can look (DAG-09).
     unknown = [
         f"  {inert(step['id'])}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 0)}"
         for step in steps

@@ -94,17 +94,18 @@ class Watch:
                     continue
                 await self._look_at_questions(view)
                 self.display.show(view)
-                voices.follow(view)
+                if self.display.shows_answers:
+                    voices.follow(view)
                 for sentence in losses.news(view):
                     self.display.note(sentence)
                 await stall_reasons.look(view)
-                status = view.task["status"]
-                has_ended = status in ENDED or (status == "paused" and not view.held)
+                status, is_held = view.task["status"], any(step["status"] == "running" for step in view.steps)
+                has_ended = status in ENDED or (status == "paused" and not is_held)
                 ended_s = (ended_s or now_s()) if has_ended else None
-                if ended_s is not None and (not view.held or now_s() - ended_s >= timing.CLOSE_LIMIT_S):
+                if ended_s is not None and (not is_held or now_s() - ended_s >= timing.CLOSE_LIMIT_S):
                     return
         finally:
-            await voices.close()
+            await cancelled(*voices.listening.values())
 
     def _listen(self, view: TaskView) -> None:
         """Follow the task, those that its agent makes if it is an ask, and what that agent says itself."""

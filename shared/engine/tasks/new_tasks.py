@@ -196,8 +196,8 @@ class Surfaces(Value):
         asked = (step.kind, step.role, step.agent, step.allowed_tools, *sorted(step.settings.items()))
         if asked not in self._known:
             surface = self.compute(step)
-            tools = Surface.from_json(surface).tools if "decisions" in surface else ()
-            self._known[asked] = surface, tools_needed(tools)
+            needed = tools_needed(Surface.from_json(surface).tools) if "decisions" in surface else ()
+            self._known[asked] = surface, needed
         return self._known[asked]
 
 

@@ -171,15 +171,6 @@ class Lines:
     line: int
     parts: "dict[str, int | Lines] | list[int | Lines] | None" = None
 
-    def add(self, key: str | None, line: "int | Lines") -> None:
-        """Note a part: the next of a list, or by its key."""
-        if key is None:
-            self.parts = self.parts if isinstance(self.parts, list) else []
-            self.parts.append(line)
-        else:
-            self.parts = self.parts if isinstance(self.parts, dict) else {}
-            self.parts[key] = line
-
     def of(self, part: str | int) -> "int | Lines | None":
         if isinstance(self.parts, dict) and isinstance(part, str):
             return self.parts.get(part)

@@ -277,10 +277,6 @@ class Claim(Value):
     """The problem of the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
 
     @property
-    def kind(self) -> StepKind:
-        return self.spec.kind
-
-    @property
     def run_fence(self) -> RunFence:
         return self.identity.run_id, self.fence
 

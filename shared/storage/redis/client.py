@@ -128,13 +128,17 @@ class DirectConnection:
         Raises:
             RedisError, OSError, TimeoutError: Redis is away, or it refused one; those after that have been executed.
         """
+        packed = []  # as the server reads them
+        for command in commands:
+            words = [str(word).encode(errors="replace") for word in command]
+            packed += [b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
         # One limit for all: one for each answer would take longer than to read it.
         async with asyncio.timeout(timing.COMMAND_LIMIT_S):
             if self._connection is None:
                 self._connection = await self._pool.get_connection()
             else:  # it is made again if it was cut while nothing was sent, or has something to read
                 await self._pool.ensure_connection(self._connection)
-            await self._connection.send_packed_command([_packed(command) for command in commands])
+            await self._connection.send_packed_command([b"".join(packed)])
             answers: list[Any] = []
             for _ in commands:
                 try:
@@ -167,12 +171,6 @@ class DirectConnection:
         if connection is not None:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
-
-
-def _packed(command: Command) -> bytes:
-    """Return a command as the server reads it."""
-    words = [str(word).encode(errors="replace") for word in command]
-    return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
 
 log = get_logger(__name__)

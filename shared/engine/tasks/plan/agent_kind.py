@@ -336,7 +336,7 @@ def parse_settings(words: Sequence[str]) -> JsonObject:
 
 def with_settings(plan: Plan, settings: JsonObject) -> Plan:
     """Return the plan whose agents' models are asked with these settings, whatever its steps say of the same."""
-    return replace(plan, steps=tuple(_with(step, settings) for step in plan.steps)) if settings else plan
+    return replace(plan, steps=tuple(_with(step, settings) for step in plan.steps))
 
 
 def _with(step: StepSpec, settings: JsonObject) -> StepSpec:

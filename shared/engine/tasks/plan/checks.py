@@ -153,7 +153,7 @@ NOTHING: Standing = MappingProxyType({})
 
 def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
     """Report every problem between the parts of a plan, and between them and the steps that are ``standing``."""
-    known = _with_modules(plan, known, report)
+    known = _with_modules(plan, known, report) if plan.modules else known
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
     inputs = frozenset(one.name for one in plan.inputs)
@@ -201,18 +201,18 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Stan
 
 def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
     """Return what a plan may name once its modules are known."""
-    if plan.modules and known.load_module is None:
+    if known.load_module is None:
         hint = "remove them; the workers' SOONG_FUNCTIONS names modules, or `soong run FILE` takes the plan's"
         report(("modules",), "a plan that is submitted in this way cannot name modules", hint)
         return known
     found: list[Registered | None] = []
     for index, name in enumerate(plan.modules):
         try:
-            found.append(None if known.load_module is None else known.load_module(name))
+            found.append(known.load_module(name))
         except InvalidConfigError as error:
             report(("modules", index), str(error), known.module_hint)
             found.append(None)
-    if not found or None in found:
+    if None in found:
         return known
     last = found[-1]
     return (

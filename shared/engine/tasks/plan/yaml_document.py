@@ -168,7 +168,10 @@ class _Builder:
             raise self._error(event, "a mapping key is not text", "write keys as plain words")
         # The line of a part with a key is the key's: a person looks for it there.
         line = top.key_line if top is not None and top.key is not None else _line(event)
-        self._stack.append(_OpenCollection({} if isinstance(event, yaml.MappingStartEvent) else [], Lines(line)))
+        if isinstance(event, yaml.MappingStartEvent):
+            self._stack.append(_OpenCollection({}, Lines(line, {})))
+        else:
+            self._stack.append(_OpenCollection([], Lines(line, [])))
 
     def _put(self, value: Json, lines: int | Lines) -> None:
         if not self._stack:
@@ -176,12 +179,12 @@ class _Builder:
             self._lines = lines if isinstance(lines, Lines) else Lines(lines)
             return
         top = self._stack[-1]
-        if isinstance(top.value, list):
-            top.lines.add(None, lines)
+        parts = top.lines.parts
+        if isinstance(top.value, list) and isinstance(parts, list):
+            parts.append(lines)
             top.value.append(value)
-        else:
-            assert top.key is not None
-            top.lines.add(top.key, lines if isinstance(lines, Lines) else top.key_line)
+        elif isinstance(top.value, dict) and isinstance(parts, dict) and top.key is not None:
+            parts[top.key] = lines if isinstance(lines, Lines) else top.key_line
             top.value[top.key], top.key = value, None
 
     def _scalar(self, event: yaml.ScalarEvent) -> Json:

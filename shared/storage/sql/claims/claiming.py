@@ -126,12 +126,7 @@ TAKE_TURNS: Final = Statement(
 )
 
 QueuePosition: TypeAlias = tuple[int, int, int]
-"""The place of a ready step in its session; the lowest is next."""
-
-
-def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
-    """Return a step's place: parked steps, then by priority, then by age."""
-    return -is_unparked, -priority, ordinal
+"""The place of a ready step in its session, the lowest is next: parked steps, then by priority, then by age."""
 
 
 @dataclass(slots=True)
@@ -203,7 +198,7 @@ def lanes_of(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSI
             scopes=scopes_of(row.session_id, row.definition, row.model, row.pool),
             ready=row.ready,
             last_claimed=row.last_claimed,
-            heads=[place_of(row.is_unparked, row.priority, row.ordinal)],
+            heads=[(-row.is_unparked, -row.priority, row.ordinal)],
             pool=row.pool,
             needs=tuple(unpack(row.needs)),
             claim_mode=ClaimMode(row.claim_mode),
@@ -263,7 +258,8 @@ def know_heads(tx: Transaction, lanes: Sequence[ReadyGroup], want: int) -> None:
         counts[lane.session_id] = counts.get(lane.session_id, 0) + 1
     for lane in lanes:
         if counts[lane.session_id] > 1 and min(want, lane.ready) > 1:
-            lane.heads = [place_of(*row) for row in tx.rows(HEADS, lane=lane.key, number=want)] or lane.heads
+            rows = tx.rows(HEADS, lane=lane.key, number=want)
+            lane.heads = [(-is_unparked, -priority, ordinal) for is_unparked, priority, ordinal in rows] or lane.heads
 
 
 def share_out(lanes: Sequence[ReadyGroup], want: int, room: dict[str, int], last_turn: int) -> Turns:

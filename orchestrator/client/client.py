@@ -87,6 +87,6 @@ class Client:
         # Before the task: an owner may adopt it at once.
         if limit:
             await self.store.claims.set_concurrency_limits([session_limit(session.id, limit)])
-        if not budget.is_unlimited:
+        if budget != NO_BUDGET:
             await self.store.budgets.set_budget(session_scope(session.id), budget)
         await self.store.tasks.submit(session, task)

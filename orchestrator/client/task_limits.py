@@ -91,14 +91,14 @@ async def raise_limits(budgets: BudgetStore, task: Task, *, of_session: Budget, 
     Raises: UsageError, the task has no limits; nothing was changed; ConflictError, the task is completed; nothing was
     changed.
     """
-    is_asked = not (of_session.is_unlimited and of_task.is_unlimited)
+    is_asked = of_session != NO_BUDGET or of_task != NO_BUDGET
     if is_asked and task.status is TaskStatus.COMPLETED:
         raise ConflictError(
             f"task {task.id} is completed; `soong budget {task.session_id} --set` changes what its session may use"
         )
-    if not of_task.is_unlimited:
+    if of_task != NO_BUDGET:
         await _raise_task(budgets, task, of_task)
-    if not of_session.is_unlimited:
+    if of_session != NO_BUDGET:
         await budgets.set_budget(session_scope(task.session_id), of_session)
 
 

@@ -20,7 +20,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.timing import Clock, SystemClock, utc_date
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, session_scope
+from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.tasks.claims import limit_scope
 from soong.shared.engine.tasks.event_feed import Notice, NoticeState
 from soong.shared.engine.tasks.step import ConcurrencyLimit
@@ -304,7 +304,7 @@ async def budget_of(session: str, limit: Budget) -> BudgetState | None:
 
     async with opened_store() as store:
         scope = session_scope(await find_session(store, session)) if session else DAY
-        if not limit.is_unlimited:
+        if limit != NO_BUDGET:
             await store.budgets.set_budget(scope, limit)
         return (await store.budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))).get(scope)
 

@@ -4,7 +4,7 @@ The things themselves have one form for all programs (:mod:`soong.orchestrator.s
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, Field
@@ -140,16 +140,6 @@ def json_bytes(value: object) -> bytes:
 def page_of(items: Sequence[BaseModel], limit: int, last: str) -> Page[Any]:
     """Return a page; a full one has a next one, which may turn out to be empty."""
     return Page.model_construct(items=list(items), next=last if len(items) >= limit and last else None)
-
-
-def frame_of(head: dict[str, Json], name: str, items: Iterable[bytes], *, event: str) -> bytes:
-    """Return one event whose data is ``head`` and a list by this name, of objects that are encoded already."""
-    return b'event: %b\ndata: %b,"%b":[%b]}\n\n' % (
-        event.encode(),
-        json_bytes(head)[:-1],
-        name.encode(),
-        b",".join(items),
-    )
 
 
 def frame(data: Json, *, id: str = "", event: str = "") -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Service, ServiceParts
 from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
@@ -192,10 +193,7 @@ class EventStream(StreamingResponse):
             try:
                 await super().__call__(scope, receive, send)
             finally:
-                running = [task for task in (self._coming, self._stopping) if task is not None]
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await cancelled(self._coming, self._stopping)
                 await self._frames.aclose()
 
     async def _sent(self) -> AsyncIterator[bytes]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 
+from soong.orchestrator.client.responder import cancelled
 from soong.shared.core import timing
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.notifier import Subscriber, Subscription
@@ -99,7 +100,7 @@ class SubscriptionPool:
         return self._listener("", self.subscriber.subscribe_permissions)
 
     async def close(self) -> None:
-        await ended(self._running)
+        await cancelled(*self._running)
 
     def _listener(
         self, name: str, opened: Callable[[], Awaitable[Subscription]], most: int = MOST_SUBJECTS
@@ -275,7 +276,7 @@ class Feeds:
             feed.change()
 
     async def close(self) -> None:
-        await ended(self._running)
+        await cancelled(*self._running)
 
 
 def started(work: Any, running: set[asyncio.Task[None]]) -> asyncio.Task[None]:
@@ -284,10 +285,3 @@ def started(work: Any, running: set[asyncio.Task[None]]) -> asyncio.Task[None]:
     running.add(task)
     task.add_done_callback(running.discard)
     return task
-
-
-async def ended(running: set[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    for task in tuple(running):
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)

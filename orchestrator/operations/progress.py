@@ -18,7 +18,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from soong.orchestrator.operations.context import Left, Reader, Service, ServiceParts, until_enough
-from soong.orchestrator.operations.documents import END, OperationReply, frame_of, json_bytes
+from soong.orchestrator.operations.documents import END, OperationReply, json_bytes
 from soong.orchestrator.operations.events import EventStream
 from soong.orchestrator.operations.feeds import Following
 from soong.orchestrator.operations.outcome import (
@@ -107,8 +107,9 @@ class TaskWatch:
     def since(self, version: int) -> bytes:
         """Return what has changed since a version, as an event."""
         if version not in self._frames:
-            changed = (one.text for one in self._steps.values() if one.version > version)
-            self._frames[version] = frame_of(self._head, "steps", changed, event="change" if version else "task")
+            event, head = b"change" if version else b"task", json_bytes(self._head)[:-1]
+            changed = b",".join(one.text for one in self._steps.values() if one.version > version)
+            self._frames[version] = b'event: %b\ndata: %b,"steps":[%b]}\n\n' % (event, head, changed)
         return self._frames[version]
 
     async def look(self) -> "tuple[TaskWatch, int]":

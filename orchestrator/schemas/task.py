@@ -5,7 +5,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Annotated, Any, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, From, Instant, Schema, step_id_of
@@ -36,11 +36,6 @@ class TaskSchema(Schema):
     ended: Instant | None
     tags: list[str] = Field(description="Words by which lists are filtered.")
     step_counts: dict[StepStatus, int] = Field(description="The number of steps in each status; none is left out as 0.")
-
-    @field_validator("step_counts", mode="before")
-    @classmethod
-    def _counted(cls, counts: Mapping[StepStatus, int]) -> Mapping[StepStatus, int]:
-        return {status: number for status, number in counts.items() if number}
 
 
 class StepErrorSchema(Schema):

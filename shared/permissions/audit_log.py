@@ -28,7 +28,6 @@ from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.request import Answer, Decision
 from soong.shared.permissions.signing import ExpiredDecision, SigningKey, verify
-from soong.shared.sandbox.redact import Redactor
 
 VERSION: Final = 1
 
@@ -363,10 +362,6 @@ def of_key_retired(
         closed: dict[str, Json] = {"request": one.request_id, "run": one.run_id, "key": key_id}
         told.append(AuditNote(AuditKind.EXPIRED, {**closed, "reason": "its key was revoked"}, one.session_id))
     return told
-
-
-def redacted(note: AuditNote, redactor: Redactor) -> AuditNote:
-    return AuditNote(note.kind, redactor.mapping(note.data), note.session_id)
 
 
 def _security(what: str, session_id: str = "", **data: Json) -> AuditNote:

@@ -46,10 +46,6 @@ class Budget(Value):
     turns: int | None = None
     wall_us: int | None = None
 
-    @property
-    def is_unlimited(self) -> bool:
-        return self == NO_BUDGET
-
     def __str__(self) -> str:
         money = "" if self.microusd is None else f"{Decimal(self.microusd) / MICRO:f} USD"
         tokens = "" if self.tokens is None else f"{self.tokens:,} tokens"

@@ -17,6 +17,7 @@ from soong.shared.core.errors import LimitExceededError, TemplateError
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity, new_id, step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
+from soong.shared.engine.runs.budgets import NO_BUDGET
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
@@ -75,7 +76,7 @@ def new_task(
         origin=agent.origin if agent else Origin(session.principal),
     )
     project = project_needed(session.project_id, session.project)
-    is_limited = not plan.limits.is_unlimited
+    is_limited = plan.limits != NO_BUDGET
     lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin, is_limited)
     steps = _new_steps(plan.steps, lineage, inputs, surface_of, default_model)
     return NewTask(

@@ -162,16 +162,22 @@ class ChannelSubscription(RedisSubscription):
         self._awaits_pong = False
 
     async def _open(self) -> None:
-        while self._idle:
-            self._connection = self._idle.pop()
+        while True:
+            is_new = not self._idle
+            self._connection = self._idle.pop() if self._idle else DirectConnection(self._client)
+            self._is_sound, self._awaits_pong = False, False
             try:
-                await self._subscribe(self._connection)
-            except (RedisError, OSError, TimeoutError):  # it was cut while it lay idle: another one is made
-                await self._end()
+                async with asyncio.timeout(timing.COMMAND_LIMIT_S):
+                    await self._connection.send("SUBSCRIBE", self._channel)
+                    while (await self._connection.receive())[:2] != ["subscribe", self._channel]:
+                        pass  # messages of a channel before
+            except (RedisError, OSError, TimeoutError):
+                if is_new:
+                    raise
+                await self._end()  # it was cut while it lay idle: another one is made
             else:
+                self._is_sound = True
                 return
-        self._connection = DirectConnection(self._client)
-        await self._subscribe(self._connection)
 
     async def _receive(self) -> Sequence[str]:
         assert self._connection is not None
@@ -208,14 +214,6 @@ class ChannelSubscription(RedisSubscription):
             raise
         self._idle.append(self._connection)
         self._connection = None
-
-    async def _subscribe(self, connection: DirectConnection) -> None:
-        self._is_sound, self._awaits_pong = False, False
-        async with asyncio.timeout(timing.COMMAND_LIMIT_S):
-            await connection.send("SUBSCRIBE", self._channel)
-            while (await connection.receive())[:2] != ["subscribe", self._channel]:
-                pass  # messages of a channel before
-        self._is_sound = True
 
     async def _end(self) -> None:
         if self._connection is not None:
@@ -351,18 +349,19 @@ class RedisSubscriber:
         return await StreamSubscription(self._client, decisions_of(worker_id), "request").listening()
 
     async def subscribe_session(self, session_id: str) -> Subscription:
-        return await self._of_subject(session_channel(session_id), session_id)
+        channel = session_channel(session_id)
+        return await ChannelSubscription(
+            self._client, channel, lambda _payload: (session_id,), returned=session_id, idle=self._idle
+        ).listening()
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self._of_subject(run_channel(run_id), run_id)
+        channel = run_channel(run_id)
+        return await ChannelSubscription(
+            self._client, channel, lambda _payload: (run_id,), returned=run_id, idle=self._idle
+        ).listening()
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
         channel = answer_channel(run_id)
         return await ChannelSubscription(
             self._client, channel, lambda payload: (payload,), keep=ANSWER_PIECES_KEPT
-        ).listening()
-
-    async def _of_subject(self, channel: str, subject: str) -> Subscription:
-        return await ChannelSubscription(
-            self._client, channel, lambda _payload: (subject,), returned=subject, idle=self._idle
         ).listening()

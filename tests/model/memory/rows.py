@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, NotOwnerError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.budgets import Budget, Charge, task_scope
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, Charge, task_scope
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import EndReason, ListFilter, NewRun, Run, RunEvent, RunStatus, Usage, advance_run
 from soong.shared.engine.runs.store import CallAbort, CallRow
@@ -23,17 +23,7 @@ from soong.shared.engine.tasks.spec import StepEvent, StepKind, StepStatus, Task
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.access.token import ApiToken
-from soong.shared.permissions.audit_log import (
-    REPORTED,
-    AuditEntry,
-    AuditNote,
-    Head,
-    Use,
-    linked,
-    of_report,
-    of_session,
-    redacted,
-)
+from soong.shared.permissions.audit_log import REPORTED, AuditEntry, AuditNote, Head, Use, linked, of_report, of_session
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import SigningKey
 from soong.shared.sandbox.redact import Redactor
@@ -357,7 +347,7 @@ def add_notes(rows: Rows, notes: Sequence[AuditNote], now_us: int) -> None:
     for note in notes:
         last = rows.audit.get(len(rows.audit))
         head = Head() if last is None else Head(last.number, last.digest)
-        entry = linked(redacted(note, Redactor()), _CHAIN, head, now_us)
+        entry = linked(replace(note, data=Redactor().mapping(note.data)), _CHAIN, head, now_us)
         rows.audit[entry.number] = replace(entry, ordinal=entry.number)
 
 
@@ -414,7 +404,7 @@ def create_task(rows: Rows, task: NewTask) -> None:
         trace_parent=task.trace_parent,
         tags=task.tags,
     )
-    if not task.limits.is_unlimited:
+    if task.limits != NO_BUDGET:
         rows.budgets[task_scope(task.id)] = task.limits
     note_run(rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
     insert_steps(rows, task.steps, now_us)

@@ -11,6 +11,7 @@ from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
     LIMIT_ENDS,
+    NO_BUDGET,
     TASK_LIMIT,
     Budget,
     BudgetState,
@@ -320,7 +321,7 @@ class MemoryBudgets(Part):
     @transaction
     def set_budget(self, scope: str, budget: Budget) -> None:
         self.rows.budgets.pop(scope, None)
-        if not budget.is_unlimited:
+        if budget != NO_BUDGET:
             self.rows.budgets[scope] = budget
 
     @transaction

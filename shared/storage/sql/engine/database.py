@@ -106,20 +106,18 @@ class Database:
 
     # -- readers
     def _read(self, function: Callable[[Transaction], T]) -> T:
+        thread, is_again = threading.get_ident(), False
         with our_errors():
-            try:
-                return self._read_once(function)
-            except Exception as error:
-                if isinstance(error, SoongError) or not is_unavailable(error):
-                    raise
-            # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
-            discard(self._reading.pop(threading.get_ident(), None))
-            return self._read_once(function)
-
-    def _read_once(self, function: Callable[[Transaction], T]) -> T:
-        thread = threading.get_ident()
-        connection = self._reading.get(thread)
-        if connection is None or connection.invalidated:
-            connection = self._reading[thread] = self._reader_engine.connect()
-        with connection.begin():
-            return function(Transaction(connection))
+            while True:
+                connection = self._reading.get(thread)
+                try:
+                    if connection is None or connection.invalidated:
+                        connection = self._reading[thread] = self._reader_engine.connect()
+                    with connection.begin():
+                        return function(Transaction(connection))
+                except Exception as error:
+                    if is_again or isinstance(error, SoongError) or not is_unavailable(error):
+                        raise
+                # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
+                discard(self._reading.pop(thread, None))
+                is_again = True

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.core.identity import new_id
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import Ownership, RefusalType
-from soong.shared.permissions.audit_log import REPORTED, AuditEntry, AuditNote, Head, linked, redacted
+from soong.shared.permissions.audit_log import REPORTED, AuditEntry, AuditNote, Head, linked
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.engine.row_mapper import RowMapper, pack
 from soong.shared.storage.sql.engine.statements import Insert, Statement
@@ -135,7 +136,8 @@ class AuditTrail(Value):
         head = Head(number or 0, last or "", newest if newest and newest != last else "")
         rows = []
         for note in notes:
-            entry = linked(redacted(note, self.redactor), self.chain, head, now_us)
+            clean = replace(note, data=self.redactor.mapping(note.data))
+            entry = linked(clean, self.chain, head, now_us)
             rows.append(INSERT_ENTRIES.row(ENTRIES.values(entry)))
             head = Head(entry.number, entry.digest)
         tx.insert(INSERT_ENTRIES, rows)

@@ -130,10 +130,6 @@ class _RunEntries:
     new: NewRun | None = None
 
     @property
-    def state(self) -> tuple[str | None, str | None, str | None, int | None, str | None]:
-        return self.status, self.end_reason, self.usage, self.fence, self.worker_id
-
-    @property
     def logs(self) -> tuple[int, list[Row], int, list[Row]]:
         """Return how many events there are and their rows, and the same of nodes."""
         return len(self.events), packed(self.events), len(self.nodes), packed(self.nodes)
@@ -197,7 +193,10 @@ class RunLogBuffer:
         if tx.is_postgres:
             self._change_and_log(tx, standing)
         else:
-            counted = [(run_id, *entry.state, len(entry.events), len(entry.nodes)) for run_id, entry in standing]
+            counted = [
+                (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
+                for run_id, e in standing
+            ]
             tx.change(CHANGE_RUNS, counted, now_us=self.now_us)
         self.flush_logs(tx)
 
@@ -216,9 +215,9 @@ class RunLogBuffer:
         rows, freed = [], []
         for run_id, entry in standing:
             del self._entries[run_id]
-            _, *of_end, worker_id = state = entry.state
-            is_let_go = worker_id == ""
-            rows.append((run_id, *((None, *of_end, None) if is_let_go else state), *entry.logs))
+            state = (entry.status, entry.end_reason, entry.usage, entry.fence, entry.worker_id)
+            is_let_go = entry.worker_id == ""
+            rows.append((run_id, *((None, *state[1:4], None) if is_let_go else state), *entry.logs))
             freed += [(run_id, *state, 0, 0)] if is_let_go else []
         tx.change(CHANGE_AND_LOG, rows, now_us=self.now_us)
         tx.change(CHANGE_RUNS, freed, now_us=self.now_us)

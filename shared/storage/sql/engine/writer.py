@@ -186,7 +186,10 @@ class Writer:
             self.lock.close()
 
     def _write_locked(self, group: list[Work]) -> bool:
-        """Write a group, and with it what has arrived when nobody else writes; False when no more will arrive."""
+        """Write a group, and with it what has arrived when nobody else writes; False when no more will arrive.
+
+        All of the group is written in one transaction, or each in its own when that fails.
+        """
         is_open = True
         self.locking_since_s = time.monotonic()
         try:
@@ -199,7 +202,13 @@ class Writer:
                     is_open = work is not None
                     if work is not None:
                         group.append(work)
-                self._write_group(group)
+                try:
+                    self._attempt(group)
+                except _UndoneError as undone:
+                    if not isinstance(undone.__cause__, SoongError):
+                        log.warning("writes_repeated_alone", writes=len(group), reason=_reason(undone))
+                    for work in group:
+                        self._write_alone(work)
         except UnavailableError as error:  # by the lock: nothing has been written
             for work in group:
                 work.error = error
@@ -217,16 +226,6 @@ class Writer:
             for work in waiting:
                 work.error = _unconfirmed(problem)
         answer(waiting)
-
-    def _write_group(self, group: Sequence[Work]) -> None:
-        """Write all of the group in one transaction, or each in its own when that fails."""
-        try:
-            self._attempt(group)
-        except _UndoneError as undone:
-            if not isinstance(undone.__cause__, SoongError):
-                log.warning("writes_repeated_alone", writes=len(group), reason=_reason(undone))
-            for work in group:
-                self._write_alone(work)
 
     def _write_alone(self, work: Work) -> None:
         for attempt in range(1, TRIES + 1):

@@ -13,6 +13,7 @@ from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
     LIMIT_ENDS,
+    NO_BUDGET,
     TASK_LIMIT,
     Budget,
     BudgetState,
@@ -220,7 +221,7 @@ class SqlBudgetStore(StorePart):
 
 
 def _set_budget(tx: Transaction, scope: str, budget: Budget) -> None:
-    if budget.is_unlimited:
+    if budget == NO_BUDGET:
         tx.count(DROP_BUDGET, scope=scope)
         return
     limits = {"tokens": budget.tokens, "microusd": budget.microusd, "turns": budget.turns, "wall_us": budget.wall_us}

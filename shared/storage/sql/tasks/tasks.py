@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
-from soong.shared.engine.runs.budgets import task_scope
+from soong.shared.engine.runs.budgets import NO_BUDGET, task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EVERYTHING, ListFilter, RunStatus
 from soong.shared.engine.sessions.session import Session
@@ -195,7 +195,7 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     run_log.note(root, EventType.TASK_CREATED, task=task.id)
     note_steps(run_log, task.steps, root)
     most = task.limits
-    limits = [] if most.is_unlimited else [(task_scope(task.id), most.tokens, most.microusd, most.turns, most.wall_us)]
+    limits = [] if most == NO_BUDGET else [(task_scope(task.id), most.tokens, most.microusd, most.turns, most.wall_us)]
     return (
         (INSERT_TASKS, list(batches_of([row], is_postgres=is_postgres))),
         (INSERT_LIMITS, list(batches_of(limits, is_postgres=is_postgres))),

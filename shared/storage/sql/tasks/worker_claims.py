@@ -110,7 +110,7 @@ def _claim(
         lanes = [lane for lane in seen.lanes if lane.pool in request.pools and capabilities.issuperset(lane.needs)]
         ready = sum(lane.ready for lane in lanes)
         want = share_of(tx, request, ready, request.claim - len(claims) if seen.is_live else 0)
-        if want > 0:
+        if want > 1:
             know_heads(tx, lanes, want)
         turns = share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)
         is_left = turns.is_left

@@ -69,7 +69,7 @@ class FlowerEvents(AgentObserver):
         self._started[run_id] = time.time()
         if claim.is_resumed:  # the one event that leads out of any state that has not ended
             self._put("task-retried", uuid=run_id, exception="", traceback="")
-        name, again = _name_of(identity), claim.attempt - 1
+        name, again = f"{identity.definition or 'step'}:{step}", claim.attempt - 1
         shown = f"{shown} attempt={claim.attempt}"
         self._put("task-received", uuid=run_id, name=name, args=shown, kwargs="{}", retries=again)
         self._put("task-started", uuid=run_id)
@@ -117,7 +117,8 @@ class FlowerEvents(AgentObserver):
 
     def _put_own(self, type_: str, identity: RunIdentity, **more: str) -> None:
         self._own_states.add(identity.run_id)
-        self._put(type_, uuid=identity.run_id, name=_name_of(identity), **more)
+        name = f"{identity.definition or 'step'}:{identity.step_key.partition('/')[2]}"
+        self._put(type_, uuid=identity.run_id, name=name, **more)
 
     def _put(self, type_: str, **fields: Any) -> None:
         self._waiting.append((type_, {**fields, "timestamp": time.time()}))
@@ -144,10 +145,6 @@ class FlowerEvents(AgentObserver):
         except (OperationalError, OSError, RedisError) as error:
             self._connection = None
             log.warning("flower_events_unsent", error=str(error))
-
-
-def _name_of(identity: RunIdentity) -> str:
-    return f"{identity.definition or 'step'}:{identity.step_key.partition('/')[2]}"
 
 
 class NoFlower(AgentObserver):

@@ -127,7 +127,7 @@ class StepRunner:
                 match claim.spec.kind:
                     case StepKind.PYTHON:
                         end = await self.functions.run(claim, bound.inputs, interruption)
-                        if limit.has_expired:  # its function ignored its cancellation
+                        if limit.timeout.expired():  # its function ignored its cancellation
                             raise TimeoutError
                         return end
                     case StepKind.AGENT:

@@ -8,7 +8,7 @@ elsewhere (:mod:`soong.orchestrator.http.own_api`).
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from soong.orchestrator.embedded import API_SOCKET
-from soong.orchestrator.embedded.control import control_of, environment_digest
+from soong.orchestrator.embedded.control import environment_digest, recorded
 from soong.shared.core import timing
 from soong.shared.core.errors import (
     ConflictError,
@@ -129,24 +129,29 @@ class Calls(ABC):
         may have been done all the same; SoongError, the operation was refused; its cause is the problem.
         """
         async with self._answered(method, path, query, body, headers) as answer:
-            text = await _text_of(answer)
+            text = b"".join([piece async for piece in answer.pieces()])
         return ApiReply(json.loads(text) if text else {}, answer.status, answer.headers)
 
     async def text(self, path: str, *, query: Query | None = None) -> str:
         """Return what an operation answers with that sends text. Raises: as :meth:`reply`."""
         async with self._answered("GET", path, query) as answer:
-            return (await _text_of(answer)).decode()
+            return b"".join([piece async for piece in answer.pieces()]).decode()
 
     async def stream(self, path: str, *, query: Query | None = None) -> AsyncGenerator[tuple[str, Document]]:
         """Yield name and data of each event of a stream, until its event `end`. Raises: as :meth:`reply`."""
         async with (
             self._answered("GET", path, query, None, {"accept": EVENTS}) as answer,
-            aclosing(read_events(answer.pieces())) as events,
+            aclosing(answer.pieces()) as pieces,
         ):
-            async for name, event in events:
-                if name == "end":
-                    return
-                yield name, event
+            kept = b""
+            async for piece in pieces:
+                *whole, kept = (kept + piece).split(b"\n\n")
+                for frame in whole:
+                    fields = dict(line.partition(": ")[::2] for line in frame.decode().splitlines())
+                    if fields.get("event") == "end":
+                        return
+                    if "data" in fields:  # and no comment
+                        yield fields.get("event", ""), json.loads(fields["data"])
         if answer.status != NO_CONTENT:
             raise HomeUnreachableError("the service has stopped", was_sent=True)
 
@@ -156,12 +161,10 @@ class Calls(ABC):
     ) -> AsyncGenerator[OperationAnswer]:
         async with self.sent(method, path, query or {}, body, headers or {}) as answer:
             if answer.status >= 400:
-                raise ApiProblemError(answer.status, json.loads(await _text_of(answer))).error()
+                raise ApiProblemError(
+                    answer.status, json.loads(b"".join([piece async for piece in answer.pieces()]))
+                ).error()
             yield answer
-
-
-async def _text_of(answer: OperationAnswer) -> bytes:
-    return b"".join([piece async for piece in answer.pieces()])
 
 
 @dataclass(frozen=True)
@@ -243,21 +246,10 @@ class _HttpAnswer(NamedTuple):
 
 def socket_of(home: Path) -> str:
     """Return the socket that the service of a home has recorded. Raises: OSError."""
-    control = control_of(home)
-    if control is None:
-        raise OSError("no record of a service that can be read")
-    return str(Path(control).with_name(API_SOCKET))
-
-
-async def read_events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, Document]]:
-    """Yield name and data of the server-sent events that arrive in pieces; comments are left out."""
-    kept = b""
-    async for piece in pieces:
-        *whole, kept = (kept + piece).split(b"\n\n")
-        for frame in whole:
-            fields = dict(line.partition(": ")[::2] for line in frame.decode().splitlines())
-            if "data" in fields:
-                yield fields.get("event", ""), json.loads(fields["data"])
+    try:
+        return str(Path(str(recorded(home)["control"])).with_name(API_SOCKET))
+    except KeyError:
+        raise OSError("no record of a service that can be read") from None
 
 
 def query_string(query: Query) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
@@ -92,47 +92,47 @@ class LostLeases:
         ]
 
 
+@dataclass
 class LineDisplay:
     """One line on standard error for each change: for pipes, logs and ``--json``."""
 
-    shows_answers = False
+    shows_answers: ClassVar[bool] = False
     """Whether :meth:`speak` shows anything: lines are for what is complete."""
 
-    def __init__(self, write: Callable[[str], None] = say) -> None:
-        self._write = write
-        self._seen: dict[str, str] = {}
-        self._asked: set[str] = set()
-        self._lacking: set[tuple[str, str]] = set()
-        self._workers = 0
-        self._told_to_pull = ""
+    write: Callable[[str], None] = say
+    _seen: dict[str, str] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+    _lacking: set[tuple[str, str]] = field(default_factory=set)
+    _workers: int = 0
+    _told_to_pull: str = ""
 
     def show(self, view: TaskView) -> None:
         live = [worker for worker in view.workers if worker["state"] == LIVE]
         if len(live) != self._workers:
             self._workers = len(live)
-            self._write(f"  workers: {len(live)}, slots: {sum(worker['slots'] for worker in live)}")
+            self.write(f"  workers: {len(live)}, slots: {sum(worker['slots'] for worker in live)}")
         for step in view.steps:
             if self._seen.get(step["key"]) != step["status"]:
                 self._seen[step["key"]] = step["status"]
                 if step["status"] in TOLD:
-                    self._write(f"  {step_line(step)}")
+                    self.write(f"  {step_line(step)}")
             if step["lacks"] and (step["key"], step["lacks"]) not in self._lacking:
                 self._lacking.add((step["key"], step["lacks"]))
-                self._write(f"  {SYMBOLS['ready']} {one_line(step['id'], 60)} waits: {one_line(step['lacks'], 0)}")
+                self.write(f"  {SYMBOLS['ready']} {one_line(step['id'], 60)} waits: {one_line(step['lacks'], 0)}")
         if (sentence := pull_text(view.task, view.steps)) and not self._told_to_pull:
-            self._write(f"  {sentence}")
+            self.write(f"  {sentence}")
         self._told_to_pull = sentence
         for question in view.questions:
             if question["id"] not in self._asked:
                 self._asked.add(question["id"])
                 tool, shown = visible(question["tool"], limit=80), cut(visible(question["target"]["shown"]), 100)
-                self._write(f"  ? {tool} asks for {shown} ({question['identity']['run_id']})")
+                self.write(f"  ? {tool} asks for {shown} ({question['identity']['run_id']})")
 
     def hold(self, held: bool) -> None:
         """Take it off the terminal while something else is written there; lines disturb nobody."""
 
     def note(self, sentence: str) -> None:
-        self._write(f"  {sentence}")
+        self.write(f"  {sentence}")
 
     def speak(self, run_id: str, text: str) -> None:
         """Show the text that a run's model is writing, in place of what it was before; empty: it has ended."""

@@ -158,7 +158,7 @@ async def timed(
     except ForeignError as error:
         raise _named(error) from error
     except TimeoutError as error:
-        if limit.has_expired:
+        if limit.timeout.expired():
             raise HandlerTimeoutError(seconds or 0.0) from error
         raise
 

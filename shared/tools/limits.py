@@ -35,37 +35,33 @@ class TimeLimit:
     """``async with TimeLimit(seconds)``: TimeoutError when the work took longer; None sets no limit."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._timeout = asyncio.timeout(seconds)
+        self.timeout = asyncio.timeout(seconds)
         self._waits = 0
         self._left_s: float | None = None
 
     async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
+        await self.timeout.__aenter__()
         return self
 
     async def __aexit__(
         self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._timeout.__aexit__(type_, error, traceback)
-
-    @property
-    def has_expired(self) -> bool:
-        return self._timeout.expired()
+        await self.timeout.__aexit__(type_, error, traceback)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Stop the time while anybody waits in here; several may at once."""
-        loop, deadline = asyncio.get_running_loop(), self._timeout.when()
+        loop, deadline = asyncio.get_running_loop(), self.timeout.when()
         self._waits += 1
         if self._waits == 1 and deadline is not None:
             self._left_s = max(0.0, deadline - loop.time())
-            self._timeout.reschedule(None)
+            self.timeout.reschedule(None)
         try:
             yield
         finally:
             self._waits -= 1
-            if self._waits == 0 and self._left_s is not None and not self._timeout.expired():
-                self._timeout.reschedule(loop.time() + self._left_s)
+            if self._waits == 0 and self._left_s is not None and not self.timeout.expired():
+                self.timeout.reschedule(loop.time() + self._left_s)
                 self._left_s = None
 
 

@@ -58,22 +58,20 @@ class Unknown(Value):
 Hint: TypeAlias = str | Unknown
 
 
+@dataclass(frozen=True, slots=True)
 class JoinedNames(Collection[str]):
     """Several collections of names as one, without a copy."""
 
-    __slots__ = ("_parts",)
-
-    def __init__(self, *parts: Collection[str]) -> None:
-        self._parts = parts
+    parts: tuple[Collection[str], ...]
 
     def __contains__(self, name: object) -> bool:
-        return any(name in part for part in self._parts)
+        return any(name in part for part in self.parts)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for part in self._parts for name in part)
+        return (name for part in self.parts for name in part)
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self.parts))
 
 
 @dataclass(slots=True)

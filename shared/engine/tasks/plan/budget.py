@@ -37,29 +37,26 @@ class ExpansionBudget:
     what: str
     total: int = MAX_TOTAL_BYTES
     work: int = MAX_LOOKUPS
-    left: int = field(init=False)
-    work_left: int = field(init=False)
+    spent: int = 0
+    worked: int = 0
     _sizes: dict[int, tuple[Json, int, int]] = field(default_factory=dict, repr=False)
     """Size and depth of large values, by identity; each entry keeps its value, so that the identity stays its own."""
-
-    def __post_init__(self) -> None:
-        self.left, self.work_left = self.total, self.work
 
     @property
     def is_spent(self) -> bool:
         """Say whether something was refused because of it."""
-        return self.left < 0 or self.work_left < 0
+        return self.spent > self.total or self.worked > self.work
 
     def step(self, lookups: int = 1) -> None:
         """Count work, whatever comes out of it. Raises: BudgetExceededError."""
-        self.work_left -= lookups
-        if self.work_left < 0:
+        self.worked += lookups
+        if self.worked > self.work:
             raise BudgetExceededError(f"{self.what} would take more than {self.work:,} lookups; refer to less")
 
     def spend(self, size: int) -> None:
         """Count something that is made. Raises: BudgetExceededError."""
-        self.left -= size
-        if self.left < 0:
+        self.spent += size
+        if self.spent > self.total:
             raise BudgetExceededError(
                 f"{self.what} would take more than {self.total // MIB} MiB; use fewer or smaller values, "
                 "or pass the name of a file in their place"

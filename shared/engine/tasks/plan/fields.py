@@ -136,10 +136,11 @@ ON_FAILURE: Final = (
 
 def by_kind(union: str) -> Discriminator:
     """Choose the branch of a union of documents by their ``kind``."""
+    prefix = branch(union, "")
 
     def branch_of(value: Any) -> str:
         kind = value.get("kind") if isinstance(value, Mapping) else None
-        return branch(union, "agent" if kind is None else kind)
+        return f"{prefix}{'agent' if kind is None else kind}"
 
     return Discriminator(branch_of)
 
@@ -163,7 +164,7 @@ class References:
         self.results = frozenset(step.depends_on)
         self.item = item
         self._items = frozenset({item} if item else ())
-        self._roots = JoinedNames(_ROOTS, self._items, ids)
+        self._roots = JoinedNames((_ROOTS, self._items, ids))
 
     def with_item(self, item: str) -> "References":
         return References(self.inputs, self._step, self._ids, self.patterns, item)
@@ -172,7 +173,7 @@ class References:
         """Return problem and hint of a reference; None when it is valid."""
         root = reference.root_in(self._roots)
         if root is None:
-            known = JoinedNames(frozenset({"inputs"}), self._items, self.results)
+            known = JoinedNames((frozenset({"inputs"}), self._items, self.results))
             return f"{reference.parts[0]!r} is not known here", Unknown(str(reference.parts[0]), known)
         rest = reference.parts[root.count(".") + 1 :]
         if root == self.item:

@@ -81,13 +81,6 @@ async def test_parked_run_holds_no_lease_and_keeps_its_fence_and_parking_twice_i
     assert (events[-2:], events.count("run_parked")) == (["step_blocked", "run_parked"], 1)
 
 
-@pytest.mark.spec("PER-13.b")
-async def test_slot_of_a_parked_run_is_free_for_others(scene: ContractHarness) -> None:
-    await parked(scene, "asks", "other")
-
-    assert step_ids(await scene.claim()) == ["other"]
-
-
 @pytest.mark.spec("DAG-03", "PER-13")
 async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: ContractHarness) -> None:
     claim, request = await parked(scene)

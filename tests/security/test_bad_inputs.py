@@ -238,6 +238,7 @@ ROWS = [
     Row("row-23-option", "search", {"query": "x", "path": "-r"}, "file_not_found"),
     Row("row-23-link-to-etc", "search", {"query": "root", "path": "x"}, "asked", link("x", "/etc")),
     Row("row-23-fifo", "search", {"query": "x", "path": "x"}, "invalid_input", fifo),
+    Row("row-23-fifo-below", "search", {"query": "x"}, "ok", fifo, data={"count": 0}),
     *(
         Row(f"row-24-{glob[:20]}", "search", {"query": "canary", "glob": glob}, "ok", secret("x"), data={"count": 0})
         for glob in ("../**", "/**", "!**", "-g", "{outside}/*", "--pre=/bin/echo", "**/../../outside/**")
@@ -256,6 +257,7 @@ ROWS = [
     Row("row-26-secrets", "search", {"query": "canary"}, "ok", secrets, data={"count": 0, "left_out": 4}),
     Row("row-26-glob", "search", {"query": "canary", "glob": ".e*"}, "ok", secrets, data={"count": 0, "left_out": 4}),
     Row("row-26-path", "search", {"query": "canary", "path": ".env"}, "asked", secrets),
+    Row("row-26-list", "list_dir", {"recursive": True}, "ok", secrets),
     Row("row-27-exists", "write_file", {"path": "x", "content": "new"}, "path_conflict", content("x", "old")),
     *(
         Row(f"row-28-{name}", "write_file", {"path": "x", "content": "new", "overwrite": True}, expected, arrange)

@@ -301,16 +301,6 @@ async def test_row_28_a_disk_that_may_only_be_read_is_said(scene: SecurityHarnes
     assert [path.name for path in (scene.root / "disk").iterdir()] == ["x"]
 
 
-@pytest.mark.spec("FS-04")
-@pytest.mark.parametrize(
-    "content", ["a\r\nb\r\n", "no newline", "\ufeffbom\n", "", "\r", "\x00\x1b[0m\u2028"], ids=repr
-)
-async def test_row_29_what_is_written_is_what_was_given(scene: SecurityHarness, content: str) -> None:
-    assert await scene.outcome("write_file", path="x", content=content) == "ok"
-
-    assert (scene.root / "x").read_bytes() == content.encode()
-
-
 @pytest.mark.spec("FS-09.b")
 @pytest.mark.parametrize("name", ["tools/x.json", "config.toml", "hooks/pre.py", "mcp.json", "skills/s/SKILL.md"])
 async def test_row_30_a_home_inside_the_project_is_protected_before_it_exists(tmp_path: Path, name: str) -> None:

@@ -329,7 +329,8 @@ def test_what_it_reads_was_written_by_strangers() -> None:
 
 @pytest.mark.spec("NET-01")
 async def test_nothing_goes_out_but_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    for name in ("HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with serving_web({"/": answer("x", Set_Cookie="a=b"), "/?q=1": answer("y")}) as web:
         await web.text("/")
         await web.text("/?q=1")

@@ -76,22 +76,15 @@ class NoAsks:
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
 
 
-@dataclass
 class NoFolders:
-    """Keeps the tasks whose folders it was to write, and the owners of whose open tasks it was."""
+    """Writes none."""
 
-    written: list[str] = field(default_factory=list)
-    aside: set[str] = field(default_factory=set)
-    owners: list[str] = field(default_factory=list)
-
-    async def write(self, task_id: str) -> None:
-        self.written.append(task_id)
+    async def write(self, task_id: str) -> None: ...
 
     def set_aside(self) -> Collection[str]:
-        return self.aside
+        return ()
 
-    async def write_ended(self, owner_id: str) -> None:
-        self.owners.append(owner_id)
+    async def write_ended(self, owner_id: str) -> None: ...
 
 
 @dataclass

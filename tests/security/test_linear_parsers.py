@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from soong.orchestrator.notifications.consumer import one_line
+from soong.orchestrator.terminal.console import folded
 from soong.shared.agents.definition_files import claude_file
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import front_matter_of, inert, parse_strict
@@ -97,6 +98,7 @@ ROWS: Final[dict[str, Row]] = {
     "terminal: strings without an end": (inert_text, lambda n: "\x1b]x" * n, 1_000),
     "terminal: digits without an end": (inert_text, lambda n: "\x1b[" + "0;" * n, 1_000),
     "terminal: C1": (inert_text, lambda n: "\x9b0 " * n, 1_000),
+    "terminal: a line in pieces": (lambda line: folded(line, 80), lambda n: "a漢" * n, 1_000),
     "inert: marks on one letter": (inert, lambda n: "a" + "\u0301" * n, 1_000),
     "inert: joiners": (inert, lambda n: "\u200d" * n, 1_000),
     "front matter: no end": (front_matter_of, lambda n: "---\n" + "--- \n" * n, 1_000),

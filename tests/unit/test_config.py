@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +13,10 @@ import pytest
 
 from soong.orchestrator.direct.bootstrap import open_tools
 from soong.shared.core.config import MAX_CONFIG_BYTES, load_config, parse_config, with_config
-from soong.shared.core.errors import InvalidConfigError, InvalidToolError
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings
 from soong.shared.permissions.request import PermissionDecision, PermissionRequest
-from soong.shared.tools.registry import Toolset
 from soong.shared.tools.result import ErrorType
 from tests.unit.cli.calling import soong
 
@@ -159,13 +157,10 @@ def test_the_environment_and_an_option_win_over_the_file(
     ("section", "text", "said"),
     [
         ("tools", "default_timeout_ms = 0", "greater than or equal to 1"),
-        ("tools", "default_timeout_ms = 1.5", "takes an integer"),
         ("tools", 'max_timeout_ms = "9s"', "takes an integer"),
         ("tools", "max_timeout_ms = 99_999_999_999_999", "less than or equal to 31536000000"),
         ("permission", "timeout_s = 0", "greater than 0"),
         ("permission", "timeout_s = nan", "less than or equal to 31536000"),
-        ("permission", "timeout_s = inf", "less than or equal to 31536000"),
-        ("permission", 'timeout_s = "45"', "takes a number"),
         ("permission", "park_after_s = -1", "greater than or equal to 0"),
         ("permission", "park_after_s = true", "takes a number"),
     ],
@@ -222,19 +217,6 @@ def test_a_definition_above_the_files_maximum_is_refused(tmp_path: Path, most: i
 
     assert (refused.returncode, raised.returncode) == (2, 0), raised.stderr
     assert f"timeout_ms: is {asked}, above the maximum {most}" in refused.stderr
-
-
-@pytest.mark.spec("EXE-08.b", "EXE-08.g")
-async def test_a_tool_of_a_program_above_the_files_maximum_is_refused(tmp_path: Path) -> None:
-    home, own = home_with(tmp_path, "[tools]\nmax_timeout_ms = 5_000\n"), Toolset()
-
-    @own.tool("team.slow", timeout=timedelta(seconds=6))
-    def slow() -> None:
-        """Take long."""
-
-    with pytest.raises(InvalidToolError, match="its timeout must be above 0 and at most 5000 ms"):
-        async with open_tools(agent_home=home, project=tmp_path, tools=[own]):
-            raise AssertionError
 
 
 @pytest.mark.spec("EXE-08.g")

@@ -3,28 +3,22 @@
 import asyncio
 import io
 import json
-import os
 import subprocess
 import sys
 import threading
 from base64 import b32hexencode
 from collections.abc import Iterator
-from contextvars import ContextVar
-from itertools import count
 from pathlib import Path
-from random import Random, getrandbits
+from random import getrandbits
 
 import pytest
 import structlog
 
 from soong.shared.core.foreign import in_thread
-from soong.shared.core.identity import base32, ids_from, new_id
+from soong.shared.core.identity import base32, new_id
 from soong.shared.core.log import configure, get_logger
 from soong.shared.core.timing import rfc3339
 from soong.shared.sandbox.redact import redactor
-from tests.model.clock import FakeClock
-from tests.simulation.loop import VirtualLoop
-from tests.waiting import blocking_looks
 
 PROGRAM = """
 import gc
@@ -68,16 +62,6 @@ def limited(limits: str, program: str) -> subprocess.CompletedProcess[str]:
 )
 def test_the_limit_is_raised_as_far_as_it_may_be(limits: str, raised: int) -> None:
     assert limited(limits, SHOWN).stdout.strip() == str(raised)
-
-
-def test_too_low_a_limit_is_refused_with_what_to_do() -> None:
-    refused = limited("ulimit -n 100", SHOWN)
-
-    assert refused.returncode == 1
-    assert (
-        "UsageError: 100 files may be open at once (RLIMIT_NOFILE), 288 are needed; run `ulimit -n 288`"
-        in refused.stderr
-    )
 
 
 @pytest.mark.parametrize("service", ["up", "worker", "orchestrator"])
@@ -145,14 +129,6 @@ def test_no_field_and_no_traceback_of_a_log_line_holds_a_secret(monkeypatch: pyt
     assert '"count": 3' in written
 
 
-_WHO: ContextVar[str] = ContextVar("who", default="nobody")
-
-
-async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)
-
-
 async def test_a_stop_iteration_which_no_future_takes_is_an_error_all_the_same() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await in_thread(next, iter(()))
@@ -191,35 +167,6 @@ def test_a_call_that_ends_after_its_loop_is_closed_harms_no_later_loop() -> None
     assert asyncio.run(call()) == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of what this is about
-def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
-    async def call() -> int:
-        return await asyncio.wait_for(in_thread(lambda: 7), 20)
-
-    assert asyncio.run(call()) == 7  # this process has threads now, which its child has not
-    child = os.fork()
-    if child == 0:
-        os._exit(asyncio.run(call()))
-    for _ in blocking_looks():
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)
-            return
-
-
-def test_a_loop_that_is_not_asyncios_makes_the_calls_itself() -> None:
-    def lost(message: str) -> None:
-        raise AssertionError(message)
-
-    async def called() -> tuple[str, int]:
-        _WHO.set("caller")
-        return await in_thread(_WHO.get), await in_thread(threading.get_ident)
-
-    loop = VirtualLoop(FakeClock(), Random(1), lost)  # type: ignore[abstract]  # it has what a call asks of a loop
-
-    assert loop.run(called()) == ("caller", threading.get_ident())
-
-
 @pytest.mark.parametrize(
     ("us", "text"),
     [
@@ -240,18 +187,6 @@ def test_ids_sort_by_the_time_they_were_made() -> None:
 
     assert made == sorted(made)
     assert len(set(made)) == 100
-
-
-def test_ids_come_from_the_source_that_was_given_until_it_is_taken_back() -> None:
-    numbers = count(1)
-
-    with ids_from(lambda: f"{next(numbers):04}"):
-        given = [new_id("run"), new_id("task")]
-    fresh = new_id("run")
-
-    assert given == ["run_0001", "task_0002"]
-    assert fresh.startswith("run_0")
-    assert len(fresh) == len("run_") + 26
 
 
 def test_ids_are_in_base_32_as_rfc_4648_has_it() -> None:

@@ -3,31 +3,24 @@
 import dataclasses
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import text
 
-from soong.orchestrator.client.bootstrap import open_retention
 from soong.orchestrator.retention.collector import RetentionLimits
-from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
+from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity
-from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.budgets import Budget, session_scope, task_scope
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
+from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.spec import FailurePolicy, TaskStatus
 from soong.shared.storage.s3_artifacts import Bucket, S3Artifacts
-from soong.shared.storage.sql.store import open_store
 from tests.contract.scene import ContractHarness, mark_recorded
 from tests.integration.gc.place import DAY_US, Place
-from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_session, make_step, make_task
 from tests.s3_server import CREDENTIALS, s3_server
-from tests.servers import PostgresServer
 
 
 @pytest.mark.spec("OPS-10.a")
@@ -59,34 +52,6 @@ async def test_the_limits_of_a_task_go_with_it_and_those_of_others_stay(place: P
     assert list(await place.store.budgets.budgets([task_scope(task_id), scope], day="2026-11-24")) == [scope]
 
 
-@pytest.mark.spec("OPS-10.a", "CARD-1.d")
-async def test_a_command_that_nobody_will_carry_out_keeps_nothing(place: Place) -> None:
-    """Earlier versions wrote it in a session that was closed and had no owner."""
-    session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
-    task = make_task(session.id, "a")
-    await place.store.tasks.submit(session, task)
-    (claim,) = await place.scene.claim()
-    await place.scene.complete(claim)
-    await place.scene.end_session(session.id)
-    with connected(place.url) as connection:
-        connection.execute(
-            text(
-                "INSERT INTO commands (id, session_id, kind, subject) VALUES ('cmd', :session_id, 'cancel', :task_id)"
-            ),
-            {"session_id": session.id, "task_id": task.id},
-        )
-        connection.commit()
-    place.scene.clock.advance(timedelta(days=2))
-
-    done = await place.collector.collect(place.all_ended)
-
-    assert done.tasks == 1
-    assert place.tables()["commands"] == []
-    assert [one.id for one in await place.store.sessions.session_page(include_closed=True)] == [
-        place.scene.own.session_id
-    ]
-
-
 @pytest.mark.spec("OPS-10.c")
 async def test_a_command_that_an_owner_will_carry_out_keeps_its_task(place: Place) -> None:
     task_id = await place.ended_task()
@@ -96,8 +61,6 @@ async def test_a_command_that_an_owner_will_carry_out_keeps_its_task(place: Plac
 
 
 OPEN = {
-    "ready": (),
-    "running": ("claim",),
     "asking": ("claim", "ask"),
     "paused": ("pause",),
     "ended and its folders not written": ("claim", "complete", "finish"),
@@ -194,23 +157,6 @@ async def test_a_closed_session_without_tasks_goes_with_its_limits(place: Place)
     assert [row for row in place.tables()["concurrency_limits"] if "session:" in repr(row)] == []
 
 
-async def test_a_role_that_may_not_remove_rows_is_answered_in_a_sentence(
-    postgres_session_server: PostgresServer, tmp_path: Path
-) -> None:
-    with postgres_session_server.fresh_database("soong_gc_role") as url:
-        await (await open_store(url, migrate=True)).close()
-        with connected(url) as connection, connection.begin():
-            connection.execute(text("DROP ROLE IF EXISTS gc_reader"))
-            connection.execute(text("CREATE ROLE gc_reader LOGIN"))
-            connection.execute(text("GRANT SELECT ON ALL TABLES IN SCHEMA public TO gc_reader"))
-        rows = await open_retention(load_settings(agent_home=tmp_path, database_url=_as_role(url, "gc_reader")))
-        try:
-            with pytest.raises(InvalidConfigError, match="may not remove rows"):
-                await rows.remove_processes(before_us=1)
-        finally:
-            await rows.close()
-
-
 async def _play(scene: ContractHarness, task_id: str, verbs: tuple[str, ...]) -> None:
     claim = None
     for verb in verbs:
@@ -242,11 +188,6 @@ def _rows_of(tables: dict[str, list[Any]], task_ids: set[str]) -> dict[str, list
     runs = {row.id for row in tables["runs"] if row.task_id in task_ids}
     names = task_ids | runs
     return {name: [row for row in rows if any(one in repr(row) for one in names)] for name, rows in tables.items()}
-
-
-def _as_role(url: str, role: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{role}@{rest.rpartition('@')[2]}"
 
 
 # -- work that comes back while what has ended goes

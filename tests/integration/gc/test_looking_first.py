@@ -15,7 +15,6 @@ from sqlalchemy import text
 
 from soong.orchestrator.client.bootstrap import open_collector, open_retention
 from soong.orchestrator.retention.collector import AutomaticRetention, RetentionLimits, RetentionSettings
-from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import SystemClock
@@ -303,9 +302,3 @@ async def test_a_service_whose_role_may_not_remove_rows_says_so_once_and_collect
         with connected(url) as connection, connection.begin():
             connection.execute(text("DROP OWNED BY gc_service"))
             connection.execute(text("DROP ROLE gc_service"))
-
-
-@pytest.mark.parametrize(("name", "value"), [("gc_older_than", "soon"), ("gc_keep", "lots")])
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"SOONG_{name.upper()} '{value}' is not a"):
-        RetentionSettings.of(load_settings(**{name: value}))

@@ -338,12 +338,3 @@ async def test_a_preview_looks_into_no_folder_that_is_no_project(open_http: Open
         response = await scene.caller.post("/v1/tasks/preview", json=body_of(folder))
 
     assert code_of(response) == "forbidden"
-
-
-@pytest.mark.spec("PER-17")
-@pytest.mark.parametrize("grant", ["first", {"step": "first"}, {"step": "first", "grant_digest": "0" * 65}])
-async def test_a_yes_that_names_no_digest_is_none(scene: HttpHarness, folder: Path, grant: object) -> None:
-    response = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[grant]))
-
-    assert code_of(response) == "invalid_input"
-    assert await scene.bench.store.tasks.list_tasks() == []

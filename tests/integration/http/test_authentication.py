@@ -19,21 +19,10 @@ from soong.orchestrator.operations.context import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
 from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.conftest import OpenScene
-from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+from tests.integration.http.scene import BOB, HttpHarness, code_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.mark.spec("OPS-04", "PER-13")
-async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarness) -> None:
-    bob = await scene.someone(BOB, Right.APPROVE)
-
-    told = (await bob.get("/v1/me")).json()
-
-    assert told["principal"] == BOB
-    assert told["rights"] == ["read", "approve"]
-    assert told["expires"] is None
 
 
 @pytest.mark.spec("OPS-04", "PER-13")
@@ -241,20 +230,6 @@ async def test_a_token_in_a_runs_hands_approves_nothing_and_reads_as_before(open
         given = await scene.bench.store.consent.answer_of(request.id)
         assert given is not None
         assert given.provenance.processes[1].pid == os.getpid()
-
-
-@pytest.mark.spec("PER-13.h")
-@pytest.mark.skipif(not HAS_MARK, reason="this system does not say who holds a connection")
-async def test_what_is_allowed_beforehand_needs_a_person_too(open_http: OpenScene) -> None:
-    async with open_http() as scene:
-        token = await scene.token(ADA, [Right.RUN, Right.APPROVE])
-        plan = {"title": "t", "steps": [{"id": "a", "kind": "python", "call": "builtin.echo"}]}
-        body = {"plan": plan, "project": "/tmp", "allow": ["code.write_file:/tmp/x"]}
-
-        allowing, problem = await called(scene, "run", token, "/v1/tasks", body)
-        plain, _ = await called(scene, "run", token, "/v1/tasks", {**body, "allow": []})
-
-        assert (allowing, problem["code"], plain) == (403, "forbidden", 201)
 
 
 @pytest.mark.spec("PER-13.h")

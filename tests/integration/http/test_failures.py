@@ -276,17 +276,3 @@ async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_e
     assert "default-src 'none'" in policy
     assert "sandbox allow-same-origin" in policy  # without it the browser would name the link's origin as another's
     assert "allow-scripts" not in policy
-
-
-async def test_the_page_is_guarded_as_everything_is(open_http: OpenScene) -> None:
-    async with open_http(http_allow_hosts=("soong.example",)) as scene:
-        browser = scene.with_token("")
-        evil = await browser.get("/api", headers={"Host": "evil.example"})
-        page = await browser.get("/api", headers={"Host": "soong.example"})
-        framed = await browser.get("/api", headers={"Sec-Fetch-Site": "cross-site"})
-        posted = await browser.post("/api")
-
-    assert code_of(evil) == "host_not_allowed"
-    assert "https://soong.example/v1/me" in page.text
-    assert code_of(framed) == "origin_not_allowed"
-    assert code_of(posted) == "method_not_allowed"

@@ -65,20 +65,6 @@ async def test_a_tool_is_called_on_both_wires_and_its_result_has_data_text_and_a
     assert "anyOf" not in dump(definition.input_schema)
 
 
-@pytest.mark.spec("MCP-01.f", "EXE-09")
-async def test_progress_is_told_and_an_interrupted_call_is_cancelled_at_the_server(scene: McpScene) -> None:
-    scene.log.notes.clear()
-    call = asyncio.create_task(scene.call("mcp.t.wait", seconds=30))
-    await until(lambda: bool(scene.progress))
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    after = await scene.call("mcp.t.add", a=1, b=1)
-
-    assert scene.progress[0].startswith("tenth")
-    assert after.ok
-
-
 @pytest.mark.spec("MCP-01.f")
 async def test_a_call_out_of_time_ends_and_the_server_goes_on(scene: McpScene) -> None:
     marker = scene.folder / "cancelled"

@@ -94,6 +94,7 @@ def test_files_of_another_program_are_imported_and_what_has_no_meaning_is_report
 
     assert (done.returncode, done.stdout) == (0, f"2 files copied into {tmp_path / 'soong' / 'agents'}\n")
     assert "README.md: it has no front matter and is not read as an agent" in done.stderr
+    assert "they count as yours: no run is marked as tainted by their text" in done.stderr
     assert (again.returncode, "there is an agent 'a' already" in again.stderr) == (2, True)
     assert shown["a"]["suggested_tools"] == ["code.read_file", "code.search"]
     assert shown["b-x"]["description"] == "A: b"
@@ -111,5 +112,5 @@ def test_agents_are_imported_into_a_project_when_asked(tmp_path: Path) -> None:
     done = soong("agents", "import", str(tmp_path / "in"), "--project", str(tmp_path / "project"), home=tmp_path)
     listed = json.loads(soong("agents", "list", "--project", str(tmp_path / "project"), "--json", home=tmp_path).stdout)
 
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "count as yours" in done.stderr) == (0, False), done.stderr
     assert "project.a" in [one["id"] for one in listed]

@@ -108,11 +108,9 @@ def test_a_log_that_nobody_touched_holds_and_gives_what_to_note(home: Path) -> N
     ("statement", "problem"),
     [
         ("UPDATE audit SET data = '{\"what\":\"nothing\"}' WHERE kind = 'security' AND number = 2", "it was changed"),
-        ("UPDATE audit SET time_us = time_us + 1 WHERE number = 1", "it was changed"),
         ("DELETE FROM audit WHERE number = 2", "is gone"),
-        ("UPDATE audit SET number = number + 10 WHERE number = 3", "is gone"),
     ],
-    ids=["another content", "another time", "one taken away", "another number"],
+    ids=["another content", "one taken away"],
 )
 def test_the_first_broken_entry_is_named(home: Path, statement: str, problem: str) -> None:
     tamper(home, statement)

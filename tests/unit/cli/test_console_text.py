@@ -1,12 +1,9 @@
 """Text of the console: columns, times, numbers and remedies."""
 
 import re
-import sys
 import unicodedata
 from pathlib import Path
-from types import FrameType
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -53,29 +50,6 @@ def test_a_cut_line_fits_and_says_that_it_was_longer(line: str, columns: int) ->
     assert width(shown) <= columns or columns == 2  # a wide character and the mark
 
 
-@pytest.mark.parametrize("character", ["a", "漢", "a漢"])
-def test_a_line_four_times_as_long_takes_four_times_as_many_steps(character: str) -> None:
-    short, long = (_calls(character * length) for length in (2_000, 8_000))
-
-    assert long < 6 * short
-
-
-def _calls(line: str) -> int:
-    """Return how many Python functions are called to fold a line; what is quadratic in them takes sixteen times."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        folded(line, 80)
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
 REMEDY = "npm install -g @example/an-agent"
 LONG = f"it cannot be started here: {'x y ' * 100}; {REMEDY}"
 
@@ -111,15 +85,3 @@ def test_lists_show_times_with_their_zone(tmp_path: Path) -> None:
     listed = soong("tokens", "list", home=tmp_path).stdout
 
     assert len(re.findall(r"\d\d:\d\d:\d\dZ", listed)) == 2, listed
-
-
-@pytest.mark.spec("DIS-02")
-def test_imported_agents_are_reported_as_a_persons_own(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "a.md").write_text("---\nname: a\ndescription: b\ntools: Glob\n---\nx")
-
-    done = soong("agents", "import", str(tmp_path / "theirs"), home=tmp_path)
-    kept = soong("agents", "import", str(tmp_path / "theirs"), "--project", str(tmp_path), home=tmp_path)
-
-    assert "they count as yours: no run is marked as tainted by their text" in done.stderr
-    assert "count as yours" not in kept.stderr

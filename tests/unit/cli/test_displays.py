@@ -9,18 +9,16 @@ import pytest
 from rich.console import Console
 
 from soong.orchestrator.approvals.approval import question_of
-from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.operations.outcome import read_result
 from soong.orchestrator.operations.progress import TaskWatch
 from soong.orchestrator.schemas.approval import ApprovalSchema
-from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.terminal.display import LineDisplay, LostLeases, TaskView
 from soong.orchestrator.terminal.live import Live
 from soong.orchestrator.terminal.summary import status_text
 from soong.orchestrator.terminal.summary import text_of as summary_text
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
-from soong.shared.engine.runs.budgets import DAY, Budget, Charge, session_scope
+from soong.shared.engine.runs.budgets import Budget, Charge, session_scope
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, cancelled, held, open_scene
 from tests.model.builders import make_request, make_step
@@ -95,16 +93,6 @@ async def test_what_is_charged_is_shown_with_its_limits_where_there_are_any() ->
     assert "budget  $0.0312 of $2, 12,345 of 200,000 tokens (6%)" in picture
 
 
-@pytest.mark.spec("DIS-11")
-@pytest.mark.parametrize(("tokens", "colour"), [(799, "\x1b[2m"), (800, "\x1b[33m"), (1_000, "\x1b[31m")])
-async def test_a_budget_that_is_nearly_or_all_used_warns(tokens: int, colour: str) -> None:
-    picture = await drawn_budget({DAY: Budget(1_000, None)}, Charge(tokens, None))
-
-    *_, line = (line for line in picture.splitlines() if "budget of the day" in line)
-    assert f"{tokens:,} of 1,000 tokens" in line
-    assert line.startswith(colour)
-
-
 DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
 
 
@@ -165,16 +153,6 @@ async def test_lines_and_the_live_picture_say_that_a_parked_step_waits_for_conse
     assert "waits for consent, without a slot" in output.getvalue()
     assert "1 waiting for consent" in output.getvalue()
     assert status_text(view.steps[0]) == "blocked (waits for consent)"
-
-
-def test_the_list_of_workers_says_how_many_runs_are_parked() -> None:
-    assert "parked" not in text_of(document_of(0))
-    assert "1 run is parked and holds no slot" in text_of(document_of(1))
-    assert "3 runs are parked and hold no slot" in text_of(document_of(3))
-
-
-def document_of(parked: int) -> dict[str, object]:
-    return WorkersSchema(workers=[], pools=[], limits=[], parked=parked).model_dump()
 
 
 async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is_shown() -> None:

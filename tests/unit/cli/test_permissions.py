@@ -204,7 +204,6 @@ def test_the_text_is_for_a_terminal_and_spells_out_what_a_terminal_would_obey(pr
         (["a=b"], "Name it with --tool"),
         (["--tool", "code.nothing"], "there is no tool 'code.nothing'"),
         (["--tool", "code.write_file", "path=a"], "content"),
-        (["--tool", "code.read_file", "path=a", "max_lines=5000"], "max_lines"),
         (["--project", "/nonexistent/here"], "does not exist"),
         (["--allow", "code.write_file"], "say for what"),
     ],
@@ -325,17 +324,6 @@ def test_where_nothing_can_be_allowed_one_is_asked_whether_to_begin(typed: io.St
     refused = preview(StepPreview("a", "A", "agent", (asked("/work/a", Effect.DENY),)))
 
     assert consented(refused, (), is_shown=True, is_json=False) == ()
-
-
-@pytest.mark.spec("PER-17")
-def test_a_step_allowed_on_the_command_line_is_not_asked_for_again(typed: io.StringIO) -> None:
-    type_in(typed, "2\n")
-    steps = tuple(StepPreview(name, name, "agent", (asked(f"/work/{name}"),)) for name in ("a", "b"))
-
-    grants = consented(preview(*steps), ("a",), is_shown=True, is_json=False)
-
-    assert grants is not None
-    assert [grant.step_id for grant in grants] == ["a"]
 
 
 @pytest.mark.spec("PER-17")

@@ -20,18 +20,6 @@ def with_modules(settings: Settings, folder: Path) -> Settings:
     return settings.model_copy(update={"functions": ("research",), "import_path": str(folder)})
 
 
-def test_a_resumed_task_gets_its_modules_and_their_folder_and_another_gets_none(
-    settings: Settings, tmp_path: Path
-) -> None:
-    keep_modules(with_modules(settings, tmp_path / "plans"), "task_kept")
-
-    resumed = with_kept_modules(settings, "task_kept")
-
-    assert resumed.functions == ("research",)
-    assert str(tmp_path / "plans") in resumed.import_folders
-    assert with_kept_modules(settings, "task_other") == settings
-
-
 def test_only_the_latest_tasks_are_kept(settings: Settings, tmp_path: Path) -> None:
     tasks = [f"task_{number}" for number in range(MAX_TASKS + 1)]
     for one in tasks:

@@ -2,7 +2,6 @@ import asyncio
 import io
 import os
 import pty
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -350,16 +349,6 @@ async def test_a_ctrl_c_that_takes_a_typed_line_back_does_not_stop_everything() 
         rescue.cancel()
         os.close(ours)
         os.close(theirs)
-
-
-def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, highlight=False, markup=False)
-
-    console.print(picture(make_question(), room=40, columns=80))
-
-    assert not re.search("\x1b\\[[0-9;]*3[0-9]", output.getvalue())
 
 
 def _never() -> ReadLine:

@@ -1,9 +1,7 @@
 """Workers, limits and tokens of a deployment from the command line."""
 
 import json
-import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,9 @@ from msgspec.structs import replace
 from soong.orchestrator.cli.access import seconds_of
 from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.task_limits import limits_of, raise_limits
-from soong.orchestrator.operations.administration import all_tokens, make_api_token, opened_store, revoke_token
+from soong.orchestrator.operations.administration import all_tokens, make_api_token, revoke_token
 from soong.orchestrator.schemas.worker import PoolSchema, WorkerSchema, WorkersSchema
-from soong.shared.core.errors import ConflictError, NotFoundError, StartedByRunError, UsageError
+from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import WorkerLoad
@@ -129,14 +127,6 @@ async def test_a_wrong_limit_is_refused_by_name(tmp_path: Path, words: tuple[str
     assert said in done.stderr
 
 
-@pytest.mark.spec("DIS-03", "OPS-04")
-async def test_no_limit_says_how_to_set_one(tmp_path: Path) -> None:
-    done = soong("limits", "list", home=await deployed(tmp_path))
-
-    assert done.returncode == 0
-    assert "soong limits set" in done.stdout
-
-
 @pytest.mark.spec("DIS-07")
 async def test_only_the_named_limits_change_and_a_task_without_limits_gets_none() -> None:
     scene = await open_scene(MemoryStore())
@@ -197,20 +187,6 @@ async def test_the_first_token_of_a_home_needs_no_service(home: Path) -> None:
     assert found is not None
     assert found[0] == token.id
     assert found[1].encode() not in (home / "soong.db").read_bytes()
-
-
-@pytest.mark.spec("PER-13.h")
-@pytest.mark.usefixtures("home")
-async def test_a_run_makes_no_token() -> None:
-    now_us = time.time_ns() // 1000
-    async with opened_store(makes=True) as store:
-        await store.sessions.register_worker(
-            replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
-        )
-
-    with pytest.raises(StartedByRunError, match="cannot make a token from inside a run"):
-        await make_api_token("ada", [Right.RUN], lives_s=60)
-    assert await all_tokens() == []
 
 
 @pytest.mark.usefixtures("home")

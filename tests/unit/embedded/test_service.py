@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
 from soong.orchestrator.embedded.child import EXIT_RETIRED, EXIT_USAGE, ChildHealth, ServiceChild, exit_words
 from soong.orchestrator.embedded.control import ControlClient, ControlServer, ShutdownState, ask_once
@@ -33,12 +32,12 @@ from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from soong.worker import lifetime
 from tests.model.builders import make_worker
 from tests.stepped_clock import step_clock
-from tests.waiting import others_run, until
+from tests.waiting import others_run
 
 REPORTING = """
 import os, sys
 os.write(int(os.environ["{fd}"]), sys.argv[1].encode() + b"\\n")
-sys.stdin.read() if sys.argv[2] == "stay" else sys.exit(int(sys.argv[2]))
+sys.exit(int(sys.argv[2]))
 """
 
 
@@ -71,13 +70,6 @@ def worker(line: str, then: str) -> ServiceChild:
     return ServiceChild("w", [sys.executable, "-c", code, line, then], dict(os.environ), is_worker=True)
 
 
-async def test_a_worker_whose_settings_are_wrong_is_hopeless_at_once_and_says_why(tmp_path: Path) -> None:
-    child = await ended(worker("failed SOONG_SLOTS='x' is wrong", str(EXIT_USAGE)), tmp_path)
-
-    assert (child.is_hopeless, child.problem) == (True, "SOONG_SLOTS='x' is wrong")
-    assert child.health().problem == "SOONG_SLOTS='x' is wrong"
-
-
 async def test_a_worker_that_cannot_start_is_tried_a_few_times_and_one_that_was_ready_always(tmp_path: Path) -> None:
     child = worker("failed the database is away", "1")
 
@@ -107,26 +99,6 @@ def test_only_an_added_worker_that_had_the_time_for_it_has_retired(
 
 def test_both_sides_mean_the_same_exit_code() -> None:
     assert EXIT_RETIRED == lifetime.EXIT_RETIRED
-
-
-async def test_a_worker_starts_until_it_says_that_it_is_ready(tmp_path: Path) -> None:
-    silent = worker("something else", "stay")
-    await silent.spawn(tmp_path)
-    states = [silent.state]
-    assert silent.process is not None
-    await silent.process.wait()  # its standard input is empty
-    states.append(silent.state)
-
-    assert states == ["starting", "dead"]
-
-
-async def test_a_worker_that_its_subreaper_ended_is_said_to_have_hung_until_it_is_started_again(tmp_path: Path) -> None:
-    child = await ended(worker("hung 15", "1"), tmp_path)
-
-    assert child.ending(-signal.SIGABRT) == "its event loop hung for 15 s, so its subreaper ended it"
-
-    child.close()
-    assert child.ending(-signal.SIGABRT) == "SIGABRT, aborted"
 
 
 @pytest.fixture
@@ -168,16 +140,6 @@ async def test_a_stopping_service_lets_nobody_attach(server: ControlServer) -> N
     await client.close()
 
 
-async def test_a_service_that_dies_says_nothing(server: ControlServer) -> None:
-    client = await ControlClient.open(server.path)
-    await client.ask("attach")
-
-    await server.close()
-
-    assert await client.ended() is ShutdownState.DIED
-    await client.close()
-
-
 async def test_an_unknown_operation_is_refused_by_name(server: ControlServer) -> None:
     assert (await ask_once(server.path, "dance"))["problem"] == "unknown operation 'dance'"
 
@@ -209,18 +171,6 @@ def test_a_worker_is_dying_until_it_has_proved_itself(child: ChildHealth, is_dyi
 
 def settings_of(home: Path, listener: socket.socket) -> Settings:
     return Settings(agent_home=home, http_port=listener.getsockname()[1])
-
-
-async def test_the_port_of_a_former_child_is_waited_for(tmp_path: Path) -> None:
-    listener = listen("127.0.0.1", 0, ())
-    with capture_logs() as logged:
-        waiting = asyncio.create_task(listen_after_former(settings_of(tmp_path, listener)))
-        await until(lambda: bool(logged))
-
-    assert [one["event"] for one in logged] == ["http_port_awaited"]
-    assert not waiting.done()
-    listener.close()
-    (await waiting).close()
 
 
 async def test_the_port_of_another_program_is_refused_after_a_while(tmp_path: Path) -> None:

@@ -149,10 +149,8 @@ async def test_a_grant_lives_as_long_as_its_session(place: Path) -> None:
         ({"role": "worker"}, "code.write_file", "not in the tool set of role worker: not in default of a worker"),
         ({"mode": "plan"}, "code.write_file", "mode plan: not readonly"),
         ({"allowed_tools": ["code.search"]}, "code.read_file", "not in allowed_tools"),
-        ({"role": "worker"}, "agent.task_get", "needs a step, and a call by hand has none; use the role main"),
-        ({}, "code.no_such_tool", "there is no tool 'code.no_such_tool'"),
     ],
-    ids=["role", "mode", "allowed tools", "needs a step", "unknown"],
+    ids=["role", "mode", "allowed tools"],
 )
 async def test_a_tool_outside_the_set_is_not_available_and_says_why(
     place: Path, options: dict[str, Any], tool: str, told: str
@@ -182,11 +180,6 @@ async def test_a_hook_of_the_program_is_asked_before_the_callback(place: Path) -
 def own_tools() -> Toolset:
     tools = Toolset()
 
-    @tools.tool("team.secret", permission=Permission.READONLY)
-    def secret() -> str:
-        """Say the key."""
-        return "the key is hunter2hunter2"
-
     @tools.tool("team.fail", permission=Permission.READONLY)
     def fail() -> str:
         """Fail."""
@@ -204,20 +197,6 @@ async def test_a_programs_own_tools_are_added_to_the_built_in_ones(place: Path) 
     assert result.error is not None
     assert (result.error.type, result.error.hint) == (ErrorType.SERVER_UNAVAILABLE, "switch it on")
     assert names.index("code.read_file") < names.index("team.fail")
-
-
-@pytest.mark.spec("EVT-05")
-async def test_no_secret_reaches_a_result_or_the_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRINTER_TOKEN", "hunter2hunter2")
-
-    async with opened(tools=[own_tools()]) as session:
-        result = await session.call("team.secret")
-        await session.call("code.search", {"query": "hunter2hunter2"})
-
-    assert text_of(result) == "the key is [redacted]"
-    written = [path.read_text() for path in session.run_dir.rglob("*") if path.is_file()]
-    assert written
-    assert not any("hunter2" in text for text in written)
 
 
 async def test_a_session_that_calls_nothing_writes_nothing(place: Path) -> None:

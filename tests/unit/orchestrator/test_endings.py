@@ -142,13 +142,6 @@ def nodes(*calls: tuple[str, Json]) -> list[Node]:
     ]
 
 
-def test_a_short_input_is_complete_in_the_question_itself() -> None:
-    request = asked({"path": "a"}, {"path": "a"})
-
-    assert full_input(request, []).input == {"path": "a"}
-    assert full_input(request, []).is_exact
-
-
 @pytest.mark.spec("PER-06")
 @pytest.mark.parametrize("as_text", [False, True], ids=["object", "JSON text"])
 def test_what_the_summary_cuts_is_found_whole_and_exact(as_text: bool) -> None:

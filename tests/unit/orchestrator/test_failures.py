@@ -222,19 +222,3 @@ async def test_a_task_that_somebody_tries_again_may_fail_as_often_as_before(serv
 
 async def attempts_of(service: OneLoop, task: Task) -> dict[str, int]:
     return {step.step_id: step.attempt for step in await service.store.tasks.steps(task.id) if step.run_id}
-
-
-@pytest.mark.spec("DAG-10", "DAG-05")
-async def test_keep_hands_on_why_it_failed(service: OneLoop) -> None:
-    bad = fails(on_failure="keep", inputs={"message": "the disk is full"})
-    told: dict[str, Json] = {
-        "id": "told",
-        "kind": "python",
-        "call": "builtin.echo",
-        "depends_on": ["f"],
-        "inputs": {"why": "${f.error.message}", "got": "${f.output}"},
-    }
-
-    task = await service.run({"title": "t", "steps": [bad, told]})
-
-    assert (await service.outputs(task.id))["told"] == {"why": "RuntimeError: the disk is full", "got": None}

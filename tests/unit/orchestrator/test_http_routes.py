@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from soong.orchestrator.embedded.listening import PortHeldError, address_of, is_loopback, listen
+from soong.orchestrator.embedded.listening import is_loopback, listen
 from soong.orchestrator.http.app import _routes, description, right_of, routes_of
 from soong.orchestrator.http.edge import ASSETS, OPEN_PATHS, RequestPolicy
 from soong.shared.core.errors import UsageError
@@ -46,14 +46,6 @@ def test_every_operation_says_what_it_does_and_how_it_refuses() -> None:
 def test_it_listens_beyond_this_machine_only_with_a_name(host: str) -> None:
     with pytest.raises(UsageError, match="allow-host"):
         listen(host, 0, ())
-
-
-def test_a_free_port_is_taken_and_reported_and_one_that_is_taken_is_refused() -> None:
-    with listen("127.0.0.1", 0, ()) as first, pytest.raises(PortHeldError, match="another program listens there"):
-        listen("127.0.0.1", first.getsockname()[1], ())
-
-    with listen("127.0.0.1", 0, ()) as listener:
-        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(

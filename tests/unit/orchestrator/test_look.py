@@ -1,6 +1,5 @@
 """One look at several sessions, while what is owned changes."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +12,12 @@ from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
+from soong.shared.engine.sessions.session import ApprovalMode, Session, Worker
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
+from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.audit_log import AuditKind
 from tests.contract.scene import completed
-from tests.model.builders import make_owner, make_session, make_task, make_worker
+from tests.model.builders import make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
 from tests.one_loop import NoAsks, NoFolders, NoQuestions
@@ -40,20 +39,6 @@ class CountedBroker:
     def close(self) -> None: ...
 
 
-class TakenStore(MemoryStore):
-    """Declares the owner gone as soon as it looks at its first session, and another owner takes all."""
-
-    looked_at: list[str]
-    orchestrator: Orchestrator
-
-    async def session_work(self, ownership: Ownership) -> SessionWork:
-        self.looked_at.append(ownership.session_id)
-        if len(self.looked_at) == 1:
-            await self.release_owner(ownership.owner_id)
-            await self.orchestrator._beat_once()
-        return await super().session_work(ownership)
-
-
 def make_orchestrator(store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None) -> Orchestrator:
     clock = FakeClock()
     parts = Parts(
@@ -69,21 +54,6 @@ def make_orchestrator(store: MemoryStore, board: MemoryBus, broker: CountedBroke
         agents=NoAsks(),
     )
     return Orchestrator(parts, Settings())
-
-
-async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at() -> None:
-    store = TakenStore()
-    store.looked_at = []
-    store.orchestrator = make_orchestrator(store, MemoryBus())
-    await store.orchestrator._register()
-    for session_id in ("sess_1", "sess_2"):
-        await store.sessions.open_session(make_session(session_id))
-    await store.sessions.register_owner(make_owner("own_other"))
-
-    await store.orchestrator.reconcile(["sess_1", "sess_2"])
-
-    assert store.looked_at == ["sess_1"]
-    assert not store.orchestrator._owned
 
 
 async def test_a_task_that_runs_behind_a_hundred_newer_ones_is_work() -> None:
@@ -186,35 +156,6 @@ async def test_an_owner_that_stops_takes_what_workers_reported() -> None:
 
     (entry,) = await store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert entry.session_id == "sess_1"
-
-
-class LooksStore(MemoryStore):
-    """Counts the looks at sessions."""
-
-    looks: int = 0
-
-    async def session_work(self, ownership: Ownership) -> SessionWork:
-        self.looks += 1
-        return await super().session_work(ownership)
-
-
-@pytest.mark.spec("DAG-05.c")
-async def test_a_session_is_looked_at_once_when_its_next_retry_is_due() -> None:
-    store = LooksStore()
-    orchestrator = make_orchestrator(store, MemoryBus())
-    await orchestrator._register()
-    await store.sessions.open_session(make_session("sess_1"))
-    await orchestrator._owned.adopt(orchestrator.owner_id)
-
-    for later_us in (30_000, 20_000, 10_000):
-        orchestrator._reconcile_later("sess_1", START_US + later_us)
-    await asyncio.sleep(0.1)
-    assert store.looks == 1
-
-    orchestrator._reconcile_later("sess_1", START_US + 10_000)
-    orchestrator._reconcile_later("sess_1", None)
-    await asyncio.sleep(0.05)
-    assert store.looks == 1
 
 
 async def advance(store: MemoryStore, *ends: StepEnd, claim: int = 0) -> Advance:

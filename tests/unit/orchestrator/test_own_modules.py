@@ -43,12 +43,6 @@ def test_a_module_is_its_file_and_a_package_its_folder_with_the_newest_of_its_fi
     }
 
 
-def test_what_is_installed_comes_first(tmp_path: Path) -> None:
-    written(tmp_path / "celery.py", 1_000)
-
-    assert "site-packages" in module_files_of(("celery",), (str(tmp_path),))["celery"].path
-
-
 OWN = {"work": ModuleFile("/a/work.py", 1)}
 
 

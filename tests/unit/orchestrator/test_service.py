@@ -1,8 +1,7 @@
 """The owner's loop: its background work, calls of workers, expired leases, jumps of the clock, commands for asks."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +11,11 @@ from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.parts import BackgroundWork, Routine
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.workers import HEARD_OF, BeatWatch, Dispatcher
-from soong.shared.core import timing
-from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership
-from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, StepEnd, StepError
 from tests.contract.scene import open_scene
@@ -60,20 +57,6 @@ async def test_results_of_dependencies_reach_the_dependents(service: OneLoop) ->
     assert await service.outputs(task.id) == {"a": {"x": 1}, "b": {"y": 1}}
 
 
-@pytest.mark.spec("DAG-08.e")
-async def test_a_task_is_run_again_from_a_step_that_it_has_and_from_no_other(service: OneLoop) -> None:
-    task = await service.run(plan(echo("a", {"x": 1}), echo("b", {}, "a")))
-    tasks = TaskService(service.store, service.board, service.board, SystemClock())
-
-    with pytest.raises(NotFoundError, match="nowhere"):
-        await tasks.retry(task, from_step="nowhere")
-    with pytest.raises(ConflictError, match="is completed"):
-        await tasks.retry(task)
-    await tasks.retry(task, from_step="b")
-
-    assert (await service.store.tasks.step(f"{task.id}/b")).attempt == 2
-
-
 class Journal:
     """Notes the parts that began, and those that were cancelled while they waited."""
 
@@ -96,28 +79,6 @@ class Journal:
 async def passes() -> None:
     """Let all that is ready run."""
     await others_run(5)
-
-
-async def test_parts_are_stopped_in_the_order_they_began() -> None:
-    work, journal = BackgroundWork(), Journal()
-    names: Sequence[str] = ("first", "second", "third")
-    for name in names:
-        work.begin(journal.part(name))
-    await passes()
-
-    await work.stop()
-
-    assert journal.cancelled == list(names)
-
-
-async def test_a_part_that_is_stopped_before_it_starts_is_never_made() -> None:
-    work, journal = BackgroundWork(), Journal()
-    work.begin(journal.part("late"))
-
-    await work.stop()
-    gc.collect()  # a coroutine that nobody awaited is reported here
-
-    assert journal.begun == []
 
 
 async def test_nothing_begins_after_the_stop() -> None:
@@ -237,42 +198,9 @@ async def test_a_clock_that_jumps_back_an_hour_delays_no_retry_by_an_hour() -> N
     assert (await looked_at(store, scheduler, own, key)).status is StepStatus.READY
 
 
-async def test_a_retry_whose_time_has_not_come_still_waits() -> None:
-    store, clock = MemoryStore(), FakeClock()
-    scheduler, own, key = await waiting_retry(store, clock)
-
-    clock.jump_wall(timedelta(seconds=2 - timing.STEP_BACKOFF_LIMIT_S))
-    early = await looked_at(store, scheduler, own, key)
-    clock.advance(timedelta(seconds=timing.STEP_BACKOFF_LIMIT_S))
-    late = await looked_at(store, scheduler, own, key)
-
-    assert early.status is StepStatus.PENDING
-    assert late.status is StepStatus.READY
-
-
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
-
-
-def test_a_beat_restarts_the_lease(clock: FakeClock) -> None:
-    watch = BeatWatch(clock, lease_s=20)
-    watch.overdue([("wrk_1", 7)])
-    clock.advance(timedelta(seconds=15))
-    watch.overdue([("wrk_1", 8)])
-
-    clock.advance(timedelta(seconds=15))
-
-    assert watch.overdue([("wrk_1", 8)]) == []
-
-
-def test_a_jump_of_the_wall_clock_expires_nobody(clock: FakeClock) -> None:
-    watch = BeatWatch(clock, lease_s=20)
-    watch.overdue([("wrk_1", 7)])
-
-    clock.jump_wall(timedelta(hours=1))
-
-    assert watch.overdue([("wrk_1", 7)]) == []
 
 
 def test_time_in_which_no_look_succeeded_is_nobodys_silence(clock: FakeClock) -> None:

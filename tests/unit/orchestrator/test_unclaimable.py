@@ -17,12 +17,11 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, Task, WaitingSteps
 from soong.shared.engine.wire.notifier import projects_among
 from soong.shared.sandbox.rooted import mark_project
 from tests.model.memory.store import MemoryStore
-from tests.one_loop import FAST, LoopWorker, OneLoop
+from tests.one_loop import FAST, OneLoop
 from tests.waiting import looks
 
 SETTINGS = FAST.model_copy(update={"sweep_s": 0.02, "no_worker_s": 0.1})
@@ -67,50 +66,6 @@ async def test_what_nobody_is_able_to_run_is_reported_once_and_by_name(service: 
         f"{task.id}/{name}": "no capable worker: needs the label 'gpu'" for name in ("special", "too")
     }
     assert len(await told(service, task)) == 1
-
-
-@pytest.mark.spec("DIS-04")
-async def test_it_is_reported_while_every_worker_is_busy_with_other_things() -> None:
-    async with OneLoop(MemoryStore(), workers=1, slots=1, settings=SETTINGS) as service:
-        long: JsonObject = {"id": "long", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 5}}
-        _, busy = await service.submit({"title": "busy", "steps": [long]})
-        async for _ in looks(10):
-            if (await service.store.tasks.steps(busy.id))[0].status is StepStatus.RUNNING:
-                break
-        _, task = await service.submit(PLAN)
-
-        (event,) = await told(service, task)
-
-        assert event.data["steps"] == ["special", "too"]
-        assert (await service.store.tasks.steps(busy.id))[0].status is StepStatus.RUNNING
-
-
-@pytest.mark.spec("DIS-04")
-async def test_it_is_run_as_soon_as_somebody_able_comes(service: OneLoop) -> None:
-    _, task = await service.submit(PLAN)
-    await told(service, task)
-    able = LoopWorker(service.store, service.board, 16)
-    able.incarnation.labels = ("gpu",)
-    service.workers.append(able)
-
-    await able.start()
-    ended = await service.finished(task.id)
-
-    assert ended.status is TaskStatus.COMPLETED
-    assert (await snapshot_of(service.store, task.id)).lacks == {}
-
-
-@pytest.mark.spec("DIS-04")
-async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoop) -> None:
-    _, task = await service.submit(PLAN)
-    await told(service, task)
-    before = service.broker.sent
-
-    await asyncio.sleep(5 * SETTINGS.sweep_s)
-
-    assert service.broker.sent == before
-    steps = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
-    assert steps["plain"] is StepStatus.COMPLETED
 
 
 @pytest.mark.spec("DIS-04")

@@ -1,19 +1,8 @@
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
-from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, known_functions, resolve, step_function
-
-CONTEXT = StepContext(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "python:f"))
-
-
-def test_fail_raises_its_message_until_it_has_failed_often_enough() -> None:
-    body = resolve("builtin.fail").body
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        body({"message": "on purpose", "times": 1}, CONTEXT)
-    assert body({"times": 1}, StepContext(CONTEXT.identity, attempt=2)) == {"times": 1}
 
 
 def test_an_unknown_function_is_named() -> None:

@@ -144,10 +144,8 @@ def test_a_command_sets_them_for_all_agents() -> None:
         (["temprature=1"], "unknown field 'temprature'; did you mean 'temperature'"),
         (["temperature=3"], "--setting.temperature: 3 cannot be used; write a number from 0 to 2"),
         (["max_tokens=0"], "write an integer from 1 to 10000000"),
-        (["thinking=much"], "--setting.thinking"),
         (["cache=perhaps"], "write true or false"),
         (["timeout_s=NaN"], "--setting.timeout_s"),
-        (["timeout_s=1e400"], "--setting.timeout_s"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(words: list[str], told: str) -> None:

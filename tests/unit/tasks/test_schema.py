@@ -208,46 +208,6 @@ def test_every_dependency_is_an_edge_with_status_and_title_reported() -> None:
     assert re.search(r'fill="#f9d6d5"', picture)
 
 
-def strokes(picture: str) -> list[list[tuple[float, float]]]:
-    """Return the points of each edge: four of its curve, three of its head."""
-    paths = [path.get("d", "") for path in ET.fromstring(picture).iter(f"{SPACE}path")]
-    numbers = [[float(number) for number in re.findall(r"-?\d+", path)] for path in paths]
-    return [list(zip(each[::2], each[1::2], strict=True)) for each in numbers]
-
-
-@pytest.mark.spec("DAG-08.c")
-def test_an_edge_ends_in_a_head_that_points_at_the_step_that_waits() -> None:
-    picture = svg(drawn(StepSpec("a"), StepSpec("b", depends_on=("a",))))
-    left, top, width = boxes(picture)["b"]
-
-    (edge,) = strokes(picture)
-    tip, (one, point, other) = edge[3], edge[4:]
-
-    assert tip == point
-    assert tip[0] == pytest.approx(left + width / 2, abs=1)
-    assert tip[1] == top
-    assert one[1] == other[1] < top
-    assert tip[0] - one[0] == other[0] - tip[0] > 0
-
-
-@pytest.mark.spec("DAG-08.c")
-@pytest.mark.parametrize(("first", "last"), [("a", "a" * 30), ("a" * 30, "a")], ids=["to a wide one", "from one"])
-def test_an_edge_past_a_layer_runs_beside_both_of_its_ends_and_others_run_straight(first: str, last: str) -> None:
-    end = StepSpec("2", title=last, depends_on=("1", "0"))
-    picture = svg(drawn(StepSpec("0", title=first), StepSpec("1", depends_on=("0",)), end))
-    ends = [box for name, box in boxes(picture).items() if name != "1"]
-
-    past = [edge for edge in strokes(picture) if edge[3][1] - edge[0][1] > 60]
-    straight = [edge for edge in strokes(picture) if edge not in past]
-
-    (bow,) = past
-    apex = 0.125 * bow[0][0] + 0.375 * bow[1][0] + 0.375 * bow[2][0] + 0.125 * bow[3][0]
-    beyond = apex - max(left + width for left, _, width in ends)
-    assert 10 < beyond < 60, "beside the wider end, and not far from it"
-    assert all(edge[0][0] == edge[1][0] and edge[2][0] == edge[3][0] for edge in straight)
-    assert len(straight) == 2
-
-
 @given(st.text(max_size=60), st.sampled_from(StepKind), st.text(max_size=20))
 def test_text_of_any_kind_stays_text(title: str, kind: StepKind, over: str) -> None:
     picture = svg(drawn(StepSpec("a", kind=kind, title=title, over=over), title=title))

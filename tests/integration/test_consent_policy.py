@@ -5,6 +5,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
+from soong.shared.core import timing
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -30,6 +31,12 @@ def fetch(claim: Claim, call_id: str = "call_1", host: str = "example.org") -> G
     )
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a program wait less for what its session grant settles, before it shows the next question of its kind."""
+    monkeypatch.setattr(timing, "GRACE_S", 1.0)
+
+
 async def taint(bench: ConsentHarness, claim: Claim) -> None:
     """End a call of the run that has read something."""
     await bench.store.runs.end_call(
@@ -44,6 +51,7 @@ async def taint(bench: ConsentHarness, claim: Claim) -> None:
     )
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.spec("PER-21.a", "PER-07", "PER-04")
 async def test_a_tainted_run_is_asked_despite_a_grant_that_answers_others(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.ALLOW_ONCE])
@@ -65,6 +73,7 @@ async def test_a_tainted_run_is_asked_despite_a_grant_that_answers_others(open_b
         assert "read untrusted content, whatever was granted" in callback.shown[1].risk_summary
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.spec("PER-21")
 async def test_the_owner_uses_no_grant_for_a_tainted_run_whatever_its_worker_says(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.DENY])
@@ -91,6 +100,7 @@ async def foreign_claim(bench: ConsentHarness) -> tuple[Claim, str]:
     return await bench.claim_for(worker_id), worker_id
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.spec("PER-08", "OPS-12.a")
 async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_its_worker_says(
     open_bench: OpenBench,

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from soong.shared.core.config import load_config, parse_config
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.roles.role_grants import SLOTS_WANTED
 from soong.shared.toolsets.declarative.definition import Bounds, read_tool_files
-from tests.extra import kubernetes_validate
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -242,18 +240,6 @@ def test_everything_is_in_one_namespace_and_applied_by_one_command() -> None:
 
     assert {document["metadata"]["namespace"] for document in namespaced} == {"soong"}
     assert {*top, "models.yaml", "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
-
-
-def test_kubernetes_own_schemas_take_the_manifests() -> None:
-    program = kubernetes_validate()
-    files = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-
-    done = subprocess.run(
-        [program, "--strict", *files], capture_output=True, text=True, check=False, timeout=60, cwd=FOLDER
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" passed ") == sum(path in files for path, _ in DOCUMENTS)
 
 
 @pytest.mark.parametrize("name", ["deploy/alerts.yaml", "docs/operations.md"])

@@ -190,20 +190,6 @@ async def test_a_wrong_id_is_refused_in_the_same_words(service: Service, name: s
                 await soong.result(WRONG["task"])
 
 
-@pytest.mark.spec("OPS-01")
-@pytest.mark.parametrize("act", ACTS)
-async def test_a_right_that_is_missing_is_named_by_every_interface(
-    service: Service, ids: Mapping[str, str], act: str
-) -> None:
-    token = service.token("reader", "read")
-
-    status, refusal = service.call(token, f"/v1/tasks/{ids['task']}/{act}", {})
-
-    assert (status, refusal["code"]) == (403, "forbidden")
-    for words in (refusal["detail"], await by_tool(service, token, f"{act}_task", task=ids["task"])):
-        assert "needs the right 'run'" in words
-
-
 @pytest.mark.spec("OPS-01", "OPS-04")
 @pytest.mark.parametrize("by", ["http", "socket", "tool", "command", "sdk"])
 async def test_every_interface_acts_alike(service: Service, by: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from soong.orchestrator.operations.outcome import read_result
-from soong.orchestrator.terminal.console import cut, folded
+from soong.orchestrator.terminal.console import cut
 from soong.orchestrator.terminal.display import LineDisplay
 from soong.orchestrator.terminal.summary import text_of
 from soong.shared.engine.tasks.step import StepError
@@ -23,23 +23,6 @@ CHARACTERS = "ab  漢字é\N{COMBINING ACUTE ACCENT}"
 
 def width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else not unicodedata.combining(one) for one in text)
-
-
-def first_piece(line: str, columns: int) -> str:
-    """Return the first piece of a line that is wider than the columns."""
-    most = max((end for end in range(len(line)) if width(line[:end]) <= columns), default=0)
-    space = line.rfind(" ", most // 2, most)
-    return line[: space + 1] if space > 0 else line[: max(1, most)]
-
-
-@given(st.text(CHARACTERS, max_size=40), st.integers(1, 12))
-def test_each_piece_takes_what_fits_and_ends_at_a_space_where_one_is_near(line: str, columns: int) -> None:
-    expected, rest = [], line
-    while width(rest) > columns:
-        expected.append(first_piece(rest, columns))
-        rest = rest.removeprefix(expected[-1])
-
-    assert folded(line, columns) == [*expected, rest]
 
 
 @given(st.text(CHARACTERS, max_size=40), st.integers(2, 12))

@@ -419,9 +419,7 @@ def test_json_comes_from_a_file_or_from_standard_input(tmp_path: Path, monkeypat
 BAD_JSON = {
     "not JSON": ("{", "not the JSON of an object"),
     "a list": ("[1]", "takes a JSON object"),
-    "NaN": ('{"a": NaN}', "NaN"),
     "a key twice": ('{"a": 1, "a": 2}', "not the JSON of an object"),
-    "10,000 levels": ("[" * 10_000, "not the JSON of an object"),
     "more than is read": ('{"a": "' + "x" * 9_000_000 + '"}', "bytes; at most"),
     "no file": ("@/nonexistent/args.json", "cannot be read: No such file"),
     "a directory": ("@/tmp", "not a file"),

@@ -22,12 +22,12 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.redact import redactor
-from soong.shared.tools.definition import Permission, Target
+from soong.shared.tools.definition import Target
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreOutcome
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.registry import Toolset
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.result import ErrorType
 from tests.model.clock import START_US, FakeClock
 from tests.unit.permissions.calls import make_call, make_path
 from tests.unit.toolsets.parts import text_of
@@ -175,28 +175,6 @@ async def test_a_hook_of_the_program_is_asked_before_the_callback(place: Path) -
     assert result.error is not None
     assert (result.error.type, result.error.message) == (ErrorType.HOOK_DENIED, "no code.write_file today")
     assert "permission_requested" not in types(session)
-
-
-def own_tools() -> Toolset:
-    tools = Toolset()
-
-    @tools.tool("team.fail", permission=Permission.READONLY)
-    def fail() -> str:
-        """Fail."""
-        raise ToolError(ErrorType.SERVER_UNAVAILABLE, "the printer is off", hint="switch it on")
-
-    return tools
-
-
-@pytest.mark.spec("REG-06", "EXE-12")
-async def test_a_programs_own_tools_are_added_to_the_built_in_ones(place: Path) -> None:
-    async with opened(tools=[own_tools()]) as session:
-        result = await session.call("team.fail")
-        names = [tool.name for tool in session.tools()]
-
-    assert result.error is not None
-    assert (result.error.type, result.error.hint) == (ErrorType.SERVER_UNAVAILABLE, "switch it on")
-    assert names.index("code.read_file") < names.index("team.fail")
 
 
 async def test_a_session_that_calls_nothing_writes_nothing(place: Path) -> None:

@@ -294,17 +294,6 @@ def test_items_that_name_nothing_uniquely_are_named_by_their_places(items: list[
     assert [child.step_id for child in children] == [f"m[{at}]" for at in range(len(items))]
 
 
-def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -> None:
-    plan = parse_plan("title: t\nsteps: [{id: a, instructions: think}]", "p.yaml")
-
-    with pytest.raises(InvalidPlanError) as raised:
-        make(plan)
-
-    assert "step 'a' has no script" in str(raised.value)
-    assert "--model" in raised.value.problems[0].hint
-    assert make(plan, "test:model").steps[0].model == "test:model"
-
-
 # -- claim modes
 PULLED = """\
 title: Pulled

@@ -26,7 +26,6 @@ def parse(steps: str, head: str = "title: t") -> Plan:
     ("limits", "words"),
     [
         ("{max_turns: 0}", "limits.max_turns: 0 cannot be used; write an integer above 0"),
-        ("{tokens: 1.5}", "limits.tokens: 1.5 cannot be used; write an integer above 0"),
         ("{cost_usd: -1}", "limits.cost_usd: -1 cannot be used; write a number of US dollars above 0"),
         ("{wall_s: 0}", "limits.wall_s: 0 cannot be used; write a number of seconds above 0, at most 2592000"),
         ("{turns: 3}", "limits.turns: unknown field 'turns'; did you mean 'max_turns'?"),

@@ -6,8 +6,6 @@ from typing import Final
 
 from soong.shared.core.jsontext import Json
 
-Steps = list[dict[str, Json]]
-
 
 def _plan(steps: object, **more: object) -> str:
     return json.dumps({"title": "t", "steps": steps, **more})

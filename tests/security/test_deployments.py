@@ -55,7 +55,6 @@ def test_a_reused_process_id_gets_nothing_of_a_connection(tmp_path: Path) -> Non
     assert json.loads(ended.stdout.splitlines()[-1]) == {"stays": True, "gone": False, "reused": False}
 
 
-NOBODY = 65534
 SERVICE = """
 import os, subprocess, sys
 {guard}

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -339,12 +338,6 @@ async def test_concurrent_edits_of_one_file_lose_none_that_was_reported_as_done(
     assert conflicts > 0
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    start_s = time.process_time()
-    work()
-    return time.process_time() - start_s
-
-
 def blocks(count: int) -> tuple[bytes, bytes]:
     """Return a file of blocks of three different lines, and the hunks that change each of them."""
     before = b"".join(b"top %d\nold\nend\n" % number for number in range(count))
@@ -353,21 +346,6 @@ def blocks(count: int) -> tuple[bytes, bytes]:
         for number in range(count)
     )
     return before, NAMES.encode() + b"".join(hunks)
-
-
-@pytest.mark.spec("FS-05")
-def test_a_hundred_thousand_hunks_take_linear_time() -> None:
-    def seconds_of(count: int) -> float:
-        before, diff = blocks(count)
-        start_s = time.process_time()
-        after, placements = apply_diff(before, parse_diff(diff))
-        elapsed_s = time.process_time() - start_s
-        assert (after, len(placements)) == (before.replace(b"old", b"new"), count)
-        return elapsed_s
-
-    small, large = seconds_of(10_000), seconds_of(100_000)
-
-    assert large < 10 * 4 * max(small, 0.05)
 
 
 @pytest.mark.spec("FS-05")

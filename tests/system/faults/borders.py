@@ -18,7 +18,6 @@ from soong.shared.storage.sql.engine.writer import Writer
 from tests.system.faults.parts import part_with
 
 END: Final = "end"
-DECIDE: Final = "decide"
 HINT: Final = "hint"
 ANSWERS: Final = "answers"
 STRUCK: Final = "border: "

@@ -325,17 +325,6 @@ async def test_cancelled_step_tells_that_it_had_been_ready(scene: ContractHarnes
 
 
 @pytest.mark.spec("CARD-2")
-async def test_batch_of_ends_lowers_a_shared_join_by_their_number(scene: ContractHarness) -> None:
-    parents = [f"s{number}" for number in range(6)]
-    task_id = await scene.task(*parents, make_step("join", depends_on=parents))
-    claims = await scene.claim()
-
-    await scene.complete_all(claims[:4])
-
-    assert (await scene.steps(task_id))["join"].open_deps == 2
-
-
-@pytest.mark.spec("CARD-2")
 async def test_two_parents_ending_at_once_unlock_their_join_exactly_once(
     scene: ContractHarness, other_store: Store
 ) -> None:

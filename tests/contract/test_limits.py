@@ -11,7 +11,7 @@ from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, held
-from tests.model.builders import make_step, make_task, open_session, take_turn
+from tests.model.builders import make_step, take_turn
 from tests.waiting import others_run
 
 
@@ -85,19 +85,6 @@ async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_k
     begun = [len((await scene.advance([completed(claim)], claim=5)).claims) for claim in first]
 
     assert (len(first), begun) == (3, [0, 0, 1])
-
-
-@pytest.mark.spec("DIS-03.b", "DIS-03")
-async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
-    others = [await open_session(scene.store) for _ in range(3)]
-    for number, own in enumerate(others):
-        await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"session:{own.session_id}", number + 1)])
-        await scene.store.tasks.create_task(make_task(own.session_id, *(make_step(f"s{step}") for step in range(5))))
-
-    claims = await scene.claim(50)
-
-    held_of = [sum(claim.identity.session_id == own.session_id for claim in claims) for own in others]
-    assert held_of == [1, 2, 3]
 
 
 @pytest.mark.spec("DIS-10.e", "DIS-03")

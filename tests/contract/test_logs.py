@@ -107,16 +107,6 @@ async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: ContractHa
     assert last_node == 4
 
 
-async def test_runs_do_not_share_their_numbers(scene: ContractHarness) -> None:
-    await scene.task("a", "b")
-    first, second = await scene.claim()
-    await append(scene, first, *(NewEvent("noise") for _ in range(5)))
-
-    events = await scene.store.runs.events(second.identity.run_id)
-
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-
-
 async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     other = await scene.another_session()

@@ -162,6 +162,7 @@ async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpHarness)
     first = await scene.ask("c1")
     seen = await scene.caller.get("/v1/approvals")
     same = await scene.caller.get("/v1/approvals?wait=1", headers={"If-None-Match": seen.headers["etag"]})
+    refused = await scene.caller.get("/v1/approvals?wait=56")
     waiting = asyncio.create_task(
         scene.caller.get("/v1/approvals?wait=20", headers={"If-None-Match": seen.headers["etag"]})
     )
@@ -170,6 +171,7 @@ async def test_a_list_that_has_not_changed_is_not_sent_again(scene: HttpHarness)
     await post(scene.caller, first, answer_to(first))
 
     assert same.status_code == 304
+    assert code_of(refused) == "invalid_input"  # no wait is longer than 55 s
     async with asyncio.timeout(5):
         changed = await waiting
     assert changed.json()["items"] == []

@@ -1,9 +1,12 @@
 """What the benchmarks run, and how samples become figures."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from benchmarks.plans import plan_of
-from benchmarks.report import figures
+from benchmarks.report import figures, write
 from benchmarks.workbench import Sample
 from benchmarks.workload import Shape, Work, Workload
 from soong.shared.engine.tasks.plan.plan import PlanNames
@@ -30,6 +33,19 @@ def test_a_chain_is_reported_as_milliseconds_a_hop() -> None:
     hop = figures(CHAIN, "sqlite", [make_sample(0.3, 1)], "celery", [make_sample(0.15)])[0]
 
     assert (hop.metric, hop.ours, hop.ratio) == ("hop", 3.0, 2.0)
+
+
+def test_figures_replace_those_of_their_own_part_and_store_alone(tmp_path: Path) -> None:
+    path = tmp_path / "latest.json"
+    write(figures(FAN, "sqlite", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+    write(figures(FAN, "postgresql", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+    write(figures(CHAIN, "sqlite", [make_sample(1.0)], "celery", [make_sample(1.0)]), path)
+
+    write(figures(FAN, "sqlite", [make_sample(0.5)], "celery", [make_sample(1.0)])[:1], path)
+
+    places = [(line["workload"], line["store"]) for line in json.loads(path.read_text())]
+    assert places.count((FAN.name, "sqlite")) == 1
+    assert {(FAN.name, "postgresql"), (CHAIN.name, "sqlite")} <= set(places)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.owner.workers import Dispatcher
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.sessions.session import ApprovalMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session, Worker
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.audit_log import AuditKind
 from tests.contract.scene import completed
@@ -102,6 +103,16 @@ async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later(
     await until(lambda: orchestrator._owned, 10)
 
 
+class CountedStore(MemoryStore):
+    """Counts the looks for free slots."""
+
+    looks_at_workers: int = 0
+
+    async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
+        self.looks_at_workers += 1
+        return await super().workers(include_gone=include_gone)
+
+
 async def called(
     store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, **session: Any
 ) -> Orchestrator:
@@ -114,6 +125,22 @@ async def called(
     await store.tasks.submit(opened, make_task("sess_1", "a"))
     await orchestrator.reconcile(["sess_1"])
     return orchestrator
+
+
+async def test_a_task_is_ended_and_its_client_notified_by_one_look_that_fills_no_slots() -> None:
+    store, board = CountedStore(), MemoryBus()
+    orchestrator = await called(store, board, approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    (claim,) = (await advance(store, claim=1)).claims
+    end = await advance(store, completed(claim))
+    waiting, looks = await board.subscribe_session("sess_1"), store.looks_at_workers
+
+    await orchestrator.reconcile(end.owner_sessions)
+
+    session = await store.sessions.session("sess_1")
+    assert (session.owner_id, session.owner_epoch, session.is_closed) == (orchestrator.owner_id, 1, True)
+    assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
+    assert await waiting.wait(1) == ("sess_1",)
+    assert (dict(orchestrator._owned), store.looks_at_workers) == ({}, looks)
 
 
 @pytest.mark.spec("PER-12")

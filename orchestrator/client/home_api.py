@@ -161,9 +161,8 @@ class Calls(ABC):
     ) -> AsyncGenerator[OperationAnswer]:
         async with self.sent(method, path, query or {}, body, headers or {}) as answer:
             if answer.status >= 400:
-                raise ApiProblemError(
-                    answer.status, json.loads(b"".join([piece async for piece in answer.pieces()]))
-                ).error()
+                text = b"".join([piece async for piece in answer.pieces()])
+                raise ApiProblemError(answer.status, json.loads(text)).error()
             yield answer
 
 

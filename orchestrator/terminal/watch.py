@@ -77,11 +77,11 @@ class Watch:
         """
         losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)
         voices = StepVoices(self.api, self.display)
+        self._listen(self._view)
         ended_s: float | None = None
         now_s = asyncio.get_running_loop().time
         try:
             while True:
-                self._listen(self._view)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timing.LEAST_PAUSE_S if ended_s else timing.POLL_ROWS_S):
                         await self._changed.wait()
@@ -92,6 +92,7 @@ class Watch:
                     if stream.done() and (failure := stream.exception()) is not None:
                         raise failure
                     continue
+                self._listen(view)
                 await self._look_at_questions(view)
                 self.display.show(view)
                 if self.display.shows_answers:

@@ -287,22 +287,6 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Contr
     assert (await scene.complete(second)).stale == frozenset()
 
 
-async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarness) -> None:
-    for _ in range(3):
-        await scene.task(pull_worker(), pulled("more"))
-    task_id = (await scene.store.tasks.list_tasks())[-1].id
-    for _ in range(3):
-        own = next(claim for claim in await scene.claim() if claim.identity.task_id == task_id)
-        await taken(scene, own, "more")
-        await scene.expire()
-        scene.worker = await scene.another_worker()
-
-    step = (await scene.steps(task_id))["more"]
-    assert step.status is StepStatus.FAILED
-    assert step.error is not None
-    assert step.error.type == "poisoned"
-
-
 async def test_it_takes_no_slot_and_released_is_ready_for_the_next_worker_that_asks(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")

@@ -9,7 +9,6 @@ from soong.shared.core.identity import OWN, Origin
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import EndReason, NewRun, RunStatus, Usage
-from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep, Outcome, StepResult, WaitingSteps
 from soong.shared.storage.store import Store
@@ -85,22 +84,6 @@ async def test_claim_carries_the_results_of_its_dependencies_by_step_id(scene: C
     }
 
 
-@pytest.mark.spec("EVT-02", "DAG-04.c")
-async def test_run_of_a_step_tells_its_whole_story_in_order(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    await scene.complete(claim)
-
-    assert await scene.event_types(claim.identity.run_id) == [
-        "run_created",
-        "step_created",
-        "step_ready",
-        "step_claimed",
-        "run_started",
-        "step_completed",
-        "run_completed",
-    ]
-
-
 async def test_only_pools_and_capabilities_of_the_worker_are_claimed(scene: ContractHarness) -> None:
     await scene.task(
         "plain",
@@ -122,17 +105,6 @@ async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(
     order = step_ids([await scene.claim_one() for _ in range(4)])
 
     assert order == ["urgent", "old", "young", "idle"]
-
-
-@pytest.mark.parametrize("state", [ProcessState.DRAINING, ProcessState.GONE], ids=str)
-@pytest.mark.spec("OPS-06")
-async def test_worker_that_is_not_live_claims_nothing(scene: ContractHarness, state: ProcessState) -> None:
-    await scene.task("a")
-    await scene.store.sessions.set_worker_state(scene.worker, state)
-
-    advance = await scene.advance(claim=1)
-
-    assert advance.claims == ()
 
 
 async def test_an_unknown_worker_and_one_that_asks_for_none_claim_nothing(scene: ContractHarness) -> None:
@@ -408,13 +380,3 @@ async def test_owner_is_named_when_nothing_was_opened_or_claimed_with_an_end(sce
     assert [step_ids(with_claim.claims), with_claim.owner_sessions] == [["c"], frozenset()]
     assert without_claim.owner_sessions == {scene.own.session_id}  # whether others still run, its owner reads
     assert (opening.owner_sessions, opening.ready_left) == (frozenset(), True)
-
-
-@pytest.mark.spec("DAG-05")
-async def test_failed_step_leaves_its_dependents_as_they_are_and_its_owner_is_named(scene: ContractHarness) -> None:
-    task_id = await scene.task("a", make_step("b", depends_on=("a",)))
-
-    advance = await scene.fail(await scene.claim_one())
-
-    assert await scene.statuses(task_id) == {"a": StepStatus.FAILED, "b": StepStatus.PENDING}
-    assert advance.owner_sessions == {scene.own.session_id}

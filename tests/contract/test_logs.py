@@ -187,17 +187,6 @@ async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: Cont
     assert (started.open_input, started.is_write) == (None, True)
 
 
-async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-
-    with pytest.raises(LeaseLostError):
-        await scene.store.runs.append(
-            claim.identity.run_id, claim.fence - 1, calls=[make_call(claim)], now_us=scene.now_us
-        )
-
-    assert await scene.store.runs.calls(claim.identity.run_id) == []
-
-
 async def end_call(scene: ContractHarness, claim: Claim, tool_call_id: str, call: CallRow | None = None) -> None:
     await scene.store.runs.end_call(
         claim.identity.run_id,

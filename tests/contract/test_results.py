@@ -287,12 +287,6 @@ async def test_a_task_is_read_with_its_steps(scene: ContractHarness) -> None:
 
 
 # -- the owner's look
-async def test_a_session_without_anything_has_no_work(scene: ContractHarness) -> None:
-    await scene.another_session()
-
-    assert await scene.store.tasks.session_work(scene.own) == SessionWork()
-
-
 async def test_work_is_told_by_kind(scene: ContractHarness) -> None:
     other = await scene.another_session()
     task_id = await scene.task("a", make_step("m", depends_on=["a"]), make_map("map", depends_on=["a"]))

@@ -159,12 +159,6 @@ async def test_closed_subscription_may_be_closed_again_and_harms_nobody(line: Li
     await open_ear.close()
 
 
-async def test_ringing_without_a_listener_is_no_error(line: Line) -> None:
-    await line.notifier.notify_owners()
-    await line.notifier.notify_worker("wrk_1")
-    await line.notifier.permission_raised("req_1", "sess_1")
-
-
 async def test_pieces_of_answers_come_in_their_order_and_say_how_many_hear_them(line: Line) -> None:
     assert await line.notifier.publish_answer("run_1", "lost") == 0
     subscription = await line.board.subscribe_answer("run_1")

@@ -260,24 +260,6 @@ def test_helm_has_nothing_to_say_about_the_chart(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("where", BAD)
-def test_helm_refuses_such_values_too(where: str, tmp_path: Path) -> None:
-    helm, _ = helm_programs()
-    values = tmp_path / "values.yaml"
-    values.write_text(yaml.safe_dump(BAD[where]))
-
-    done = subprocess.run(
-        [helm, "template", "soong", str(CHART), "--values", str(values)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert done.returncode != 0
-    assert "don't meet the specifications of the schema" in done.stderr
-
-
 @pytest.mark.spec("OPS-03.c")
 @pytest.mark.parametrize(("folder", "values"), [("", {}), ("keda", {}), ("keda-sql", {"trigger": "sql"})])
 def test_kustomize_and_helm_make_the_same_objects(folder: str, values: dict[str, str], tmp_path: Path) -> None:

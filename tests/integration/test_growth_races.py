@@ -85,19 +85,6 @@ async def test_the_owner_is_notified_after_both(workers: tuple[ContractHarness, 
     assert (early, await slow.finish(task_id)) == (None, TaskStatus.COMPLETED)
 
 
-@pytest.mark.spec("DAG-04.b")
-async def test_an_end_waits_for_no_other_end_of_its_task(workers: tuple[ContractHarness, ContractHarness]) -> None:
-    slow, quick = workers
-    task_id = await slow.task("a", "b")
-    first, second = await slow.claim_one(), await quick.claim_one()
-
-    async with held_before_commit(slow, slow.complete(first)) as ending:
-        assert (await quick.complete(second)).owner_sessions == {slow.own.session_id}
-    await ending
-
-    assert await slow.finish(task_id) is TaskStatus.COMPLETED
-
-
 @pytest.fixture
 async def processes(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, ContractHarness]]:
     """An owner's process and a client's."""

@@ -134,53 +134,25 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
 
 # -- both at once
 class SlowToPark(MemoryStore):
-    """A store whose parking waits, before it is done or after, until a test says go."""
+    """A store whose parking is done, and waits until a test says go."""
 
-    def __init__(self, *, is_done_first: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.is_done_first = is_done_first
         self.has_begun, self.may_go_on = asyncio.Event(), asyncio.Event()
-        self.outcomes: list[bool] = []
 
     async def park(
         self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
     ) -> bool:
-        if not self.is_done_first:
-            await self._wait()
         outcome = await super().park(worker_id, held, request_ids, max_parked=max_parked, now_us=now_us)
-        self.outcomes.append(outcome)
-        if self.is_done_first:
-            await self._wait()
-        return outcome
-
-    async def _wait(self) -> None:
         self.has_begun.set()
         await self.may_go_on.wait()
-
-
-@pytest.mark.spec("PER-13")
-async def test_an_answer_that_comes_while_parking_lets_the_call_go_on_at_once(tmp_path: Path) -> None:
-    store = SlowToPark(is_done_first=False)
-    async with open_site(store, MemoryBus(), tmp_path) as site:
-        await site.submit(asking())
-        await site.start_worker()
-        (request,) = await site.pending()
-        await store.has_begun.wait()
-
-        await site.answer(request)
-        await site.pending(0)
-        store.may_go_on.set()
-
-        steps = await site.until_stands(asks=COMPLETED)
-        assert True not in store.outcomes
-        assert steps["asks"].fence == 1
-        assert (await site.story())["run_parked"] == 0
+        return outcome
 
 
 @pytest.mark.spec("PER-13", "DAG-03")
 async def test_an_answer_between_parking_and_stopping_is_used_once_by_the_next_life(tmp_path: Path) -> None:
     """The former life learns too late that it is parked: what it still tries is refused, and nothing runs twice."""
-    store = SlowToPark(is_done_first=True)
+    store = SlowToPark()
     async with open_site(store, MemoryBus(), tmp_path) as site:
         await site.submit(asking())
         await site.start_worker()

@@ -15,7 +15,6 @@ from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.result import ArtifactRef
-from tests.contract.scene import completed, failed
 from tests.integration.run_archiving import advance, ended_run, lines, run_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
@@ -67,23 +66,6 @@ async def test_an_agents_run_that_called_no_tool_gets_its_folder(tmp_path: Path)
     assert {path.name: path.read_text() for path in (folder / "logs").iterdir()} == dict.fromkeys(
         ("tools.jsonl", "errors.jsonl"), ""
     )
-
-
-@pytest.mark.spec("EVT-03.c")
-async def test_what_no_agent_worked_in_gets_a_folder_only_where_it_did_not_end_well(tmp_path: Path) -> None:
-    store = MemoryStore()
-    ownership = await open_session(store)
-    task_id = await open_task(store, ownership, "a", "b")
-    worker_id = await open_worker(store)
-    well, badly = (await advance(store, worker_id, [], claim=2)).claims
-    await advance(store, worker_id, [completed(well), failed(badly)], claim=0)
-    folders = run_folders(store, tmp_path)
-
-    await folders.write(task_id)
-    await folders.close()
-
-    names = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert (badly.identity.run_id in names, well.identity.run_id in names) == (True, False)
 
 
 @pytest.mark.spec("EVT-03")

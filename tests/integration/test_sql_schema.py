@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
 from soong.shared.storage.sql.engine import schema
 from soong.shared.storage.sql.engine.columns import add_dialect_options
 from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare, script
+from soong.shared.storage.sql.engine.schema import HEAD, prepare, script
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
@@ -25,14 +23,6 @@ from tests.schema_scripts import head, scripts
 __all__ = ["url"]
 
 add_dialect_options(metadata)
-
-
-@pytest.mark.spec("OPS-07.a")
-def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-
-    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
 @pytest.mark.spec("OPS-07.a")

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from soong.shared.core.config import parse_config
 from soong.shared.core.timing import SystemClock
@@ -32,6 +28,7 @@ from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError
 from soong.shared.toolsets.mcp.login_flow import PastedReceiver, log_in
 from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config
 from tests.security.hostile_mcp_server import DO, REQUESTS
+from tests.security.test_network import certificate
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -255,7 +252,8 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    path, made = certificate(tmp_path), Site()
+    names = [*map(x509.DNSName, NAMES), x509.IPAddress(ip_address(INSIDE))]
+    path, made = certificate(tmp_path, *names), Site()
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     original = socket.getaddrinfo
 
@@ -273,23 +271,6 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         made.port = server.sockets[0].getsockname()[1]
         await stack.enter_async_context(await asyncio.start_server(made.outside, OUTSIDE, made.port, ssl=context))
         yield made
-
-
-def certificate(folder: Path) -> Path:
-    """Write a certificate for everybody here, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name, now = x509.Name([]), datetime.now(UTC)
-    names = [*map(x509.DNSName, NAMES), x509.IPAddress(ip_address(INSIDE))]
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=True)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "server.pem"
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(private + made.public_bytes(Encoding.PEM))
-    return path
 
 
 PLACES = (

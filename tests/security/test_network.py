@@ -82,45 +82,6 @@ async def fetch(url: str, reachable: EgressPolicy, names: Names) -> str:
 
 
 @pytest.mark.spec("PER-09")
-async def test_a_permitted_host_is_reached_by_its_name() -> None:
-    async with serving() as server:
-        names = here("api.example.org")
-
-        text = await fetch(
-            f"http://API.example.org:{server.port}/x", EgressPolicy("api.example.org", is_named=anything), names
-        )
-
-    assert text == "hello"
-    assert server.heard == [(f"api.example.org:{server.port}", "/x")]
-    assert names.asked == ["api.example.org"]
-
-
-@pytest.mark.spec("PER-09")
-@pytest.mark.parametrize(
-    "location",
-    [
-        *("http://169.254.169.254/latest/meta-data/", "http://other.example.org:{port}/"),
-        *("http://api.example.org@other.example.org:{port}/", "//other.example.org:{port}/"),
-        *("http://127.0.0.1:{port}/", "http://2130706433:{port}/", "http://[::ffff:127.0.0.1]:{port}/"),
-        *("http://api.example.org.other.example.org:{port}/", "gopher://api.example.org:{port}/", "file:///etc/passwd"),
-    ],
-)
-async def test_a_redirect_away_from_the_permitted_host_is_refused_at_the_hop(location: str) -> None:
-    async with serving() as server:
-        server.answers["/"] = location.format(port=server.port)
-        names = here("api.example.org", "other.example.org", "api.example.org.other.example.org")
-
-        with pytest.raises(Exception, match=r"permitted|not an http|scheme|protocol|user name") as caught:
-            await fetch(
-                f"http://api.example.org:{server.port}/", EgressPolicy("api.example.org", is_named=anything), names
-            )
-
-    assert isinstance(caught.value, HostRefusedError) or type(caught.value).__name__ == "UnsupportedProtocol"
-    assert [path for _, path in server.heard] == ["/"]
-    assert names.asked == ["api.example.org"]
-
-
-@pytest.mark.spec("PER-09")
 async def test_a_name_that_resolves_again_between_check_and_use_leads_nowhere_else() -> None:
     async with serving() as server:
         names = Names({"rebind.example.org": [["93.184.215.14"], ["127.0.0.1"]]})
@@ -166,17 +127,19 @@ async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
         names = Names({"two.example.org": [["127.0.0.2", "127.0.0.1"]]})
 
         text = await fetch(
-            f"http://two.example.org:{server.port}/", EgressPolicy("two.example.org", is_named=anything), names
+            f"http://TWO.example.org:{server.port}/x", EgressPolicy("two.example.org", is_named=anything), names
         )
 
     assert text == "hello"
+    assert server.heard == [(f"two.example.org:{server.port}", "/x")]
+    assert names.asked == ["two.example.org"]
 
 
 @pytest.mark.spec("PER-09")
 async def test_the_name_and_not_the_address_is_in_the_tls_handshake(tmp_path: Path) -> None:
     told: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(self_signed(tmp_path))
+    context.load_cert_chain(certificate(tmp_path, x509.DNSName("api.example.org")))
     context.sni_callback = lambda _socket, name, _context: told.append(name)
     async with listening(Server().serve, ssl=context) as port:
         with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):  # a stranger's certificate is not believed
@@ -189,19 +152,19 @@ async def test_the_name_and_not_the_address_is_in_the_tls_handshake(tmp_path: Pa
     assert told == ["api.example.org"]
 
 
-def self_signed(folder: Path) -> Path:
-    """Write a certificate for the name with its key; nobody trusts it."""
+def certificate(folder: Path, *names: x509.GeneralName) -> Path:
+    """Write a certificate for these names with its key; its issuer is itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.example.org")])
-    now = datetime.now(UTC)
-    certificate = (
+    name, now = x509.Name([]), datetime.now(UTC)
+    made = (
         x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("api.example.org")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     path = folder / "server.pem"
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(private + certificate.public_bytes(Encoding.PEM))
+    path.write_bytes(private + made.public_bytes(Encoding.PEM))
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cryptography import x509
 
 from soong.orchestrator.direct.bootstrap import open_tools
 from soong.shared.permissions.policy import NetworkMode, NetworkPolicy, Policy
@@ -22,7 +23,7 @@ from soong.shared.toolsets.web import document, fetch
 from soong.shared.toolsets.web.document import MAX_BODY_BYTES
 from soong.shared.toolsets.web.fetch import WebTools
 from tests.loopback import listening
-from tests.security.test_network import self_signed
+from tests.security.test_network import certificate as certificate_of
 from tests.unit.tools.parts import error_of
 from tests.unit.toolsets.web_scene import HOST, allowing, answer, redirect, serving_web
 
@@ -38,6 +39,7 @@ MB = 1024 * 1024
         *("http://[::ffff:127.0.0.1]:{port}/secret", "http://localhost:{port}/secret"),
         *("http://site.example.org@other.example.org:{port}/", "//other.example.org:{port}/"),
         *("http://\u0455ite.example.org:{port}/", "https://site.example.org.other.example.org/", "http://["),
+        *("gopher://site.example.org:{port}/", "file:///etc/passwd"),
     ],
     ids=ascii,
 )
@@ -160,7 +162,8 @@ async def test_redirects_in_a_circle_and_from_https_down_end() -> None:
 async def test_a_redirect_from_https_to_http_is_refused_and_nothing_is_sent_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, certificate = "api.example.org", self_signed(tmp_path)
+    name = "api.example.org"
+    certificate = certificate_of(tmp_path, x509.DNSName(name))
     machine = ssl.get_default_verify_paths()._replace(openssl_cafile=str(certificate), openssl_capath="")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: machine)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

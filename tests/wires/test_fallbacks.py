@@ -119,6 +119,7 @@ async def test_what_is_wrong_with_the_request_ends_the_run(wires: Wires, first: 
     assert (end.end_reason, len(wires.requests)) == (EndReason.PROVIDER_FAILED, 1)
 
 
+@pytest.mark.spec("DIS-12.c")
 @EVERY_PAIR
 async def test_a_full_context_asks_no_fallback(wires: Wires, first: str, second: str) -> None:
     wires.will(context_full(first))
@@ -126,6 +127,8 @@ async def test_a_full_context_asks_no_fallback(wires: Wires, first: str, second:
     end = await wires.run(first, task_on(first), fallbacks=[MODELS[second]])
 
     assert (end.end_reason, len(wires.requests)) == (EndReason.TOKEN_LIMIT, 1)
+    assert end.error is not None
+    assert not end.error.retryable
 
 
 async def test_a_run_ends_when_the_last_fallback_has_failed(wires: Wires) -> None:

@@ -89,13 +89,11 @@ class NoFolders:
 
 @dataclass
 class CallBroker:
-    """A queue that is a call; ``lose`` drops as many messages, ``double`` delivers each twice."""
+    """A queue that is a call."""
 
     loop: asyncio.AbstractEventLoop
     workers: list["LoopWorker"] = field(default_factory=list)
     sent: int = 0
-    lose: int = 0
-    double: bool = False
 
     def queued(self, pool: str) -> int:
         return 0
@@ -103,11 +101,7 @@ class CallBroker:
     def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
         for _ in dispatch_ids:
             self.sent += 1
-            if self.lose > 0:
-                self.lose -= 1
-                continue
-            for _ in range(2 if self.double else 1):
-                self.loop.call_soon_threadsafe(self._deliver)
+            self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         free = [worker for worker in self.workers if worker.free > 0]

@@ -268,7 +268,7 @@ class Deployment:
     async def steps(self, task: Task) -> dict[str, Step]:
         return {step.step_id: step for step in await self.store.tasks.steps(task.id)}
 
-    async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
+    async def until(self, holds: Callable[[], bool | Awaitable[bool]], *, within_s: float = 30) -> None:
         """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``."""
         try:
             async for _ in looks(within_s):
@@ -278,9 +278,10 @@ class Deployment:
             raise AssertionError(f"not within {within_s} s; workers' logs:\n{self.logs()}") from None
 
 
-async def _holds_now(holds: Callable[[], Awaitable[bool]]) -> bool:
+async def _holds_now(holds: Callable[[], bool | Awaitable[bool]]) -> bool:
     try:
-        return await holds()
+        found = holds()
+        return found if isinstance(found, bool) else await found
     except UnavailableError:
         return False
 

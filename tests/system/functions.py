@@ -22,13 +22,6 @@ from tests.waiting import until as later
 HANGS_S = 600.0
 
 
-@step_function("test.block")
-def block(inputs: JsonObject, context: StepContext) -> Json:
-    """Block the thread, as a call into a library without a time limit would."""
-    threading.Event().wait(120)
-    return None
-
-
 @step_function("test.keep")
 def keep(inputs: JsonObject, context: StepContext) -> Json:
     """Write a file in the run's folder, or only make it."""

@@ -74,16 +74,20 @@ class Service:
         return self.read(token, task)
 
     def is_answering(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ready", timeout=10) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+        return is_answering(self.port)
 
     def api(self) -> psutil.Process:
         """Return the API's own process."""
         children = psutil.Process(self.cli.record()["pid"]).children()
         return next(child for child in children if "soong.orchestrator.http" in child.cmdline())
+
+
+def is_answering(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ready", timeout=10) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -138,11 +138,8 @@ class AskScene:
 
     async def until_one_is_held(self) -> None:
         """Wait until the slow model has been asked: its step runs before its worker asks."""
-
-        async def is_held() -> bool:
-            return not any(isinstance(one, Delay) for one in self.wires.server.state.scenarios.pending())
-
-        await self.service.until(is_held)
+        scenarios = self.wires.server.state.scenarios
+        await self.service.until(lambda: not any(isinstance(one, Delay) for one in scenarios.pending()))
 
     async def question(self) -> dict[str, Any]:
         """Return the one question that waits, as the inbox shows it."""

@@ -34,10 +34,7 @@ async def test_a_worker_that_nobody_started_for_a_service_says_in_one_line_when_
 ) -> None:
     await service.start_workers(1, slots=4)
 
-    async def is_ready() -> bool:
-        return "is ready" in (service.home / "w1.log").read_text()
-
-    await service.until(is_ready)
+    await service.until(lambda: "is ready" in (service.home / "w1.log").read_text())
 
     words = "is ready: 4 slots, pools default, modules of SOONG_FUNCTIONS tests.system.scripts, approve"
     assert re.search(rf"^soong worker w1@\S+ {words}$", (service.home / "w1.log").read_text(), re.MULTILINE)

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded.listening import listen
-from soong.shared.sandbox import subreaper
 from tests.servers import free_port
 from tests.system.cli_scene import CliHarness, Terminal, interrupted, scene, until
+from tests.system.http_scene import is_answering
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
 
@@ -62,13 +62,6 @@ def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
     assert len(ready) == 1
     assert f"database: sqlite:///{cli.home / 'soong.db'}; Redis: its own" in ready[0].read_text()
     cli.assert_nothing_left()
-
-
-def test_a_second_service_of_one_home_is_refused(service: CliHarness) -> None:
-    done = service.run("up")
-
-    assert done.returncode == 75
-    assert "holds" in done.stderr
 
 
 def test_down_stops_the_service_and_everything_of_it(service: CliHarness) -> None:
@@ -136,7 +129,7 @@ def test_a_killed_last_worker_is_said_to_be_replaced(cli: CliHarness) -> None:
     terminal = Terminal(cli, "run", cli.plan(NAP % 6), "--json")
     terminal.expect("▸ nap running")  # the command has seen the worker
 
-    next(process for process in cli.processes() if is_worker(process)).kill()
+    cli.workers()[0].kill()
     terminal.wait()
 
     said = terminal.text
@@ -249,12 +242,6 @@ def test_doctor_tells_a_frozen_service(service: CliHarness) -> None:
     assert f"kill {process.pid}" in done.stdout
 
 
-def is_worker(process: psutil.Process) -> bool:
-    """Say whether it is a worker itself and not its subreaper."""
-    words = process.cmdline()
-    return "soong.worker" in words and subreaper.STAND_IN not in words
-
-
 def _when_written(path: Path) -> str:
     until(lambda: path.exists() and path.read_text(), f"{path} is written")
     return path.read_text()
@@ -314,14 +301,6 @@ def cli() -> Iterator[CliHarness]:
 def wake(cli: CliHarness) -> None:
     """End the nap, which lasts until then, however long everything else takes."""
     (cli.folder / "awake").touch()
-
-
-def is_answering(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ready", timeout=10) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def is_held_by(cli: CliHarness, pid: int) -> bool:

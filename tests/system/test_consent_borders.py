@@ -465,10 +465,7 @@ async def test_an_answer_that_comes_while_the_run_parks_is_used_where_it_is(bare
         question = await question_of(service, task, is_parked=False)
         worker = service.workers[0]
 
-        async def is_stopped() -> bool:
-            return psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
-
-        await service.until(is_stopped)
+        await service.until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
         await service.store.consent.answer(make_answer(question))
 
         async def is_decided() -> bool:
@@ -504,7 +501,7 @@ async def test_a_question_whose_worker_died_and_whose_task_is_cancelled_is_nobod
         await start_worker(service)
         task = await service.submit(plan("a line"), project=tmp_path, callback=silent)
         question = await question_of(service, task, is_parked=False)
-        await service.until(lambda: _is_shown(shown))
+        await service.until(lambda: bool(shown))
         service.workers[0].kill()
         await service.command(task, "cancel")
         ended = await service.finished(task)
@@ -518,7 +515,3 @@ async def test_a_question_whose_worker_died_and_whose_task_is_cancelled_is_nobod
         assert [request.id for request in shown] == [question.id]
         assert noted(appended(service)) == []
         assert audit(service.database_url, at_rest=True).broken == []
-
-
-async def _is_shown(shown: Sequence[PermissionRequest]) -> bool:
-    return bool(shown)

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import call, calls
-from tests.system.deployment import LEASE_S, ON_POSTGRES, ON_SQLITE, SWEEP_S, Deployment, promised
+from tests.system.deployment import LEASE_S, ON_SQLITE, SWEEP_S, Deployment, promised
 from tests.system.faults.refund_tool import lines_of
 
 
@@ -49,10 +49,6 @@ async def completions(service: Deployment, task: Task) -> dict[str, int]:
             if event.type == EventType.STEP_COMPLETED:
                 counts[run.identity.step_key] = counts.get(run.identity.step_key, 0) + 1
     return counts
-
-
-async def is_running(service: Deployment, task: Task, step_id: str) -> bool:
-    return (await service.steps(task))[step_id].status.is_leased
 
 
 @pytest.mark.timed
@@ -92,38 +88,6 @@ async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(ser
             assert after[name].fence == step.fence
 
 
-@ON_POSTGRES
-@pytest.mark.spec("OPS-06.a", "OPS-06.b")
-async def test_a_worker_asked_to_stop_releases_what_it_cannot_finish(service: Deployment) -> None:
-    await service.start_workers(1, SOONG_DRAIN_S="0.3")
-    task = await service.submit({"title": "t", "steps": [sleep_step("long", 3)]})
-    await service.until(lambda: is_running(service, task, "long"))
-
-    service.workers[0].send_signal(signal.SIGTERM)
-    code = await asyncio.to_thread(service.workers[0].wait, 20)
-
-    handed_back = (await service.steps(task))["long"]
-    assert code == 0
-    assert handed_back.status is StepStatus.READY
-    assert handed_back.lost_leases == 0
-    await service.start_workers(1)
-    ended = await service.finished(task)
-    assert ended.status is TaskStatus.COMPLETED
-    assert (await service.steps(task))["long"].fence == handed_back.fence + 1
-
-
-@ON_SQLITE
-async def test_a_worker_asked_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
-    await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions")
-    task = await service.submit({"title": "t", "steps": [{"id": "b", "kind": "python", "call": "test.block"}]})
-    await service.until(lambda: is_running(service, task, "b"))
-
-    service.workers[0].send_signal(signal.SIGTERM)
-
-    assert await asyncio.to_thread(service.workers[0].wait, 20) == 0
-    assert (await service.steps(task))["b"].status is StepStatus.READY
-
-
 TOOLS = "tests.system.faults.refund_tool"
 EXTRA = {"tools": (TOOLS,)}
 
@@ -140,11 +104,7 @@ def plan(tool: str, script: str) -> JsonObject:
 
 async def until_killed_in_the_call(service: Deployment, refunds: Path) -> None:
     """Wait until the tool has done what it does, and kill the worker before anybody can write that down."""
-
-    async def is_done() -> bool:
-        return len(lines_of(refunds)) == 1
-
-    await service.until(is_done)
+    await service.until(lambda: len(lines_of(refunds)) == 1)
     service.workers[0].kill()
     await asyncio.to_thread(service.workers[0].wait, 5)
 

@@ -160,29 +160,14 @@ async def test_a_file_that_is_gone_for_good_is_said_and_nothing_is_made_in_its_p
     await on_file.submit(waves(2, 1, 30.0))
     await until_begun(on_file, 2)
 
-    take_away(path)
+    aside = await asyncio.to_thread(path.rename, path.with_name("aside"))
 
-    async def has_stopped_what_it_ran() -> bool:
-        return "incarnation_lost" in on_file.logs() and f"{path} was removed" in on_file.logs()
-
-    await on_file.until(has_stopped_what_it_ran)
+    await on_file.until(lambda: "incarnation_lost" in on_file.logs() and f"{path} was removed" in on_file.logs())
     on_file.workers[0].terminate()
     assert await asyncio.to_thread(on_file.workers[0].wait, 30) == 0
-    assert not is_there(path)
-    put_back(path)
+    await asyncio.to_thread(os.link, aside, path)  # fails if something was made in its place
+    await asyncio.to_thread(aside.unlink)
     assert audit(on_file.database_url, effects=effects_file(on_file)).broken == []
-
-
-def take_away(path: Path) -> None:
-    path.rename(path.with_name("aside"))
-
-
-def put_back(path: Path) -> None:
-    path.with_name("aside").rename(path)
-
-
-def is_there(path: Path) -> bool:
-    return path.exists()
 
 
 QUEUE = queue_key("default")
@@ -255,7 +240,7 @@ async def test_a_worker_bears_whatever_lies_on_its_queue(
 
         for name, body in foreign(marker).items():
             queue.lpush(QUEUE, body)
-            await service.until(lambda: _is_drained(queue), within_s=20)
+            await service.until(lambda: queue.llen(QUEUE) == 0, within_s=20)
             assert worker.poll() is None, name
 
     await prove(service, await service.submit(waves(4, 3, 0.01)))
@@ -274,10 +259,6 @@ async def test_doubled_and_lost_messages_change_nothing(service: Deployment, red
         doubled = await service.submit(waves(4, 4, 0.02))
 
         await prove(service, lost, doubled)
-
-
-async def _is_drained(queue: "redis_client.Redis") -> bool:
-    return bool(queue.llen(QUEUE) == 0)
 
 
 Network = tuple[Deployment, Proxy, Proxy]

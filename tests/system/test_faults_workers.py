@@ -3,7 +3,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,7 +76,7 @@ async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repea
     service.workers[0].kill()
     await asyncio.to_thread(service.workers[0].wait, 5)
     killed_at = time.monotonic()
-    await service.until(lambda: _sleeps(987, is_there=False), within_s=5)
+    await service.until(lambda: not _sleeps(987), within_s=5)
     gone_s = time.monotonic() - killed_at
     await start_workers(service, 1)
     ended = await service.finished(task)
@@ -131,12 +131,12 @@ async def test_a_thawed_worker_ends_the_threads_of_lost_steps_and_repeats_what_m
     late = await service.submit(plan("late", timeout_s=0.3, retries=3))
     cancelled = await service.submit(plan("cancelled"))
     coroutine = await service.submit({"title": "t", "steps": [effect_step("coroutine", 3.0)]})
-    await service.until(lambda: _holds(lambda: len(begun_steps()) == 3 and begun(service) == 1))
+    await service.until(lambda: len(begun_steps()) == 3 and begun(service) == 1)
     await service.command(cancelled, "cancel")
     await service.until(lambda: _has_error(service, late))
 
     await freeze(service.workers[0], 2 * LEASE_S)
-    await service.until(lambda: _holds(lambda: len(begun_steps()) == 4 and begun(service) == 2), within_s=15)
+    await service.until(lambda: len(begun_steps()) == 4 and begun(service) == 2, within_s=15)
     (tmp_path / "until").touch()
 
     assert (await service.finished(plain)).status is TaskStatus.COMPLETED
@@ -150,7 +150,7 @@ async def test_a_thawed_worker_ends_the_threads_of_lost_steps_and_repeats_what_m
     assert [line.split()[:2] for line in ledger.read_text().splitlines()][-1] == ["end", "plain"]
 
 
-@pytest.mark.spec("DAG-03", "OPS-06")
+@pytest.mark.spec("DAG-03", "OPS-06", "OPS-06.a", "OPS-06.b")
 @pytest.mark.parametrize("service", [20.0], indirect=True)
 async def test_a_stopped_worker_hands_a_step_back_when_its_thread_has_ended(
     service: Deployment, tmp_path: Path
@@ -168,11 +168,11 @@ async def test_a_stopped_worker_hands_a_step_back_when_its_thread_has_ended(
     step: JsonObject = {"id": "a", "kind": "python", "call": "test.tick", "inputs": inputs}
     await start_workers(service, 1, SOONG_FUNCTIONS="tests.system.functions", SOONG_DRAIN_S="0.3")
     task = await service.submit({"title": "t", "steps": [step]})
-    await service.until(lambda: _holds(lambda: len(ticks()) == 1))
+    await service.until(lambda: len(ticks()) == 1)
     await start_workers(service, 1, SOONG_FUNCTIONS="tests.system.functions")
 
     service.workers[0].terminate()
-    await service.until(lambda: _holds(lambda: len(ticks()) == 2))
+    await service.until(lambda: len(ticks()) == 2)
     until.touch()
 
     assert (await service.finished(task)).status is TaskStatus.COMPLETED
@@ -180,10 +180,6 @@ async def test_a_stopped_worker_hands_a_step_back_when_its_thread_has_ended(
     assert max(first) < min(second)
     assert await asyncio.to_thread(service.workers[0].wait, 10) == 0
     assert (await service.steps(task))["a"].lost_leases == 0
-
-
-async def _holds(condition: Callable[[], bool]) -> bool:
-    return condition()
 
 
 async def _has_error(service: Deployment, task: Task) -> bool:
@@ -331,9 +327,8 @@ def memory_group(pid: int, mebibytes: int) -> Iterator[None]:
         group.rmdir()
 
 
-async def _sleeps(seconds: int, *, is_there: bool = True) -> bool:
-    found = any(process.info["cmdline"] == [SLEEP, str(seconds)] for process in psutil.process_iter(["cmdline"]))
-    return found is is_there
+def _sleeps(seconds: int) -> bool:
+    return any(process.info["cmdline"] == [SLEEP, str(seconds)] for process in psutil.process_iter(["cmdline"]))
 
 
 @pytest.mark.spec("DIS-11")

@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -21,11 +21,13 @@ import redis
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.notifier import queue_key, queue_of
 from soong.shared.permissions.request import Choice
 from tests.extra import console_folder
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
+from tests.servers import free_port
 from tests.system.browser_scene import drive
 from tests.system.deployment import Deployment, end
 
@@ -88,24 +90,12 @@ class Flower:
 @contextmanager
 def flower_process(redis_url: str, folder: Path) -> Iterator[Flower]:
     """Run Flower as ``soong flower`` does."""
-    auth = folder / "flower.auth"
+    auth, port = folder / "flower.auth", free_port()
     auth.write_text(AUTH)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    words = ("flower", "--auth-file", str(auth), "--port", str(port))
     with (folder / "flower.log").open("wb") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "soong.orchestrator.cli",
-                "flower",
-                "--auth-file",
-                str(auth),
-                "--port",
-                str(port),
-            ],
+            [sys.executable, "-P", "-m", "soong.orchestrator.cli", *words],
             env={**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -122,6 +112,12 @@ def flower(redis_tcp_url: str, tmp_path: Path) -> Iterator[Flower]:
     """Flower on an empty Redis."""
     with flower_process(redis_tcp_url, tmp_path) as flower:
         yield flower
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
 
 
 @pytest.fixture
@@ -156,11 +152,9 @@ async def test_flower_shows_the_queue_of_each_pool_with_what_waits_in_it_and_com
 
 @pytest.mark.spec("OPS-08.a", "OPS-08.b", "OPS-08.c", "OPS-02.a", "OPS-02.c")
 async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
-    service: Deployment, flower: Flower, tmp_path: Path
+    service: Deployment, flower: Flower, tmp_path: Path, project: Path
 ) -> None:
     await service.start_workers(1, SOONG_MAX_TURNS="3", SOONG_LOG_LEVEL="debug")
-    project = tmp_path / "project"
-    project.mkdir()
 
     ended = await service.finished(await service.submit(TROUBLED, project=project))
 
@@ -188,53 +182,55 @@ async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
     assert [secret for secret in (*tokens, "CANARY-CONTENT", "CANARY-PATH", AUTH) if secret in shown] == []
 
 
-@pytest.mark.spec("OPS-02.a", "OPS-08.a")
-async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_is_parked(
-    service: Deployment, flower: Flower, tmp_path: Path
-) -> None:
+async def parked(service: Deployment, flower: Flower, project: Path) -> Task:
+    """Submit a step that asks, and return its task once Flower shows the parked run as waiting."""
     await service.start_workers(1, SOONG_PARK_AFTER_S="0.2")
-    project = tmp_path / "project"
-    project.mkdir()
     asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
-    plan: JsonObject = {"title": "Ask", "steps": [asks]}
-    task = await service.submit(plan, project=project, approval_mode=ApprovalMode.INBOX)
-
-    async def state() -> str:
-        (step,) = (await service.steps(task)).values()
-        page = await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}")
-        return str(json.loads(page)["state"]) if page else ""
+    task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, approval_mode=ApprovalMode.INBOX)
 
     async def is_parked() -> bool:
         return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
 
-    async def waits() -> bool:
-        return await state() == "AGENT-APPROVAL-WAITING"
-
     await service.until(is_parked)
-    await service.until(waits)
+    await shown_as(service, flower, task, "AGENT-APPROVAL-WAITING")
+    return task
+
+
+async def shown_as(service: Deployment, flower: Flower, task: Task, state: str) -> dict[str, Any]:
+    """Wait until Flower shows the task's run in this state; return what it shows."""
+    (step,) = (await service.steps(task)).values()
+    found: dict[str, Any] = {}
+
+    async def is_shown() -> bool:
+        page = await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}")
+        found.update(json.loads(page or "{}"))
+        return found.get("state") == state
+
+    await service.until(is_shown)
+    return found
+
+
+@pytest.mark.spec("OPS-02.a", "OPS-08.a")
+async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_is_parked(
+    service: Deployment, flower: Flower, project: Path
+) -> None:
+    task = await parked(service, flower, project)
     (request,) = await service.store.consent.pending(task.session_id)
     await service.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
-    await service.finished(task)
 
-    async def is_done() -> bool:
-        return await state() == "SUCCESS"
+    shown = await shown_as(service, flower, task, "SUCCESS")
 
-    await service.until(is_done)
-    (step,) = (await service.steps(task)).values()
-    page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
-    assert page["exception"] in {None, ""}
-    assert page["name"] == f"{AGENT}:asks"
-    assert "plan='Ask' step='asks' title='ask'" in page["args"]
+    assert shown["exception"] in {None, ""}
+    assert shown["name"] == f"{AGENT}:asks"
+    assert "plan='Ask' step='asks' title='ask'" in shown["args"]
 
 
 @pytest.mark.spec("OPS-02.a", "OPS-08.a")
 async def test_a_person_sees_in_flower_which_runs_wait_and_which_ran_into_a_limit(
-    service: Deployment, flower: Flower, tmp_path: Path
+    service: Deployment, flower: Flower, tmp_path: Path, project: Path
 ) -> None:
     folder = console_folder()
     await service.start_workers(1, SOONG_MAX_TURNS="3")
-    project = tmp_path / "project"
-    project.mkdir()
     task = await service.submit(TROUBLED, project=project, approval_mode=ApprovalMode.INBOX)
 
     async def has_failed() -> bool:
@@ -253,28 +249,12 @@ async def test_a_person_sees_in_flower_which_runs_wait_and_which_ran_into_a_limi
 
 @pytest.mark.spec("OPS-02.a")
 async def test_a_parked_run_that_is_cancelled_is_no_longer_shown_as_waiting(
-    service: Deployment, flower: Flower, tmp_path: Path
+    service: Deployment, flower: Flower, project: Path
 ) -> None:
-    await service.start_workers(1, SOONG_PARK_AFTER_S="0.2")
-    project = tmp_path / "project"
-    project.mkdir()
-    asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
-    task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, approval_mode=ApprovalMode.INBOX)
-
-    async def is_parked() -> bool:
-        return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
-
-    async def shown(state: str) -> bool:
-        (step,) = (await service.steps(task)).values()
-        page = await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}")
-        return bool(page) and json.loads(page)["state"] == state
-
-    await service.until(is_parked)
-    await service.until(lambda: shown("AGENT-APPROVAL-WAITING"))
+    task = await parked(service, flower, project)
     await service.command(task, "cancel")
 
-    await service.until(lambda: shown("REVOKED"))
-    (step,) = (await service.steps(task)).values()
-    page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
+    shown = await shown_as(service, flower, task, "REVOKED")
+
     (worker,) = await service.store.sessions.workers()
-    assert page["worker"] == worker.node_name, "the owner is not listed among the workers"
+    assert shown["worker"] == worker.node_name, "the owner is not listed among the workers"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -281,6 +282,15 @@ def noted() -> Iterator[CliHarness]:
         yield one
 
 
+def asked(noted: CliHarness) -> Any:
+    """Return the one question once it is there."""
+    until(
+        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
+    )
+    (question,) = noted.json("approvals", "list")
+    return question
+
+
 @pytest.mark.spec("DIS-13", "DIS-13.a", "PER-01")
 @pytest.mark.parametrize(
     ("choice", "output", "code"), [("allow", {"seen": "hello"}, 0), ("deny", {"denied": "permission_denied"}, 3)]
@@ -289,10 +299,7 @@ def test_a_scripted_agent_of_the_plans_module_asks_for_consent_and_goes_on_with_
     noted: CliHarness, choice: str, output: dict[str, str], code: int
 ) -> None:
     running = noted.start("run", noted.plan(PLAN), "--project", str(noted.folder), "--approvals", "inbox", "--json")
-    until(
-        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
-    )
-    (question,) = noted.json("approvals", "list")
+    question = asked(noted)
 
     assert noted.run("approvals", choice, question["id"]).returncode == 0
     report = json.loads(running.communicate(timeout=LIMIT_S)[0])
@@ -305,9 +312,7 @@ def test_a_scripted_agent_of_the_plans_module_asks_for_consent_and_goes_on_with_
 @pytest.mark.spec("DIS-13")
 def test_resume_starts_a_service_that_has_the_modules_of_the_plan(noted: CliHarness) -> None:
     running = noted.start("run", noted.plan(PLAN), "--project", str(noted.folder), "--approvals", "inbox")
-    until(
-        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
-    )
+    asked(noted)
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=LIMIT_S)
     assert noted.run("down").returncode == 0
@@ -317,10 +322,7 @@ def test_resume_starts_a_service_that_has_the_modules_of_the_plan(noted: CliHarn
     # The plan file is not needed any more, and the command is called elsewhere than where the plan was.
     (noted.folder / "plan.yaml").unlink()
     resumed = noted.start("resume", task["id"], "--json")
-    until(
-        lambda: (noted.home / "service.json").exists() and noted.json("approvals", "list"), "the question", noted.logs
-    )
-    (question,) = noted.json("approvals", "list")
+    question = asked(noted)
     assert noted.run("approvals", "allow", question["id"]).returncode == 0
     report = json.loads(resumed.communicate(timeout=LIMIT_S)[0])
 

@@ -120,10 +120,7 @@ async def test_a_deliverable_goes_through_the_bucket_and_no_artifact_is_on_the_d
             run_id = (await service.steps(task))["write"].run_id
             delivered = service.settings.runs / run_id / "deliverables" / "report.md"
 
-            async def is_there() -> bool:
-                return delivered.is_file()
-
-            await service.until(is_there)
+            await service.until(delivered.is_file)
 
         listed = list(store.stored())
         found = await check_artifacts(load_settings())

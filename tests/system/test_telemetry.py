@@ -6,11 +6,10 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from standardwebhooks.webhooks import Webhook
 
 from soong.orchestrator.owner.service import Orchestrator
@@ -20,14 +19,13 @@ from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
-from tests.model.builders import make_answer
-from tests.notification_receivers import HttpReceiver, Received, http_receiver
+from tests.notification_receivers import HttpReceiver, http_receiver
 from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
 from tests.system.cli_scene import scene
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
-from tests.system.test_consent import PARKS, appends
+from tests.system.test_consent import PARKS, answer, appends, stands
 from tests.waiting import others_run
 
 
@@ -70,11 +68,7 @@ async def log_of(service: Deployment, task: Task) -> list[Event]:
 
 async def arrived(service: Deployment, collector: OtlpReceiver) -> None:
     """Wait for the span that comes last."""
-
-    async def is_there() -> bool:
-        return "invoke_workflow" in collector.by_operation()
-
-    await service.until(is_there)
+    await service.until(lambda: "invoke_workflow" in collector.by_operation())
 
 
 @pytest.mark.spec("OPS-05.a")
@@ -127,10 +121,9 @@ async def test_a_run_that_waits_is_short_spans_that_are_linked(collector: OtlpRe
     task = await traced.submit(
         {"title": "asks", "steps": [appends(file)]}, project=traced.home, approval_mode=ApprovalMode.INBOX
     )
-    await traced.until(lambda: _stands(traced, task, StepStatus.BLOCKED))
+    await traced.until(lambda: stands(traced, task, StepStatus.BLOCKED))
     (request,) = await traced.store.consent.pending(task.session_id)
-    await traced.store.consent.answer(replace(make_answer(request), choice=Choice.ALLOW_ONCE))
-    await traced.orchestrator.parts.notifier.permission_raised(request.id, request.identity.session_id)
+    await answer(traced, request)
     await traced.finished(task)
     await arrived(traced, collector)
 
@@ -144,10 +137,6 @@ async def test_a_run_that_waits_is_short_spans_that_are_linked(collector: OtlpRe
     assert len(collector.roots()) == 1
 
 
-async def _stands(service: Deployment, task: Task, status: StepStatus) -> bool:
-    return (await service.steps(task))["asks"].status is status
-
-
 @pytest.mark.spec("OPS-05.a")
 @ON_SQLITE
 async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_up(
@@ -158,10 +147,7 @@ async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_
     task = await traced.submit({"title": "down", "steps": [reads("a"), reads("b")]}, project=traced.home)
     ended = await traced.finished(task)
 
-    async def was_refused() -> bool:
-        return collector.refused > 0
-
-    await traced.until(was_refused)
+    await traced.until(lambda: collector.refused > 0)
     nothing = len(collector.spans)
     collector.status = 200
     await arrived(traced, collector)
@@ -264,7 +250,7 @@ async def test_a_receiver_that_is_down_and_a_sender_killed_after_it_sent_lose_no
         await service.start_workers(1)
         task = await service.submit(PLAN)
         ended = await service.finished(task)
-        await service.until(lambda: _holds(receiver.refused))
+        await service.until(lambda: bool(receiver.refused))
         first = receiver.refused[0].headers["webhook-id"]
         service.owners[-1].kill()
         receiver.status = 200
@@ -283,10 +269,6 @@ async def test_a_receiver_that_is_down_and_a_sender_killed_after_it_sent_lose_no
         told = Webhook(SECRET).verify(taken.body, taken.headers)
         assert told["data"]["notices"][0]["outcome"] == "completed"
     assert receiver.taken[0].body == receiver.taken[1].body
-
-
-async def _holds(received: Sequence[Received]) -> bool:
-    return bool(received)
 
 
 async def _is_sent(service: Deployment) -> bool:

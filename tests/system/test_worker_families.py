@@ -115,19 +115,6 @@ def test_what_a_step_forked_ends_with_a_service_that_is_killed(
     cli.assert_nothing_left()
 
 
-@pytest.mark.spec("OPS-06")
-def test_what_a_step_forked_ends_with_a_service_that_is_asked_to_stop(
-    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
-    assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
-    assert len(left(tmp_path)) == CHILDREN
-
-    assert cli.run("down").returncode == 0
-
-    assert not left(tmp_path)
-    cli.assert_nothing_left()
-
-
 def test_what_a_step_forked_ends_with_a_worker_that_restarts(cli: CliHarness, tmp_path: Path) -> None:
     cli.environment |= {"SOONG_RECYCLE_AFTER": "1", "SOONG_LOG_LEVEL": "info"}
     up = cli.up()

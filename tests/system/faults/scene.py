@@ -112,10 +112,7 @@ def begun(service: Deployment) -> int:
 
 
 async def until_begun(service: Deployment, number: int) -> None:
-    async def are_begun() -> bool:
-        return begun(service) >= number
-
-    await service.until(are_begun)
+    await service.until(lambda: begun(service) >= number)
 
 
 async def done(service: Deployment, task: Task) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 LIMIT_S = 30.0
 EVERY_S = 0.005
@@ -57,3 +58,10 @@ async def others_run(rounds: int = 1) -> None:
     """Let the loop run what is ready, so many times."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+async def dropped(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks and wait for their end, whatever it is."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

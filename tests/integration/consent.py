@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -102,6 +102,11 @@ class Callback:
             self.at_once -= 1
         return PermissionDecision(choice, reason=f"because {choice}")
 
+    def answer(self) -> None:
+        """Answer what was kept waiting."""
+        assert self.gate is not None
+        self.gate.set()
+
 
 @dataclass(slots=True)
 class ConsentHarness:
@@ -125,6 +130,12 @@ class ConsentHarness:
     def session_id(self) -> str:
         return self.ownership.session_id
 
+    @property
+    def callback(self) -> Callback:
+        callback = self.responders[0].callback
+        assert isinstance(callback, Callback)
+        return callback
+
     def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> RunGate:
         if worker_id not in self.inboxes:
             self.inboxes[worker_id] = DecisionInbox(self.store.consent, self.subscriber, worker_id)
@@ -147,6 +158,16 @@ class ConsentHarness:
             worker_id = await open_worker(self.store)
             held.append((await self.claim_for(worker_id), worker_id))
         return held
+
+    async def claim_as(self, **identity: Any) -> tuple[Claim, str]:
+        """Claim a step whose run has these in its identity, in a process of its own."""
+        task = make_task(self.session_id, make_step())
+        (step,) = task.steps
+        assert step.run is not None
+        run = replace(step.run, identity=replace(step.run.identity, **identity))
+        await self.store.tasks.create_task(replace(task, steps=(replace(step, run=run),)))
+        worker_id = await open_worker(self.store)
+        return await self.claim_for(worker_id), worker_id
 
     async def claim_for(self, worker_id: str) -> Claim:
         advance = await take_turn(self.store, worker_id, now_us=self.clock.now_us())

@@ -48,5 +48,11 @@ def run_folders(store: MemoryStore, root: Path, clock: Clock | None = None) -> R
     return RunArchive(store, artifacts, RootedFolder(root, "runs"), clock or SystemClock())
 
 
+async def write_folders(store: MemoryStore, root: Path, task_id: str) -> None:
+    folders = run_folders(store, root)
+    await folders.write(task_id)
+    await folders.close()
+
+
 def lines(path: Path) -> list[dict[str, Json]]:
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -28,7 +28,7 @@ from soong.shared.permissions.request import Choice, Provenance, Question
 from soong.shared.tools.ports import Verdict
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import HOME, ConsentHarness, documents_of, make_call, verdicts
-from tests.waiting import until
+from tests.waiting import dropped, until
 
 
 async def asked(bench: ConsentHarness, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
@@ -142,8 +142,7 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
     """A prompt for a dead child is dismissed, not waited for (oh-my-openagent#4447, letta-ai/letta-code#2578)."""
     async with open_bench() as bench:
         asking, question = await asked(bench)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
@@ -216,8 +215,7 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
             "1 question waits",
         ):
             assert word in text
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
 
 @pytest.mark.spec("PER-06")
@@ -242,8 +240,7 @@ async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_benc
         }
         text = show_text(said, bench.clock.now_us(), is_full=True)
         assert all(word in text for word in (request.id, request.input_digest, request.identity.parent_agent_id))
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
 
 async def test_a_question_is_found_by_either_end_of_its_id_and_what_waits_goes_first(open_bench: OpenBench) -> None:
@@ -261,8 +258,7 @@ async def test_a_question_is_found_by_either_end_of_its_id_and_what_waits_goes_f
         await answer(bench, second, Choice.DENY)
         await verdicts(other)
         assert await find_question(bench.store, "req_") == key
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
 
 # -- a terminal that answers for all sessions

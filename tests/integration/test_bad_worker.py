@@ -32,7 +32,7 @@ from tests.integration.bad_deployment import (
     claim_one,
     columns_of,
 )
-from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
+from tests.integration.consent import ConsentHarness, make_call, verdicts
 from tests.model.builders import (
     make_children,
     make_decision,
@@ -43,7 +43,7 @@ from tests.model.builders import (
     open_worker,
     take_turn,
 )
-from tests.waiting import until
+from tests.waiting import dropped, until
 
 
 @asynccontextmanager
@@ -52,24 +52,11 @@ async def asking(deployment: Deployment) -> AsyncIterator["asyncio.Task[list[Ver
     bench = deployment.bench
     gate = bench.gate(deployment.victim, deployment.victim_worker)
     waiting = asyncio.get_running_loop().create_task(verdicts(gate.decide(make_call(deployment.victim))))
-    await until(lambda: bool(callback_of(bench).shown))
+    await until(lambda: bool(bench.callback.shown))
     try:
         yield waiting
     finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-
-def callback_of(bench: ConsentHarness) -> Callback:
-    callback = bench.responders[0].callback
-    assert isinstance(callback, Callback)
-    return callback
-
-
-def answer_now(bench: ConsentHarness) -> None:
-    gate = callback_of(bench).gate
-    assert gate is not None
-    gate.set()
+        await dropped(waiting)
 
 
 REFUSED: dict[str, str] = {
@@ -165,13 +152,13 @@ async def test_what_others_hold_cannot_be_touched_and_their_question_is_answered
 
         tried = {**REFUSED, **UNTOUCHED}
         outcomes = {what: await deployment.try_(statement, **values) for what, statement in tried.items()}
-        answer_now(bench)
+        bench.callback.answer()
         (verdict,) = await waiting
 
     assert outcomes == {**dict.fromkeys(REFUSED, DENIED), **dict.fromkeys(UNTOUCHED, NOTHING)}
     assert verdict.is_allowed
-    assert [shown.id for shown in callback_of(bench).shown] == [request.id]
-    assert callback_of(bench).shown[0].identity == deployment.victim.identity
+    assert [shown.id for shown in bench.callback.shown] == [request.id]
+    assert bench.callback.shown[0].identity == deployment.victim.identity
     found = await verify(bench.store.audit, bench.store.keys)
     assert found.holds
 
@@ -195,7 +182,7 @@ async def test_the_bad_one_does_know_the_others_tokens_and_they_are_worth_nothin
 async def test_a_decision_that_another_waits_for_cannot_be_used_up(deployment: Deployment, statement: str) -> None:
     bench = deployment.bench
     async with asking(deployment) as waiting:
-        answer_now(bench)
+        bench.callback.answer()
         (verdict,) = await waiting
 
     assert verdict.is_allowed
@@ -206,8 +193,8 @@ async def test_a_decision_that_another_waits_for_cannot_be_used_up(deployment: D
 async def decided(deployment: Deployment, choice: Choice) -> str:
     """Let the bad one ask rightly, and be answered; return the id of the decision."""
     bench = deployment.bench
-    callback_of(bench).choices = [choice]
-    answer_now(bench)
+    bench.callback.choices = [choice]
+    bench.callback.answer()
     request = deployment.own_request()
     assert (await deployment.raise_own(request))["rows"] == 1
     await bench.broker.review([bench.session_id])
@@ -286,11 +273,11 @@ async def test_a_row_that_is_no_question_is_shown_to_nobody_reported_and_holds_n
         assert (await deployment.try_(INSERT_REQUEST, id=request.id, **values))["rows"] == 1
 
     async with asking(deployment) as waiting:
-        answer_now(bench)
+        bench.callback.answer()
         (verdict,) = await waiting
 
     assert verdict.is_allowed
-    assert [shown.identity for shown in callback_of(bench).shown] == [deployment.victim.identity]
+    assert [shown.identity for shown in bench.callback.shown] == [deployment.victim.identity]
     assert await bench.store.consent.pending(bench.session_id) == []
     entries = await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert [entry.data["what"] for entry in entries] == ["malformed_request"] * len(MALFORMED)
@@ -309,11 +296,11 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
     await bench.broker.review([bench.session_id])
     await until(lambda: _is_calm(bench))
     async with asking(deployment) as waiting:
-        answer_now(bench)
+        bench.callback.answer()
         (verdict,) = await waiting
 
     assert verdict.is_allowed
-    of_dropped_questions = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
+    of_dropped_questions = [one for one in bench.callback.shown if one.identity == deployment.own.identity]
     assert len(of_dropped_questions) <= shown
     told = [entry.data for entry in await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])]
     assert sum(int(str(data["closed"])) for data in told if data["what"] == "questions_dropped") == count - shown

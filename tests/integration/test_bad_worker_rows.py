@@ -25,7 +25,7 @@ from soong.shared.storage.sql.engine.rows import request_body
 from soong.shared.tools.result import ErrorType
 from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, INSERT_REQUEST, NODE, NOTHING, Deployment, claim_one
-from tests.integration.consent import Callback, documents_of, make_call, verdicts
+from tests.integration.consent import documents_of, make_call, verdicts
 from tests.integration.roles import ORCHESTRATOR, plain
 from tests.model.builders import make_step, make_task, open_worker, take_turn
 from tests.waiting import until
@@ -74,10 +74,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     deployment: Deployment, tmp_path: Path
 ) -> None:
     bench, questions = deployment.bench, hostile(deployment)
-    callback = bench.responders[0].callback
-    assert isinstance(callback, Callback)
-    assert callback.gate is not None
-    callback.gate.set()
+    bench.callback.answer()
     for start in range(0, len(questions), AT_ONCE):
         for request in questions[start : start + AT_ONCE]:
             values = {
@@ -112,16 +109,13 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
 @pytest.mark.spec("PER-14", "OPS-12.d")
 async def test_a_question_whose_answer_cannot_be_stored_is_shown_once_and_ends_by_time(deployment: Deployment) -> None:
     bench = deployment.bench
-    callback = bench.responders[0].callback
-    assert isinstance(callback, Callback)
-    assert callback.gate is not None
-    callback.gate.set()
+    bench.callback.answer()
     with psycopg.connect(plain(deployment.urls.owner), autocommit=True) as owner:
         owner.execute(f"REVOKE INSERT ON answers FROM {ORCHESTRATOR}".encode())
         try:
             gate = bench.gate(deployment.victim, deployment.victim_worker)
             asking = asyncio.ensure_future(gate.decide(make_call(deployment.victim)))
-            await until(lambda: bool(callback.shown) and not callback.at_once)
+            await until(lambda: bool(bench.callback.shown) and not bench.callback.at_once)
             await bench.settle()
             await bench.pass_time(bench.settings.permission_timeout_s)
             (verdict,) = await verdicts(asking)
@@ -129,7 +123,7 @@ async def test_a_question_whose_answer_cannot_be_stored_is_shown_once_and_ends_b
             owner.execute(f"GRANT INSERT ON answers TO {ORCHESTRATOR}".encode())
 
     assert (verdict.is_allowed, verdict.error) == (False, ErrorType.PERMISSION_TIMEOUT)
-    assert len(callback.shown) == 1
+    assert len(bench.callback.shown) == 1
 
 
 @pytest.mark.spec("OPS-12.d", "PER-13")
@@ -145,10 +139,7 @@ async def test_an_answer_whose_metadata_is_malformed_answers_nothing_and_holds_n
             b" VALUES (%s, 'allow_once', 'local', 'cli', %s, 1, '{')",
             (request.id, request.input_digest),
         )
-    callback = bench.responders[0].callback
-    assert isinstance(callback, Callback)
-    assert callback.gate is not None
-    callback.gate.set()
+    bench.callback.answer()
 
     gate = bench.gate(deployment.victim, deployment.victim_worker)
     async with asyncio.timeout(60):

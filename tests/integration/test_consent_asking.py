@@ -20,7 +20,7 @@ from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
-from tests.waiting import others_run, until
+from tests.waiting import dropped, others_run, until
 
 TEXT = "line\n" * 2_000
 
@@ -118,8 +118,7 @@ async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_
                 await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
         await bench.broker.review([bench.session_id])
         await bench.pending(1)
-        assert first.gate is not None
-        first.gate.set()
+        first.answer()
 
         assert all(answer.is_allowed for answer in await verdicts(*asking))
         assert first.shown == [shown]
@@ -223,8 +222,7 @@ async def test_a_client_shows_what_was_raised_while_it_showed_another_question(m
         await until(lambda: callback.at_once == 1)
         asking.append(asyncio.ensure_future(bench.gate(*second).decide(make_call(second[0], folder="/work/two"))))
         await bench.pending(2)
-        assert callback.gate is not None
-        callback.gate.set()
+        callback.answer()
 
         assert all(verdict.is_allowed for verdict in await verdicts(*asking))
 
@@ -293,5 +291,4 @@ async def test_a_broker_that_is_woken_as_it_closes() -> None:
 
         await asyncio.wait([closing], timeout=5)
         assert closing.done()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)

@@ -3,13 +3,11 @@
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 
 from soong.orchestrator.terminal.question_text import list_text
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest, RequestState
@@ -28,9 +26,9 @@ from tests.integration.consent import (
     next_owner,
     verdicts,
 )
-from tests.model.builders import make_answer, make_responder, make_step, make_task, open_worker
+from tests.model.builders import make_answer, make_responder
 from tests.model.memory import MemoryStore
-from tests.waiting import until
+from tests.waiting import dropped, until
 
 
 async def ask(bench: ConsentHarness) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
@@ -201,8 +199,7 @@ async def test_a_question_whose_asker_is_gone_is_withdrawn_with_that_reason(open
         asking, request = await ask(bench)
         await until(lambda: callback.at_once == 1)
 
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
         withdrawn = await bench.event(bench.claims[0], EventType.PERMISSION_WITHDRAWN)
         assert (withdrawn.data["request_id"], withdrawn.data["reason"]) == (request.id, "its call was cancelled")
@@ -298,39 +295,21 @@ async def test_a_question_that_is_asked_again_has_lost_nothing(open_bench: OpenB
 async def test_a_question_names_the_child_and_the_model_that_it_is_from(open_bench: OpenBench) -> None:
     """anomalyco/opencode#20280: which sub-agent asks, and which provider's model it is, could not be seen."""
     async with open_bench() as bench:
-        task = make_task(bench.session_id, make_step())
-        (step,) = task.steps
-        assert step.run is not None
-        identity = replace(step.run.identity, definition="reviewer", model="anthropic:claude-small")
-        await bench.store.tasks.create_task(
-            replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),))
-        )
-        worker = await open_worker(bench.store)
-        claim = await bench.claim_for(worker)
+        claim, worker = await bench.claim_as(definition="reviewer", model="anthropic:claude-small")
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
         (request,) = await bench.pending()
 
         text = list_text(documents_of(await bench.store.consent.questions()), bench.clock.now_us())
 
+        identity = claim.identity
         assert request.identity == identity
+        assert (identity.definition, identity.model) == ("reviewer", "anthropic:claude-small")
         for word in ("reviewer", "anthropic:claude-small", identity.agent_id, identity.step_title):
             assert word in text
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
 
 # -- one path of consent for every role: no agent asks another way, and every decision reaches the run that asked
-async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
-    """Claim a step whose run is of a role, in a process of its own."""
-    task = make_task(bench.session_id, make_step())
-    (step,) = task.steps
-    assert step.run is not None
-    identity = replace(step.run.identity, role=role, definition=str(role))
-    await bench.store.tasks.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
-    worker_id = await open_worker(bench.store)
-    return await bench.claim_for(worker_id), worker_id
-
-
 @pytest.mark.spec("PER-01.b", "PER-13.a", "CARD-3")
 @pytest.mark.parametrize("choice", list(Choice))
 @pytest.mark.parametrize("role", list(Role))
@@ -343,7 +322,7 @@ async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
     """
     silent, later = Callback(gate=asyncio.Event()), Callback([Choice.DENY])
     async with open_bench(silent) as bench:
-        claim, worker_id = await claim_as(bench, role)
+        claim, worker_id = await bench.claim_as(role=role, definition=str(role))
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker_id).decide(make_call(claim)))
         (request,) = await bench.pending()
         await until(lambda: silent.at_once == 1)

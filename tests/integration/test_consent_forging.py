@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +31,11 @@ from tests.integration.bad_worker import BadWorker
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, verdicts
 from tests.integration.parking import Site, open_site
-from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain, with_roles
+from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
 from tests.model.builders import make_call as make_row
 from tests.model.builders import open_worker
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
-from tests.servers import PostgresServer
 
 
 @pytest.mark.spec("PER-12.a")
@@ -252,12 +251,6 @@ NODE = (
 COUNTED = "UPDATE runs SET last_node = %(nodes)s, started_us = 1 WHERE id = %(run)s"
 STARTED = "UPDATE steps SET starts = 1 WHERE key = %(step)s"
 FENCED = "UPDATE steps SET fence = 1 WHERE key = %(step)s"
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_forged") as url:
-        yield with_roles(url)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, open_worker
 from tests.model.memory.notifier import MemoryBus
-from tests.waiting import others_run, until
+from tests.waiting import dropped, others_run, until
 
 
 async def resumed(bench: ConsentHarness, claim: Claim, worker: str) -> tuple[Claim, str]:
@@ -69,8 +69,7 @@ async def test_a_resumed_run_waits_for_the_question_that_its_former_life_asked(o
         again, successor = await resumed(bench, claim, worker)
         asking = start(bench, again, successor)
         await until(lambda: callback.at_once == 1)
-        assert callback.gate is not None
-        callback.gate.set()
+        callback.answer()
 
         (verdict,) = await verdicts(asking)
         assert verdict.is_allowed
@@ -94,10 +93,8 @@ async def test_a_life_that_ends_does_not_end_the_waiting_of_the_next_one_in_the_
         await until(lambda: callback.at_once == 1)
         await others_run()
 
-        stale.cancel()
-        await asyncio.gather(stale, return_exceptions=True)
-        assert callback.gate is not None
-        callback.gate.set()
+        await dropped(stale)
+        callback.answer()
 
         (verdict,) = await verdicts(asking)
         assert verdict.is_allowed
@@ -130,8 +127,7 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         successor = await bench.store.sessions.session(bench.session_id)
         assert successor.owner_id == ""
 
-        assert silent.gate is not None
-        silent.gate.set()
+        silent.answer()
         await until(lambda: silent.at_once == 0)
         await former.review([bench.session_id])
         approvals = former._of(bench.session_id)
@@ -186,8 +182,7 @@ async def test_a_question_of_another_session_is_none_of_the_brokers(open_bench: 
         await bench.settle()
 
         assert not asking.done()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
         assert replace(claim).identity.session_id != bench.session_id
 
 
@@ -211,8 +206,7 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         assert (verdict.error, verdict.reason) == (ErrorType.PERMISSION_DENIED, "not that one")
         assert [request.id for request in silent.shown] == [(await bench.pending())[0].id]
         assert not waiting.done()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await dropped(waiting)
 
 
 @pytest.mark.spec("MCP-01.d", "PER-13", "PER-15")
@@ -232,8 +226,7 @@ async def test_a_question_of_a_call_under_way_does_not_let_its_run_park_and_goes
         asking = asyncio.create_task(gate.decide(make_call(claim, is_under_way=True, hook_result="ask")))
         (request,) = await bench.pending()
         gate.interruption.stop = "park"
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
         assert waits == []
         _, state = await bench.store.consent.request(request.id)
@@ -257,8 +250,7 @@ async def test_a_call_that_is_cancelled_while_its_question_is_written_leaves_non
         asking = asyncio.create_task(gate.decide(make_call(claim)))
         await is_written.wait()
         (request,) = await bench.pending()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await dropped(asking)
 
         _, state = await bench.store.consent.request(request.id)
         assert state is RequestState.WITHDRAWN
@@ -289,8 +281,7 @@ async def parked(bench: ConsentHarness) -> tuple[Claim, PermissionRequest]:
     held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
     assert await bench.store.claims.park(worker, held, [request.id], max_parked=1, now_us=bench.clock.now_us())
     gate.interruption.stop = "park"
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await dropped(asking)
     return claim, request
 
 
@@ -308,8 +299,7 @@ async def test_the_answer_to_a_parked_run_wakes_owners_and_is_used_once_by_its_n
     async with open_bench(person) as bench:
         claim, request = await parked(bench)
         subscription = await bench.subscriber.subscribe_owner()
-        assert person.gate is not None
-        person.gate.set()
+        person.answer()
 
         assert "" in await subscription.wait(5.0)
         await subscription.close()

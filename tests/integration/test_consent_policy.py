@@ -18,10 +18,10 @@ from soong.shared.tools.ports import GateCall
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import WRITE_FILE, Callback, ConsentHarness, make_call, verdicts
-from tests.model.builders import make_task, open_worker
 
 FETCH = replace(WRITE_FILE, name="web.fetch", permission=Permission.READONLY, tags=frozenset({"network"}))
 READ = Traits(is_read_only=True, is_concurrency_safe=True)
+FOREIGN = Origin("root", is_foreign=True)
 
 
 def fetch(claim: Claim, call_id: str = "call_1", host: str = "example.org") -> GateCall:
@@ -89,17 +89,6 @@ async def test_the_owner_uses_no_grant_for_a_tainted_run_whatever_its_worker_say
         assert (outward.is_allowed, outward.author) == (False, "person")
 
 
-async def foreign_claim(bench: ConsentHarness) -> tuple[Claim, str]:
-    """Claim a step whose run another side had made, in a worker of its own."""
-    task = make_task(bench.session_id, "foreign")
-    (step,) = task.steps
-    assert step.run is not None
-    identity = replace(step.run.identity, origin=Origin("root", is_foreign=True))
-    await bench.store.tasks.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
-    worker_id = await open_worker(bench.store)
-    return await bench.claim_for(worker_id), worker_id
-
-
 @pytest.mark.usefixtures("short_grace")
 @pytest.mark.spec("PER-08", "OPS-12.a")
 async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_its_worker_says(
@@ -108,7 +97,7 @@ async def test_a_grant_answers_for_no_run_that_another_side_had_made_whatever_it
     callback = Callback([Choice.ALLOW_FOR_SESSION, Choice.ALLOW_FOR_SESSION, Choice.DENY])
     async with open_bench(callback) as bench:
         ((own, one),) = await bench.claim()
-        foreign, two = await foreign_claim(bench)
+        foreign, two = await bench.claim_as(origin=FOREIGN)
         await verdicts(bench.gate(own, one).decide(make_call(own)))
 
         (again,) = await verdicts(bench.gate(own, one).decide(make_call(own, "call_2")))
@@ -128,7 +117,7 @@ async def test_a_rule_answers_for_no_run_that_another_side_had_made(open_bench: 
     callback = Callback([Choice.ALLOW_ONCE])
     async with open_bench(callback, policy=Policy((rule,))) as bench:
         ((own, one),) = await bench.claim()
-        foreign, two = await foreign_claim(bench)
+        foreign, two = await bench.claim_as(origin=FOREIGN)
         policies = [policy_for(Policy.from_json(claim.policy), claim.identity) for claim in (own, foreign)]
 
         (by_rule,) = await verdicts(bench.gate(own, one, policies[0]).decide(make_call(own)))

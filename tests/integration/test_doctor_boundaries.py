@@ -13,16 +13,9 @@ from soong.orchestrator.doctor.checks import check_notifications
 from soong.orchestrator.doctor.machine import Level, check_boundary, check_configuration, check_data, may_write
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.signing import Signer
-from tests.integration.roles import RoleUrls, with_roles
-from tests.servers import PostgresServer
+from tests.integration.roles import RoleUrls
 
 STRANGER = 4242
-
-
-@pytest.fixture(scope="module")
-def urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_doctor") as url:
-        yield with_roles(url)
 
 
 @pytest.fixture
@@ -42,8 +35,8 @@ def settings_of(home: Path, url: str = "", **more: object) -> Settings:
     return load_settings(agent_home=home, database_url=url, data_dir=home.parent / "data", **more)
 
 
-def socket_folder(urls: RoleUrls) -> Path:
-    return Path(str(make_url(urls.worker).query["host"]))
+def socket_folder(role_urls: RoleUrls) -> Path:
+    return Path(str(make_url(role_urls.worker).query["host"]))
 
 
 @contextmanager
@@ -100,8 +93,8 @@ async def test_the_data_folder_is_said(home: Path) -> None:
 
 # -- configuration
 @pytest.mark.spec("OPS-07", "OPS-12")
-async def test_a_configuration_that_a_workers_role_can_write_fails(home: Path, urls: RoleUrls) -> None:
-    finding = await check_configuration(settings_of(home, urls.worker))
+async def test_a_configuration_that_a_workers_role_can_write_fails(home: Path, role_urls: RoleUrls) -> None:
+    finding = await check_configuration(settings_of(home, role_urls.worker))
 
     assert finding.level is Level.FAIL
     assert f"can write {home} (and 6 more), and soong_worker is a worker's or a client's role" in finding.says
@@ -110,41 +103,41 @@ async def test_a_configuration_that_a_workers_role_can_write_fails(home: Path, u
 
 @pytest.mark.spec("OPS-07", "OPS-12")
 @pytest.mark.parametrize("name", ["config.toml", "tools/x.json", "skills/x/SKILL.md", "tools"])
-async def test_one_file_of_the_configuration_is_enough_to_fail(home: Path, urls: RoleUrls, name: str) -> None:
+async def test_one_file_of_the_configuration_is_enough_to_fail(home: Path, role_urls: RoleUrls, name: str) -> None:
     (home / name).chmod(0o777)
 
-    with acting_as_a_stranger(home, socket_folder(urls)):
-        finding = await check_configuration(settings_of(home, urls.worker))
+    with acting_as_a_stranger(home, socket_folder(role_urls)):
+        finding = await check_configuration(settings_of(home, role_urls.worker))
 
     assert finding.level is Level.FAIL
     assert str(home / name) in finding.says
 
 
 @pytest.mark.spec("OPS-07", "OPS-12")
-async def test_a_hooks_program_that_can_be_written_fails(home: Path, urls: RoleUrls) -> None:
+async def test_a_hooks_program_that_can_be_written_fails(home: Path, role_urls: RoleUrls) -> None:
     program = home.parent / "check.py"
     program.write_text("")
     program.chmod(0o777)
     (home / "config.toml").write_text(f'[[hooks.pre]]\nname = "x"\ncommand = ["/usr/bin/python3", "{program}"]\n')
 
-    with acting_as_a_stranger(home, socket_folder(urls)):
-        finding = await check_configuration(settings_of(home, urls.worker))
+    with acting_as_a_stranger(home, socket_folder(role_urls)):
+        finding = await check_configuration(settings_of(home, role_urls.worker))
 
     assert (finding.level, str(program) in finding.says) == (Level.FAIL, True)
 
 
 @pytest.mark.spec("OPS-12")
-async def test_a_configuration_that_nobody_here_can_write_is_in_order(home: Path, urls: RoleUrls) -> None:
-    with acting_as_a_stranger(home, socket_folder(urls)):
-        finding = await check_configuration(settings_of(home, urls.worker))
+async def test_a_configuration_that_nobody_here_can_write_is_in_order(home: Path, role_urls: RoleUrls) -> None:
+    with acting_as_a_stranger(home, socket_folder(role_urls)):
+        finding = await check_configuration(settings_of(home, role_urls.worker))
 
     assert (finding.level, finding.says) == (Level.OK, f"{home} is read-only for user {STRANGER} here")
 
 
 @pytest.mark.spec("OPS-12")
-async def test_data_in_the_home_of_a_deployment_warns(home: Path, urls: RoleUrls) -> None:
-    apart = await check_configuration(settings_of(home, urls.orchestrator))
-    within = await check_configuration(load_settings(agent_home=home, database_url=urls.orchestrator))
+async def test_data_in_the_home_of_a_deployment_warns(home: Path, role_urls: RoleUrls) -> None:
+    apart = await check_configuration(settings_of(home, role_urls.orchestrator))
+    within = await check_configuration(load_settings(agent_home=home, database_url=role_urls.orchestrator))
 
     assert (apart.level, "run no worker as that user" in apart.says) == (Level.OK, True)
     assert (within.level, "SOONG_DATA_DIR" in within.hint) == (Level.WARN, True)
@@ -167,11 +160,11 @@ async def test_an_owner_can_give_itself_the_right_to_write(home: Path) -> None:
 
 # -- boundary
 @pytest.mark.spec("OPS-07", "OPS-12")
-async def test_a_signing_key_where_a_worker_runs_undoes_the_boundary(home: Path, urls: RoleUrls) -> None:
-    before = await check_boundary(settings_of(home, urls.worker))
+async def test_a_signing_key_where_a_worker_runs_undoes_the_boundary(home: Path, role_urls: RoleUrls) -> None:
+    before = await check_boundary(settings_of(home, role_urls.worker))
     Signer.load(home / "signing.key")
 
-    finding = await check_boundary(settings_of(home, urls.worker))
+    finding = await check_boundary(settings_of(home, role_urls.worker))
 
     assert (before.level, "no signing key is here" in before.says) == (Level.OK, True)
     assert finding.level is Level.FAIL
@@ -179,11 +172,11 @@ async def test_a_signing_key_where_a_worker_runs_undoes_the_boundary(home: Path,
 
 
 @pytest.mark.spec("OPS-12")
-async def test_each_form_of_deployment_says_which_boundary_holds(home: Path, urls: RoleUrls) -> None:
+async def test_each_form_of_deployment_says_which_boundary_holds(home: Path, role_urls: RoleUrls) -> None:
     embedded = await check_boundary(load_settings(agent_home=home))
     file = await check_boundary(settings_of(home, f"sqlite:///{home}/x.db"))
-    orchestrator = await check_boundary(settings_of(home, urls.orchestrator))
-    owner = await check_boundary(settings_of(home, urls.owner))
+    orchestrator = await check_boundary(settings_of(home, role_urls.orchestrator))
+    owner = await check_boundary(settings_of(home, role_urls.owner))
     nowhere = await check_boundary(settings_of(home, "postgresql://127.0.0.1:1/none?connect_timeout=2"))
 
     assert (embedded.level, embedded.says.partition(":")[0]) == (Level.OK, "none")
@@ -195,9 +188,11 @@ async def test_each_form_of_deployment_says_which_boundary_holds(home: Path, url
 
 # -- notifications
 @pytest.mark.spec("OPS-07")
-async def test_notifications_are_not_looked_at_by_a_role_that_may_not_read_them(home: Path, urls: RoleUrls) -> None:
-    worker = await check_notifications(settings_of(home, urls.worker))
-    orchestrator = await check_notifications(settings_of(home, urls.orchestrator))
+async def test_notifications_are_not_looked_at_by_a_role_that_may_not_read_them(
+    home: Path, role_urls: RoleUrls
+) -> None:
+    worker = await check_notifications(settings_of(home, role_urls.worker))
+    orchestrator = await check_notifications(settings_of(home, role_urls.orchestrator))
 
     assert (worker.level, "soong_worker reads none" in worker.says) == (Level.OK, True)
     assert (orchestrator.level, orchestrator.says) == (Level.OK, "no rule asks for any")

@@ -85,13 +85,6 @@ async def test_the_owner_is_notified_after_both(workers: tuple[ContractHarness, 
     assert (early, await slow.finish(task_id)) == (None, TaskStatus.COMPLETED)
 
 
-@pytest.fixture
-async def processes(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, ContractHarness]]:
-    """An owner's process and a client's."""
-    async with two_workers(postgres_url) as processes:
-        yield processes
-
-
 async def ended_task(scene: ContractHarness) -> tuple[Ownership, str]:
     """Make a task that has nothing left but its end, in a session that is to end with it."""
     await scene.store.sessions.open_session(make_session(closes_with_task=True))
@@ -103,9 +96,9 @@ async def ended_task(scene: ContractHarness) -> tuple[Ownership, str]:
 
 @pytest.mark.spec("CARD-1.d")
 async def test_a_command_that_comes_while_its_session_is_being_closed_is_refused(
-    processes: tuple[ContractHarness, ContractHarness],
+    workers: tuple[ContractHarness, ContractHarness],
 ) -> None:
-    owner, client = processes
+    owner, client = workers
     own, task_id = await ended_task(owner)
     command = make_command(own.session_id, CommandKind.CANCEL, task_id)
 
@@ -126,24 +119,14 @@ STEPS = 60
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
-@pytest.fixture
-async def scenes(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, ContractHarness]]:
-    """One session as its owner's process and a worker's see it."""
-    owner, worker = await open_store(postgres_url, migrate=True), await open_store(postgres_url)
-    scene = await open_scene(owner)
-    yield scene, ContractHarness(worker, scene.own, scene.worker)
-    await owner.close()
-    await worker.close()
-
-
 async def grow(scene: ContractHarness, task: Task, root: Run, name: str, parent: str) -> None:
     steps = make_more(task, root.identity, make_step(name, depends_on=(parent,)))
     await scene.store.tasks.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
-async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[ContractHarness, ContractHarness]) -> None:
-    owner, worker = scenes
+async def test_no_join_is_lost_between_a_growth_and_an_end(workers: tuple[ContractHarness, ContractHarness]) -> None:
+    owner, worker = workers
     task_id = await owner.task(*(f"p{number}" for number in range(STEPS)))
     task = await owner.store.tasks.task(task_id)
     root = await owner.store.runs.run(task.root_run_id)
@@ -162,9 +145,9 @@ async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Contrac
 
 @pytest.mark.spec("DAG-07")
 async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_left(
-    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str
+    workers: tuple[ContractHarness, ContractHarness], postgres_url: str
 ) -> None:
-    owner, worker = scenes
+    owner, worker = workers
     task_id = await owner.task("a", make_step("b", depends_on=("a",)))
     await worker.complete(await worker.claim_one())
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
@@ -181,10 +164,10 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
 @pytest.mark.spec("DAG-01", "DAG-07")
 @pytest.mark.parametrize("more", [(), (make_step("q", depends_on=("p",)),)], ids=["alone", "with a successor"])
 async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
-    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str, more: tuple[NewStep, ...]
+    workers: tuple[ContractHarness, ContractHarness], postgres_url: str, more: tuple[NewStep, ...]
 ) -> None:
     """The end's statement began before the growth was committed, so what it reads of the edges is older."""
-    owner, worker = scenes
+    owner, worker = workers
     task_id = await owner.task("p", "other", *more)
     task = await owner.store.tasks.task(task_id)
     root = await owner.store.runs.run(task.root_run_id)

@@ -23,7 +23,7 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from tests.integration.runner_site import RunnerSite
 from tests.integration.sql_stores import opened
-from tests.waiting import until
+from tests.waiting import dropped, until
 
 SECRET = "correct-horse-battery-staple"
 DENY = '[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"\nscope = "/elsewhere"\n'
@@ -77,8 +77,7 @@ class Site(RunnerSite):
         running = asyncio.create_task(runner.run(claim, interruption))
         await until(lambda: self._has_open_input(claim))
         interruption.stop = "drop"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await dropped(running)
         await self.store.claims.expire_worker(worker_id, 0, max_lost_leases=3, now_us=SystemClock().now_us())
         return claim
 

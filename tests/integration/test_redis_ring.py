@@ -20,7 +20,7 @@ from soong.shared.storage.redis.client import MAX_WAITING, DirectConnection, Red
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.model.builders import make_session, make_step, make_task, open_worker
 from tests.servers import RedisServer, redis_server
-from tests.waiting import others_run, until
+from tests.waiting import dropped, others_run, until
 
 LIMIT_S = 15.0
 
@@ -226,8 +226,7 @@ async def test_a_subscription_that_nobody_waits_for_any_more_leaves_nothing_behi
     opening = asyncio.ensure_future(RedisSubscriber(clients.blocking).subscribe_owner())
     await others_run(20)
 
-    opening.cancel()
-    await asyncio.gather(opening, return_exceptions=True)
+    await dropped(opening)
 
     assert opening.cancelled()
     assert asyncio.all_tasks() == before

@@ -1,5 +1,5 @@
 import ast
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,9 +11,7 @@ import soong.shared.agents.runtime
 import soong.worker
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.event_feed import MessageOutcome, Notice, NoticeState, Totals
-from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.storage.sql.engine.columns import WRITES, written_by_worker
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL as SETTING
@@ -23,54 +21,12 @@ from soong.shared.storage.sql.roles.role_privileges import CHANGED, EMPTIED, WOR
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.databases import empty_postgres
-from tests.integration.roles import (
-    CREDENTIAL,
-    ORCHESTRATOR,
-    OWNER,
-    PARTS,
-    WORKER_METHODS,
-    RoleUrls,
-    SplitStore,
-    plain,
-    with_roles,
-)
+from tests.integration.roles import CREDENTIAL, ORCHESTRATOR, OWNER, PARTS, WORKER_METHODS, RoleUrls, SplitStore, plain
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
 from tests.model.builders import make_owner
-from tests.servers import PostgresServer
-from tests.system.deployment import Deployment, end
 
 DENIED = psycopg.errors.InsufficientPrivilege
-
-MAP_AND_REPORT: JsonObject = {
-    "title": "map",
-    "inputs": {"names": {"type": "array"}},
-    "steps": [
-        {"id": "first", "kind": "python", "call": "builtin.echo", "inputs": {"value": "${inputs.names}"}},
-        {
-            "id": "each",
-            "kind": "map",
-            "depends_on": ["first"],
-            "over": "${inputs.names}",
-            "as": "name",
-            "step": {"kind": "python", "call": "builtin.echo", "inputs": {"value": "${name}"}},
-        },
-        {
-            "id": "last",
-            "kind": "python",
-            "call": "builtin.echo",
-            "depends_on": ["each"],
-            "inputs": {"value": "${each.output}"},
-        },
-    ],
-}
-"""A plan in which steps are claimed, unlocked, grown from a list, and joined."""
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_role_rights") as url:
-        yield with_roles(url)
 
 
 @pytest.fixture
@@ -272,25 +228,6 @@ async def test_an_orchestrator_keeps_the_outbox_of_notifications_under_its_role(
         assert await store.outbox.prune(9) == 1
     finally:
         await store.close()
-
-
-@pytest.mark.spec("OPS-03")
-async def test_the_whole_service_runs_with_a_role_for_each_part(
-    urls: RoleUrls, redis_tcp_url: str, tmp_path: Path
-) -> None:
-    async with Deployment(urls.orchestrator, redis_tcp_url, tmp_path) as service:
-        await service.start_workers(2, slots=4, SOONG_DATABASE_URL=urls.worker)
-        task = await service.submit(MAP_AND_REPORT, {"names": ["a", "b", "c"]})
-        ended = await service.finished(task)
-        for worker in service.workers:
-            end(worker)
-
-        gone = await service.store.sessions.workers()
-        logs = service.logs()
-
-    assert ended.status is TaskStatus.COMPLETED
-    assert gone == []
-    assert "permission denied" not in logs
 
 
 @pytest.mark.spec("DIS-04")

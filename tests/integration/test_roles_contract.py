@@ -25,8 +25,7 @@ from tests.contract import (
 )
 from tests.contract.conftest import OpenStore, other_store, scene, store
 from tests.contract.databases import empty_postgres
-from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, with_roles
-from tests.servers import PostgresServer
+from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore
 
 __all__ = ["other_store", "scene", "store"]
 
@@ -73,11 +72,10 @@ class _Processes:
 
 
 @pytest.fixture(scope="module")
-def processes(postgres_session_server: PostgresServer) -> Iterator[_Processes]:
-    with postgres_session_server.fresh_database("soong_roles") as url:
-        processes = _Processes(with_roles(url))
-        yield processes
-        asyncio.run(processes.close())
+def processes(role_urls: RoleUrls) -> Iterator[_Processes]:
+    processes = _Processes(role_urls)
+    yield processes
+    asyncio.run(processes.close())
 
 
 @pytest.fixture

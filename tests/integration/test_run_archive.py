@@ -18,7 +18,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.integration.away_store import AwayStore
-from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders
+from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders, write_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.rows import note_run
@@ -62,9 +62,7 @@ async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
     before = await store.tasks.unrecorded(ownership.owner_id)
 
     for _ in range(2):  # a successor that did not hear of it writes the same again
-        folders = run_folders(store, tmp_path)
-        await folders.write(ended.task_id)
-        await folders.close()
+        await write_folders(store, tmp_path, ended.task_id)
 
     assert before == [ended.task_id]
     assert await store.tasks.unrecorded(ownership.owner_id) == []

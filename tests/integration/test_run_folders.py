@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.owner import run_archive
-from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core import timing
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -15,7 +14,7 @@ from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.result import ArtifactRef
-from tests.integration.run_archiving import advance, ended_run, lines, run_folders
+from tests.integration.run_archiving import advance, ended_run, lines, run_folders, write_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.store import MemoryStore
@@ -32,10 +31,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
         NewEvent(EventType.TOOL_COMPLETED, {"tool": "code.write_file", "deliverable": deliverable}, START_US),
         NewEvent(EventType.TOOL_DENIED, {"tool": "code.search", "error": "permission_denied"}, START_US),
     )
-    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
-
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     folder = tmp_path / "runs" / run_id
     assert [line["id"] for line in lines(folder / "events.jsonl")] == [
@@ -55,10 +51,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
 async def test_an_agents_run_that_called_no_tool_gets_its_folder(tmp_path: Path) -> None:
     store = MemoryStore()
     ended, run_id = await ended_run(store, usage=Usage(requests=1))
-    folders = run_folders(store, tmp_path)
-
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     folder = tmp_path / "runs" / run_id
     assert {path.name for path in folder.iterdir()} == {"archive", "deliverables", "events.jsonl", "logs", "workspace"}
@@ -77,10 +70,7 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
         delivered: dict[str, Json] = {"name": "report.md", "path": f"/p/{folder}/report.md", "digest": ref.digest}
         events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
     ended, run_id = await ended_run(store, *events)
-    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
-
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     kept = sorted((tmp_path / "runs" / run_id / "deliverables").iterdir())
     assert {path.read_bytes() for path in kept} == {b"a", b"b"}
@@ -97,14 +87,9 @@ async def test_what_a_run_delivers_is_written_in_portions(
     wanted = {f"file{number}": b"%d\n" % number for number in range(12)}
     events = []
     for name, data in wanted.items():
-        ref = await artifacts.put(data, name=name)
-        delivered: dict[str, Json] = {"name": name, "path": f"/p/{name}", "digest": ref.digest}
-        events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
+        events.append(delivery(await artifacts.put(data, name=name), name))
     ended, run_id = await ended_run(store, *events)
-    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
-
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     kept = (tmp_path / "runs" / run_id / "deliverables").iterdir()
     assert {path.name: path.read_bytes() for path in kept} == wanted
@@ -123,9 +108,7 @@ async def test_a_link_left_in_the_run_folder_is_replaced_and_not_followed(tmp_pa
     place.mkdir(parents=True)
     (place / "x").symlink_to(victim)
 
-    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     assert victim.read_bytes() == b"untouched"
     assert ((place / "x").is_symlink(), (place / "x").read_bytes()) == (False, b"ours")
@@ -140,10 +123,7 @@ async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(t
         NewEvent(EventType.TOOL_STARTED, {"tool_call_id": "c1", "input": {"query": "the question"}}, START_US),
         NewEvent(EventType.TOOL_FAILED, {**facts, "summary": "a line of content", "message": "it broke"}, START_US),
     )
-    folders = run_folders(store, tmp_path)
-
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     logs = tmp_path / "runs" / run_id / "logs"
     assert lines(logs / "tools.jsonl")[1].items() >= facts.items()
@@ -196,9 +176,7 @@ async def test_a_folder_that_a_worker_made_a_link_leads_no_write_elsewhere_and_i
     planted.parent.mkdir(parents=True)
     planted.symlink_to(keys)
 
-    folders = run_folders(store, tmp_path)
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     assert [path.name for path in keys.iterdir()] == ["signing.key"]
     assert (keys / "signing.key").read_bytes() == b"ours"
@@ -229,9 +207,7 @@ async def test_one_runs_planted_link_keeps_no_other_run_from_its_folder(tmp_path
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / min(first, second)).symlink_to(tmp_path)
 
-    folders = run_folders(store, tmp_path)
-    await folders.write(task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, task_id)
 
     assert (tmp_path / "runs" / max(first, second) / "events.jsonl").exists()
     assert not (tmp_path / "events.jsonl").exists()
@@ -245,9 +221,7 @@ async def test_an_exchanged_artifact_is_reported_and_not_delivered(tmp_path: Pat
     ended, run_id = await ended_run(store, delivery(bad, "a.md"), delivery(good, "b.md"))
     artifacts.path_of(bad.digest).write_bytes(b"theirs")
 
-    folders = run_folders(store, tmp_path)
-    await folders.write(ended.task_id)
-    await folders.close()
+    await write_folders(store, tmp_path, ended.task_id)
 
     copies = tmp_path / "runs" / run_id / "deliverables"
     assert {path.name: path.read_bytes() for path in copies.iterdir()} == {"b.md": b"other"}

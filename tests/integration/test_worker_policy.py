@@ -21,7 +21,7 @@ from tests.integration.mcp.scene import stdio_config
 from tests.integration.runner_site import RunnerSite
 from tests.scripted import calls as made
 from tests.scripted import error_of as last_error
-from tests.waiting import until
+from tests.waiting import dropped, until
 
 WRITE: JsonObject = {"call": "code.write_file", "with": {"path": "out/a.md", "content": "x"}}
 READ: JsonObject = {"call": "code.read_file", "with": {"path": "notes.md"}}
@@ -110,8 +110,7 @@ async def test_a_hook_of_the_worker_is_asked_first_and_its_yes_leaves_the_questi
 
     running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
     await until(lambda: running.done() or bool(site.store.rows.requests))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await dropped(running)
 
     (request,) = site.store.rows.requests.values()
     assert (request.tool, request.hook_result) == ("code.write_file", "allow")
@@ -243,8 +242,7 @@ async def test_a_loaded_skill_that_allows_itself_a_tool_grants_nothing(tmp_path:
 
     running = asyncio.create_task(site.run(load, WRITE, tools=["internal.load_skill", "code.write_file"]))
     await until(lambda: running.done() or bool(site.store.rows.requests))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await dropped(running)
 
     (request,) = site.store.rows.requests.values()
     events = await site.store.runs.events(request.identity.run_id)
@@ -356,8 +354,7 @@ async def test_a_classifier_of_a_workers_module_makes_a_call_ask_that_a_rule_all
 
     running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
     await until(lambda: running.done() or bool(site.store.rows.requests))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await dropped(running)
 
     (request,) = site.store.rows.requests.values()
     assert (request.tool, request.risk) == ("code.write_file", "critical")

@@ -190,7 +190,9 @@ async def scene(urls: RoleUrls, redis_tcp_url: str, tmp_path: Path, wires: Wires
             yield one
 
 
-@pytest.mark.spec("DAG-07.a", "DAG-07.b", "DAG-05.e", "DIS-01.e", "CARD-3.a", "CARD-3.b", "PER-13.a", "PER-13.c")
+@pytest.mark.spec(
+    "DAG-07.a", "DAG-07.b", "DAG-05.e", "DIS-01.e", "OPS-03", "CARD-3.a", "CARD-3.b", "PER-13.a", "PER-13.c"
+)
 async def test_an_ask_survives_the_deaths_of_a_worker_and_of_its_owner(scene: AskScene, urls: RoleUrls) -> None:
     scene.wires.will(*SCRIPT)
     await scene.start(owners=2, workers=3)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,15 +18,20 @@ import pytest_asyncio
 from soong.shared.core.jsontext import dump
 from soong.shared.permissions.rules import reads_untrusted
 from soong.shared.tools.definition import Permission
-from soong.shared.tools.result import ErrorType
+from soong.shared.tools.result import ErrorType, ToolResult
 from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, family, mcp_scene, stdio_config
 from tests.servers import free_port
-from tests.unit.tools.parts import make_identity, text_of
+from tests.unit.tools.parts import error_of, make_identity, text_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "s3cret-value-1"
+
+
+def data_of(result: ToolResult) -> dict[str, Any]:
+    assert isinstance(result.data, dict)
+    return result.data
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["handshake", "stateless"])
@@ -53,11 +59,9 @@ async def test_a_tool_is_called_on_both_wires_and_its_result_has_data_text_and_a
     assert [ref.media_type for ref in shown.artifacts] == ["image/png"]
     assert "a picture" in text_of(shown)
     assert "resource: note://1, notes, the first note" in text_of(shown)
-    assert failed.error is not None
-    assert failed.error.type is ErrorType.EXECUTION_FAILED
-    assert "not today" in failed.error.message
-    assert bad.error is not None
-    assert bad.error.type is ErrorType.INVALID_INPUT
+    assert error_of(failed).type is ErrorType.EXECUTION_FAILED
+    assert "not today" in error_of(failed).message
+    assert error_of(bad).type is ErrorType.INVALID_INPUT
     definition = scene.registry.get("mcp.t.add")
     assert definition is not None
     assert definition.metadata["native_name"] == "add"
@@ -74,11 +78,8 @@ async def test_a_call_out_of_time_ends_and_the_server_goes_on(scene: McpScene) -
     await until(marker.exists)
     after = await scene.call("mcp.t.where")
 
-    assert late.error is not None
-    assert late.error.type is ErrorType.TIMEOUT
-    assert isinstance(before.data, dict)
-    assert isinstance(after.data, dict)
-    assert after.data["pid"] == before.data["pid"]
+    assert error_of(late).type is ErrorType.TIMEOUT
+    assert data_of(after)["pid"] == data_of(before)["pid"]
 
 
 @pytest.mark.spec("MCP-01.f")
@@ -89,23 +90,20 @@ async def test_a_server_that_is_killed_in_a_call_is_unavailable_and_the_next_cal
     scene.log.notes.clear()
     call = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))
     await until(lambda: bool(scene.progress))
-    assert isinstance(before.data, dict)
-    os.kill(int(before.data["pid"]), signal.SIGKILL)
+    os.kill(int(data_of(before)["pid"]), signal.SIGKILL)
     killed = await call
     after = await scene.call("mcp.t.where")
 
-    assert killed.error is not None
-    assert killed.error.type is ErrorType.SERVER_UNAVAILABLE
-    assert killed.error.retryable
-    assert isinstance(after.data, dict)
-    assert after.data["pid"] != before.data["pid"]
+    assert error_of(killed).type is ErrorType.SERVER_UNAVAILABLE
+    assert error_of(killed).retryable
+    assert data_of(after)["pid"] != data_of(before)["pid"]
 
 
 @pytest.mark.spec("MCP-01.g")
 async def test_two_hundred_calls_share_one_process_which_is_stopped_when_nobody_uses_it(tmp_path: Path) -> None:
     async with mcp_scene(tmp_path, stdio_config(top="idle_s = 1.0"), is_known=True) as scene:
         results = await asyncio.gather(*(scene.call("mcp.t.where") for _ in range(200)))
-        seen = {result.data["pid"] for result in results if isinstance(result.data, dict)}
+        seen = {data_of(result)["pid"] for result in results}
         (keeper,) = scene.servers.pids
         members = family(keeper)
         await until(lambda: not any(map(psutil.pid_exists, members)))
@@ -113,8 +111,7 @@ async def test_two_hundred_calls_share_one_process_which_is_stopped_when_nobody_
 
         assert len(seen) == 1
         assert seen < set(members)
-        assert isinstance(again.data, dict)
-        assert again.data["pid"] not in seen
+        assert data_of(again)["pid"] not in seen
 
 
 @pytest.mark.spec("MCP-01.a")
@@ -124,11 +121,9 @@ async def test_a_server_gets_the_project_as_its_root_and_folder_and_no_other_pro
     here, there = await scene.call("mcp.t.where"), await scene.call("mcp.t.where", tmp_path)
     roots = await scene.call("mcp.t.roots")
 
-    assert isinstance(here.data, dict)
-    assert isinstance(there.data, dict)
-    assert here.data["cwd"] == str(scene.project)
-    assert there.data["cwd"] == str(tmp_path)
-    assert here.data["pid"] != there.data["pid"]
+    assert data_of(here)["cwd"] == str(scene.project)
+    assert data_of(there)["cwd"] == str(tmp_path)
+    assert data_of(here)["pid"] != data_of(there)["pid"]
     if scene.is_handshake:  # on the stateless wire this server has no way to ask
         assert roots.data == {"result": [scene.project.as_uri()]}
 
@@ -221,14 +216,11 @@ async def test_resources_are_listed_and_read_as_what_strangers_wrote(scene: McpS
     missing = await scene.call("internal.read_mcp_resource", server="t", uri="nothing://here")
     unknown = await scene.call("internal.read_mcp_resource", server="other", uri="note://7")
 
-    assert isinstance(listed.data, dict)
-    assert [each["uri"] for each in listed.data["resources"]] == ["picture://one", "note://{number}"]
+    assert [each["uri"] for each in data_of(listed)["resources"]] == ["picture://one", "note://{number}"]
     assert text_of(note) == "note 7"
     assert [ref.media_type for ref in picture.artifacts] == ["image/png"]
-    assert missing.error is not None
-    assert "nothing://here" in missing.error.message
-    assert unknown.error is not None
-    assert unknown.error.type is ErrorType.INVALID_INPUT
+    assert "nothing://here" in error_of(missing).message
+    assert error_of(unknown).type is ErrorType.INVALID_INPUT
     asked = scene.gate.asked[-2]
     assert asked.target.scope.startswith("mcp.t:resources@")
     assert (asked.definition.permission, asked.traits.is_read_only) == (Permission.WRITE, False)
@@ -255,10 +247,8 @@ async def _check_change(scene: McpScene) -> None:
     fresh = await scene.call("mcp.t.more", x=1)
     new = scene.registry.get("mcp.t.fail")
 
-    assert refused.error is not None
-    assert "has changed 'fail' since this run began" in refused.error.message
-    assert unknown.error is not None
-    assert unknown.error.type is ErrorType.TOOL_NOT_AVAILABLE
+    assert "has changed 'fail' since this run began" in error_of(refused).message
+    assert error_of(unknown).type is ErrorType.TOOL_NOT_AVAILABLE
     assert fresh.ok
     assert old is not None
     assert new is not None
@@ -280,10 +270,9 @@ async def test_the_scope_of_a_grant_is_the_tool_as_it_is_defined_now(scene: McpS
 async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(scene: McpScene) -> None:
     result = await scene.call("mcp.t.where")
 
-    assert isinstance(result.data, dict)
-    assert result.data["secret"] == SECRET
-    assert "UNRELATED" not in result.data["env"]
-    assert "MY_TOKEN" not in result.data["env"]
+    assert data_of(result)["secret"] == SECRET
+    assert "UNRELATED" not in data_of(result)["env"]
+    assert "MY_TOKEN" not in data_of(result)["env"]
     assert "MY_TOKEN" in scene.config.secret_env
     snapshots = list((scene.home / "mcp").glob("*.json"))
     assert snapshots
@@ -356,8 +345,7 @@ async def test_an_answer_has_at_most_16_mib_and_a_larger_one_fails_alone(http_sc
     after = await http_scene.call("mcp.t.add", a=1, b=2)
 
     assert small.error is None, small.error
-    assert large.error is not None
-    assert "16777216 byte" in large.error.message
+    assert "16777216 byte" in error_of(large).message
     assert after.error is None
 
 
@@ -394,13 +382,11 @@ async def test_a_server_that_went_away_is_unavailable_until_it_is_back(tmp_path:
             await answers(port)
             async with asyncio.timeout(60):
                 while not (back := await http_scene.call("mcp.t.add", a=1, b=1)).ok:
-                    assert back.error is not None
-                    assert back.error.type is ErrorType.SERVER_UNAVAILABLE  # it is tried again after a wait
+                    assert error_of(back).type is ErrorType.SERVER_UNAVAILABLE  # it is tried again after a wait
     finally:
         process.kill()
         process.wait()
 
     assert first.ok
-    assert gone.error is not None
-    assert gone.error.type is ErrorType.SERVER_UNAVAILABLE
+    assert error_of(gone).type is ErrorType.SERVER_UNAVAILABLE
     assert back.ok

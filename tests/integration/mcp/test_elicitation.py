@@ -283,9 +283,8 @@ async def test_with_that_callback_alone_nobody_is_asked_for_permission(tmp_path:
     async with open_tools(elicitation_callback=answers, **configured(tmp_path)) as session:
         denied = await session.call("mcp.t.order")
 
-    assert denied.error is not None
-    assert denied.error.type == "permission_no_callback"
-    assert "none for permissions" in denied.error.message
+    assert error_of(denied).type == "permission_no_callback"
+    assert "none for permissions" in error_of(denied).message
     assert asked == []
 
 

@@ -14,7 +14,7 @@ from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolResult
 from soong.shared.toolsets.mcp.toolset import McpTools
 from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config
-from tests.unit.tools.parts import text_of
+from tests.unit.tools.parts import error_of, text_of
 from tests.waiting import until
 
 SERVER = Path(__file__).with_name("odd_server.py")
@@ -94,10 +94,9 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_at_once_with_its_begin
 ) -> None:
     result, after = await said(scene, text), await said(scene, result_of({"type": "text", "text": "alive"}))
 
-    assert result.error is not None
-    assert (result.error.type, result.error.retryable) == (ErrorType.INVALID_OUTPUT, False)
-    assert problem in result.error.message
-    assert "call again" not in f"{result.error.hint}"
+    assert (error_of(result).type, error_of(result).retryable) == (ErrorType.INVALID_OUTPUT, False)
+    assert problem in error_of(result).message
+    assert "call again" not in f"{error_of(result).hint}"
     assert text_of(after) == "alive"
 
 
@@ -117,6 +116,7 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_at_once_with_its_begin
 async def test_an_error_of_the_server_is_its_words_and_other_calls_go_on(
     scene: McpScene, error: Json, message: str
 ) -> None:
+    await said(scene, result_of({"type": "text", "text": "it has been started"}))
     before = scene.servers.pids
     waiting = asyncio.create_task(scene.call("mcp.t.slow"))
     await until(lambda: len(scene.gate.asked) > 0 and scene.gate.asked[-1].definition.name == "mcp.t.slow")
@@ -124,8 +124,7 @@ async def test_an_error_of_the_server_is_its_words_and_other_calls_go_on(
     await scene.call("mcp.t.release")
     slow = await waiting
 
-    assert failed.error is not None
-    assert (failed.error.type, failed.error.message) == (ErrorType.EXECUTION_FAILED, message)
+    assert (error_of(failed).type, error_of(failed).message) == (ErrorType.EXECUTION_FAILED, message)
     assert text_of(slow) == "slow and sure"
     assert scene.servers.pids == before
 

@@ -7,7 +7,11 @@ from soong.orchestrator.client.client import Client
 from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.responder import ProgramResponder
-from soong.shared.permissions.request import PermissionCallback
+from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
+
+
+async def allow(_request: PermissionRequest) -> PermissionDecision:
+    return PermissionDecision(Choice.ALLOW_ONCE)
 
 
 @dataclass

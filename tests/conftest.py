@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -105,16 +104,12 @@ def postgres_session_server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def postgres_url(postgres_session_server: PostgresServer) -> Iterator[str]:
     """An empty PostgreSQL database for one test."""
-    with postgres_session_server.fresh_database(_database_name()) as url:
+    with postgres_session_server.fresh_database() as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def postgres_module_url(postgres_session_server: PostgresServer) -> Iterator[str]:
     """An empty PostgreSQL database that the tests of one module share."""
-    with postgres_session_server.fresh_database(_database_name()) as url:
+    with postgres_session_server.fresh_database() as url:
         yield url
-
-
-def _database_name() -> str:
-    return f"soong_{uuid.uuid4().hex[:16]}"

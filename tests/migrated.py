@@ -1,10 +1,10 @@
 """Databases that have the schema already: made once in a run, then copied for each test."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from tests.contract.databases import migrate, sqlite_copy
 from tests.servers import PostgresServer
@@ -21,10 +21,9 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def postgres_template(postgres_session_server: PostgresServer) -> Iterator[str]:
     """The name of a migrated PostgreSQL database that nobody is connected to."""
-    name = _database_name()
-    with postgres_session_server.fresh_database(name) as url:
+    with postgres_session_server.fresh_database() as url:
         migrate(url)
-        yield name
+        yield str(make_url(url).database)
 
 
 @pytest.fixture
@@ -36,9 +35,5 @@ def migrated_sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def migrated_postgres_url(postgres_session_server: PostgresServer, postgres_template: str) -> Iterator[str]:
     """A migrated PostgreSQL database without rows for one test."""
-    with postgres_session_server.fresh_database(_database_name(), postgres_template) as url:
+    with postgres_session_server.fresh_database(template=postgres_template) as url:
         yield url
-
-
-def _database_name() -> str:
-    return f"soong_{uuid.uuid4().hex[:16]}"

@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,8 +76,9 @@ class PostgresServer:
         return f"{driver}://postgres@/{database}?host={self.folder}"
 
     @contextmanager
-    def fresh_database(self, name: str, template: str = "template1") -> Iterator[str]:
+    def fresh_database(self, name: str = "", template: str = "template1") -> Iterator[str]:
         """Create a database as a copy of another and yield its URL; drop it afterwards, with its connections."""
+        name = name or f"soong_{uuid.uuid4().hex[:16]}"
         self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         try:
             yield self.url(name)

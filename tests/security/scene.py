@@ -8,7 +8,7 @@ from typing import Any
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.permissions.gate import scope_of, verdict_of_policy
 from soong.shared.permissions.policy import Policy, evaluate
-from soong.shared.permissions.rules import Effect, Grant, GrantBook, Scope, ScopeKind, parse_allow
+from soong.shared.permissions.rules import Effect, Grant, GrantBook, parse_allow
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolResult
 from tests.unit.tools.parts import PipelineHarness
@@ -85,10 +85,6 @@ def make_scene(folder: Path, **place: Any) -> SecurityHarness:
     gate = PolicyGate(Policy((allow,)))
     made.bench.gate.decide = gate.decide  # type: ignore[method-assign]
     return SecurityHarness(made.root, made.outside, made.home, made.bench, gate)
-
-
-def folder_scope(path: Path) -> Scope:
-    return Scope(ScopeKind.PATH, str(path))
 
 
 @dataclass

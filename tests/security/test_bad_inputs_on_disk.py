@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from soong.shared.core.jsontext import Json
-from soong.shared.permissions.rules import Effect, Rule
+from soong.shared.permissions.rules import Effect, Rule, Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code.toolset import CodeTools
-from tests.security.scene import CANARY, SecurityHarness, folder_scope, make_scene
+from tests.security.scene import CANARY, SecurityHarness, make_scene
 from tests.security.test_bad_inputs import LIMIT_S, NAMES, check_alive
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import text_of
@@ -33,7 +33,7 @@ async def test_row_01_02_a_rule_catches_a_read_outside_however_it_is_spelt(
     scene: SecurityHarness, path: str, effect: Effect, expected: str
 ) -> None:
     scene.secret("plain")
-    rule = Rule(effect, "code.read_file", scope=folder_scope(scene.outside))
+    rule = Rule(effect, "code.read_file", scope=Scope(ScopeKind.PATH, str(scene.outside)))
     scene.gate.policy = scene.gate.policy.with_rules([rule])
     scene.remember()
 

@@ -18,28 +18,17 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox import descriptors
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import ToolContext
-from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.toolsets.code.toolset import CodeTools
-from tests.security.scene import CANARY, SecurityHarness, make_scene
+from tests.security.scene import CANARY, PolicyGate, SecurityHarness, make_scene
 from tests.unit.tools.parts import make_identity, make_run_dirs
 from tests.unit.toolsets.parts import Project
 
-SECRET = "canary-9f2c"
-DENIED = Verdict(is_allowed=False, author="system", reason="no callback", error=ErrorType.PERMISSION_NO_CALLBACK)
-
 
 def deny_what_asks(project: Project) -> None:
-    """Give the gate the default policy: a read that asks and every write is refused, other reads pass."""
-    allowed, gate = project.bench.gate.verdict, project.bench.gate
-
-    async def decide(call: object) -> Verdict:
-        gate.asked.append(call)  # type: ignore[arg-type]
-        target, permission = call.target, call.permission  # type: ignore[attr-defined]
-        is_asked = target.is_sensitive or not target.is_inside_roots or permission == "write"
-        return DENIED if is_asked else allowed
-
-    gate.decide = decide  # type: ignore[method-assign]
+    """Give the gate the default policy, and nobody to ask."""
+    gate = PolicyGate(asked=project.bench.gate.asked)
+    project.bench.gate.decide = gate.decide  # type: ignore[method-assign]
 
 
 @pytest.mark.spec("FS-06.b", "FS-06.c")
@@ -49,14 +38,14 @@ def deny_what_asks(project: Project) -> None:
 @pytest.mark.parametrize("way", ["direct", "link", "dots"])
 async def test_a_secret_is_not_read_without_consent_by_any_name(project: Project, name: str, way: str) -> None:
     deny_what_asks(project)
-    secret = project.file(name, SECRET)
+    secret = project.file(name, CANARY)
     (project.root / "innocent.txt").symlink_to(secret)
     path = {"direct": name, "link": "innocent.txt", "dots": f"x/../{name}"}[way]
 
     result = await project.call("read_file", path=path)
 
     assert result.error is not None
-    assert SECRET not in repr(result)
+    assert CANARY not in repr(result)
 
 
 async def test_a_ripgrep_configuration_of_the_environment_is_not_used(
@@ -142,7 +131,7 @@ async def test_links_out_of_the_roots_are_asked_as_what_they_lead_to_and_change_
 @pytest.mark.spec("FS-07", "FS-06", "FS-03")
 @pytest.mark.parametrize("name", ["write", "edit", "edit-linked", "read", "search", "list"])
 async def test_a_handler_called_round_the_pipeline_has_no_consent(project: Project, name: str) -> None:
-    project.file(".env/x", SECRET)
+    project.file(".env/x", CANARY)
     (project.outside / "theirs").write_text("one\n")
     os.link(project.outside / "theirs", project.root / "linked")
     edits: list[Json] = [{"old": "one", "new": "1"}]

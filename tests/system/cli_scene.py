@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,9 +29,11 @@ from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.sandbox.subreaper import STAND_IN
-from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.waiting import wait_until
 from tests.warm import WarmProcess, called, warm_parent
+
+T = TypeVar("T")
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
@@ -204,20 +206,25 @@ class CliHarness:
         until(lambda: self.step_statuses().get(step_id) == "running", f"{step_id} runs", self.logs)
 
     def _newest(self) -> tuple[Task, Sequence[Step]] | None:
-        async def read() -> tuple[Task, Sequence[Step]] | None:
+        async def read(store: SqlStore) -> tuple[Task, Sequence[Step]] | None:
+            tasks = await store.tasks.list_tasks(limit=1)
+            return (tasks[0], await store.tasks.steps(tasks[0].id)) if tasks else None
+
+        return self.rows(read)
+
+    def rows(self, read: Callable[[SqlStore], Awaitable[T]]) -> T | None:
+        """Return what is read from the database of the home; None while it is being made."""
+
+        async def opened() -> T:
             store = await open_store(f"sqlite:///{self.home}/soong.db", migrate=False)
             try:
-                tasks = await store.tasks.list_tasks(limit=1)
-                return (tasks[0], await store.tasks.steps(tasks[0].id)) if tasks else None
+                return await read(store)
             finally:
                 await store.close()
 
-        if not (self.home / "soong.db").exists():
-            return None
-        try:
-            return asyncio.run(read())
-        except (UnavailableError, SchemaVersionError):
-            return None  # it is being made
+        with suppress(UnavailableError, SchemaVersionError):
+            return asyncio.run(opened()) if (self.home / "soong.db").exists() else None
+        return None
 
     def logs(self) -> str:
         return "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in (self.home / "logs").glob("*.log"))
@@ -240,6 +247,13 @@ def interrupted(command: "WarmCommand | subprocess.Popen[str]") -> None:
     """Interrupt a command, and wait for its end."""
     command.send_signal(signal.SIGINT)
     command.communicate(timeout=LIMIT_S)
+
+
+def writes(path: str, content: str = "hello") -> str:
+    """Return a plan whose step ``write`` writes one file."""
+    calls = json.dumps([{"call": "code.write_file", "with": {"path": path, "content": content}}])
+    step = f"{{id: write, allowed_tools: [code.write_file], script: builtin.calls, inputs: {{calls: {calls}}}}}"
+    return f"title: A note\nsteps:\n  - {step}\n"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """System tests run over both deployments that users have: the embedded store and Redis, and servers over TCP."""
 
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
     """A home and the folder that commands are called in; ``SCENE`` of a module says how they are made."""
     with scene(**getattr(request.module, "SCENE", {})) as one:
         yield one
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="soong-test-") as path:
+        yield Path(path).resolve()
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
-import asyncio
 import json
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.permissions.request import PermissionRequest
-from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.store import SqlStore
 from tests.integration.acp_site import AGENT
 from tests.system.cli_scene import CliHarness, Terminal, interrupted, scene, until
 from tests.system.test_worker_families import ROOT, worker_of
@@ -38,16 +35,10 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
 def questions(cli: CliHarness) -> list[PermissionRequest]:
     """Return the questions that nobody has answered."""
 
-    async def read() -> list[PermissionRequest]:
-        store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
-        try:
-            return [one.request for one in await store.consent.questions() if one.is_pending and one.answer is None]
-        finally:
-            await store.close()
+    async def read(store: SqlStore) -> list[PermissionRequest]:
+        return [one.request for one in await store.consent.questions() if one.is_pending and one.answer is None]
 
-    with suppress(SchemaVersionError, UnavailableError):
-        return asyncio.run(read())
-    return []
+    return cli.rows(read) or []
 
 
 def answer(cli: CliHarness, *denied: str) -> list[PermissionRequest]:

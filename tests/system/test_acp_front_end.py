@@ -23,6 +23,7 @@ from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, until
 from tests.system.test_acp_child import answer, questions
+from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
 from tests.system.test_worker_families import worker_of
 from tests.waiting import others_run
 from tests.wires.wire import Wires
@@ -30,8 +31,6 @@ from tests.wires.wire import Wires
 pytestmark = pytest.mark.timeout(600)
 
 SCENE = {"models": "openai-chat:gpt-*"}
-
-PLANNER, WORKER = "openai-chat:gpt-5", "openai-chat:gpt-5-mini"
 
 
 @dataclass
@@ -94,14 +93,6 @@ async def editor(cli: CliHarness, choice: str = "allow_once") -> AsyncIterator[E
         can = said.agent_capabilities.model_dump(by_alias=True, exclude_none=True)
         assert (can["loadSession"], set(can["sessionCapabilities"])) == (True, {"list", "resume", "fork", "close"})
         yield ours
-
-
-def planner(*calls: ToolCall, text: str = "") -> Reply:
-    return Reply(**({"tool_calls": calls} if calls else {"text": text}), match=Match(model="gpt-5"))
-
-
-def worker(*calls: ToolCall, text: str = "") -> Reply:
-    return Reply(**({"tool_calls": calls} if calls else {"text": text}), match=Match(model="gpt-5-mini"))
 
 
 def writing(path: str) -> list[Reply]:

@@ -22,6 +22,7 @@ from tests.integration.roles import RoleUrls, with_roles
 from tests.system.auditor import audit
 from tests.system.cli_scene import CliHarness, permitting
 from tests.system.deployment import Deployment
+from tests.system.test_cli_ask import says
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(180)
@@ -49,11 +50,6 @@ STEPS = [
         "model": f"openai-chat:{JOINER}",
     },
 ]
-
-
-def says(model: str, *calls: ToolCall, text: str = "") -> Reply:
-    given: dict[str, Any] = {"tool_calls": calls} if calls else {"text": text}
-    return Reply(**given, match=Match(model=model))
 
 
 SCRIPT: tuple[Behavior, ...] = (

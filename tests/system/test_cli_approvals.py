@@ -1,17 +1,14 @@
 """`soong approvals` beside `soong run`: real processes, a real terminal, a service that comes and goes."""
 
-import asyncio
 import json
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
-from soong.shared.core.errors import SchemaVersionError, UnavailableError
-from soong.shared.storage.sql.store import open_store
 from tests.system.cli_scene import CONSOLE_SCRIPT, LIMIT_S, CliHarness, Terminal, scene, until
+from tests.system.test_acp_child import questions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -50,20 +47,9 @@ def waiting(cli: CliHarness, count: int) -> dict[str, str]:
     """Wait until so many questions wait unanswered; return their ids by step."""
     found: dict[str, str] = {}
 
-    async def read() -> dict[str, str]:
-        store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
-        try:
-            questions = await store.consent.questions()
-        finally:
-            await store.close()
-        return {
-            one.request.identity.step_key.partition("/")[2]: one.request.id for one in questions if one.answer is None
-        }
-
     def are_there() -> bool:
         found.clear()
-        with suppress(SchemaVersionError, UnavailableError):  # the service makes its database when it starts
-            found.update(asyncio.run(read()))
+        found.update({one.identity.step_key.partition("/")[2]: one.id for one in questions(cli)})
         return len(found) == count
 
     until(are_there, f"{count} questions wait", cli.logs)

@@ -28,17 +28,17 @@ WORKER = "openai-chat:gpt-5-mini"
 OTHER = "openai-chat:gpt-4o"
 
 
+def says(model: str, *calls: ToolCall, text: str = "") -> Reply:
+    given: dict[str, Any] = {"tool_calls": calls} if calls else {"text": text}
+    return Reply(**given, match=Match(model=model))
+
+
 def planner(*calls: ToolCall, text: str = "") -> Reply:
-    return _reply("gpt-5", *calls, text=text)
+    return says("gpt-5", *calls, text=text)
 
 
 def worker(*calls: ToolCall, text: str = "") -> Reply:
-    return _reply("gpt-5-mini", *calls, text=text)
-
-
-def _reply(model: str, *calls: ToolCall, text: str = "") -> Reply:
-    given: dict[str, Any] = {"tool_calls": calls} if calls else {"text": text}
-    return Reply(**given, match=Match(model=model))
+    return says("gpt-5-mini", *calls, text=text)
 
 
 @pytest.mark.spec("DIS-02", "DIS-01.b", "DIS-01.e", "DIS-06.c", "ETS-03", "CARD-3")
@@ -51,7 +51,7 @@ def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: C
         ),
         worker(ToolCall("code__read_file", {"path": "notes.txt"})),
         worker(text="it says: three bugs"),
-        _reply("gpt-4o", text="four bugs"),
+        says("gpt-4o", text="four bugs"),
         planner(text="There are three bugs."),
     )
 
@@ -337,16 +337,8 @@ BUGGY = "def mean(values):\n    return sum(values) / (len(values) - 1)\n"
 FINDING = "src/stats.py:2 divides by one too few; version.py:1 has the wrong year"
 
 
-def said(model: str, text: str) -> Reply:
-    return Reply(text=text, match=Match(model=model))
-
-
-def called(model: str, *calls: tuple[str, dict[str, object]]) -> Reply:
-    return Reply(tool_calls=tuple(ToolCall(name, given) for name, given in calls), match=Match(model=model))
-
-
-def edit(path: str, old: str, new: str) -> tuple[str, dict[str, object]]:
-    return "code__edit_file", {"path": path, "edits": [{"old": old, "new": new}]}
+def edit(path: str, old: str, new: str) -> ToolCall:
+    return ToolCall("code__edit_file", {"path": path, "edits": [{"old": old, "new": new}]})
 
 
 @pytest.mark.spec("DIS-01", "DIS-02", "PER-21")
@@ -358,15 +350,15 @@ def test_what_is_granted_is_fixed_and_what_is_not_is_told(cli: CliHarness, wires
     review = {"id": "review", "agent": "reviewer", "instructions": "Review src.", "model": REVIEWER}
     fix: dict[str, object] = {"agent": "implementer", "instructions": f"Fix: {FINDING}", "model": FIXER}
     wires.will(
-        called("gpt-5", ("agent__task_create", {"title": "review", "steps": [review]})),
-        called("gpt-5-mini", ("code__read_file", {"path": "src/stats.py"})),
-        said("gpt-5-mini", FINDING),
-        called("gpt-5", ("agent__dispatch_worker", {})),
-        called("gpt-5", ("agent__dispatch_worker", fix)),
-        called("gpt-4o", edit("src/stats.py", "(len(values) - 1)", "len(values)"), edit("version.py", "1999", "2026")),
-        said("gpt-4o", "stats.py is fixed; version.py was denied"),
-        called("gpt-5", ("agent__task_complete", {})),
-        said("gpt-5", "One of two is fixed."),
+        says("gpt-5", ToolCall("agent__task_create", {"title": "review", "steps": [review]})),
+        says("gpt-5-mini", ToolCall("code__read_file", {"path": "src/stats.py"})),
+        says("gpt-5-mini", text=FINDING),
+        says("gpt-5", ToolCall("agent__dispatch_worker", {})),
+        says("gpt-5", ToolCall("agent__dispatch_worker", fix)),
+        says("gpt-4o", edit("src/stats.py", "(len(values) - 1)", "len(values)"), edit("version.py", "1999", "2026")),
+        says("gpt-4o", text="stats.py is fixed; version.py was denied"),
+        says("gpt-5", ToolCall("agent__task_complete", {})),
+        says("gpt-5", text="One of two is fixed."),
     )
 
     goal = (EXAMPLES / "fix.md").read_text()

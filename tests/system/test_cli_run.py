@@ -18,7 +18,7 @@ from soong.shared.sandbox import subreaper
 from tests.architecture.document_examples import files
 from tests.security.reused_peer import request
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, interrupted, scene, until
+from tests.system.cli_scene import CliHarness, interrupted, scene, until, writes
 
 ECHO = """
 title: Echo
@@ -34,14 +34,7 @@ steps:
   - {id: slow, kind: python, call: builtin.sleep, depends_on: [quick], inputs: {seconds: %s}}
   - {id: last, kind: python, call: builtin.echo, depends_on: [slow], inputs: {x: 2}}
 """
-WRITE = """
-title: Write
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: out/note.txt, content: a note}}]}
-"""
+WRITE = writes("out/note.txt", "a note")
 
 
 @pytest.mark.spec("OPS-01.a", "OPS-04.a")
@@ -185,23 +178,14 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: CliHarness)
     assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"
 
 
-def counting_plan(cli: CliHarness) -> str:
-    """Write the plan ``counting`` of docs/plans.md, its module and a file to count; return the plan's path."""
-    for name in ("counting.py", "counting.yaml"):
-        (cli.folder / name).write_text(shown_file("plans.md", name))
-    (cli.folder / "one.py").write_text("def a():\n    pass\n")
-    return str(cli.folder / "counting.yaml")
-
-
-def shown_file(page: str, name: str) -> str:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return next(body for path, body in files(text) if path == f"~/project/{name}")
-
-
 def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
-    plan = counting_plan(cli)
+    page = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
+    for path, body in files(page):
+        if path.startswith("~/project/counting."):
+            (cli.folder / Path(path).name).write_text(body)
+    (cli.folder / "one.py").write_text("def a():\n    pass\n")
 
-    report = cli.json("run", plan, "--allow", f"code.write_file:{cli.folder}")
+    report = cli.json("run", "counting.yaml", "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0
     assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]

@@ -1,6 +1,5 @@
 """The service of a home: found, started, joined, handed over, stopped and survived."""
 
-import base64
 import json
 import os
 import shutil
@@ -8,12 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -209,17 +206,20 @@ def test_a_deployment_without_migration_says_so(cli: CliHarness, postgres_url: s
 def test_flower_is_behind_a_password_and_changes_nothing(service: CliHarness) -> None:
     port = free_port()
     flower = service.start("flower", "--port", str(port))
-    user = _when_written(service.home / "flower.auth").strip()
+    auth = service.home / "flower.auth"
+    until(lambda: auth.exists() and auth.read_text(), f"{auth} is written")
+    user, _, password = auth.read_text().strip().partition(":")
     url = f"http://127.0.0.1:{port}"
-    until(lambda: _status(f"{url}/healthcheck", user) == 200, "Flower answers")
+    with httpx.Client(base_url=url, auth=(user, password), trust_env=False) as person:
+        until(lambda: _answers(person), "Flower answers")
 
-    assert (service.home / "flower.auth").stat().st_mode & 0o777 == 0o600
-    assert _status(f"{url}/", "") == 401
-    assert _status(f"{url}/workers", user) == 200
-    assert _status(f"{url}/api/worker/shutdown/x", user, data=b"") in (403, 405)
+        assert auth.stat().st_mode & 0o777 == 0o600
+        assert person.get("/", auth=None).status_code == 401
+        assert person.get("/workers").status_code == 200
+        assert person.post("/api/worker/shutdown/x").status_code in (403, 405)
 
-    assert service.json("run", service.plan(ECHO))["exit_code"] == 0
-    until(lambda: b"python:builtin.echo:echo" in _body(f"{url}/api/tasks", user), "the run is shown by name")
+        assert service.json("run", service.plan(ECHO))["exit_code"] == 0
+        until(lambda: "python:builtin.echo:echo" in person.get("/api/tasks").text, "the run is shown by name")
 
     second = service.run("flower", "--port", str(port))
     assert second.returncode == 2
@@ -242,30 +242,10 @@ def test_doctor_tells_a_frozen_service(service: CliHarness) -> None:
     assert f"kill {process.pid}" in done.stdout
 
 
-def _when_written(path: Path) -> str:
-    until(lambda: path.exists() and path.read_text(), f"{path} is written")
-    return path.read_text()
-
-
-def _status(url: str, user: str, data: bytes | None = None) -> int:
-    try:
-        with urllib.request.urlopen(_request(url, user, data), timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
-def _body(url: str, user: str) -> bytes:
-    with suppress(OSError), urllib.request.urlopen(_request(url, user, None), timeout=10) as answer:
-        return bytes(answer.read())
-    return b""
-
-
-def _request(url: str, user: str, data: bytes | None) -> urllib.request.Request:
-    headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
-    return urllib.request.Request(url, data, headers)
+def _answers(person: httpx.Client) -> bool:
+    with suppress(httpx.TransportError):
+        return person.get("/healthcheck").is_success
+    return False
 
 
 WAITS = """

@@ -13,7 +13,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step, Task
+from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
@@ -50,11 +50,6 @@ async def run(
     return await service.finished(task)
 
 
-async def writers(service: Deployment, task: Task) -> list[Step]:
-    """Return the two steps that ask: the map's children."""
-    return [step for step in (await service.steps(task)).values() if step.map_key]
-
-
 async def events_of(service: Deployment, task: Task) -> list[tuple[str, str]]:
     """Return (type, error or reason) of every event of the task's runs."""
     runs = await service.store.runs.list_runs(task_id=task.id)
@@ -75,7 +70,7 @@ async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process
 
     task = await run(service, folder, person, workers=2)
 
-    workers = {step.worker_id for step in await writers(service, task)}
+    workers = {step.worker_id for step in (await service.steps(task)).values() if step.map_key}
     assert task.status is TaskStatus.COMPLETED
     assert len(workers) == 2
     assert len(person.asked) == 1
@@ -165,10 +160,6 @@ async def answer(service: Deployment, request: PermissionRequest) -> None:
     await service.orchestrator.parts.notifier.permission_raised(request.id, request.identity.session_id)
 
 
-async def story(service: Deployment, request: PermissionRequest) -> Counter[str]:
-    return Counter(str(event.type) for event in await service.store.runs.events(request.identity.run_id))
-
-
 @pytest.mark.spec("PER-13.b", "DAG-04", "DAG-07", "PER-12")
 async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_process(
     service: Deployment, file: Path
@@ -189,7 +180,7 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     await answer(service, request)
     ended = await service.finished(task)
 
-    told = await story(service, request)
+    told = Counter(str(event.type) for event in await service.store.runs.events(run.id))
     asks = (await service.steps(task))["asks"]
     assert (ended.status, asks.outcome) == (TaskStatus.COMPLETED, Outcome.CLEAN)
     assert lines(file) == "line\n"

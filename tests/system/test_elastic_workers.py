@@ -49,12 +49,6 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
-def naps(*seconds: float) -> str:
-    call = "kind: python, call: builtin.sleep"
-    steps = (f"  - {{id: n{number}, {call}, inputs: {{seconds: {one}}}}}\n" for number, one in enumerate(seconds))
-    return f"title: Naps\nsteps:\n{''.join(steps)}"
-
-
 @pytest.fixture(scope="module")
 def cli() -> Iterator[CliHarness]:
     with scene() as one:
@@ -66,8 +60,7 @@ def cli() -> Iterator[CliHarness]:
             "SOONG_IMPORT_PATH": str(one.folder),
             **SLOW_MACHINE,
         }
-        one.start("up")
-        until((one.home / "service.json").exists, "the service is up", one.logs)
+        one.up()
         yield one
         assert one.run("down").returncode == 0
         one.assert_nothing_left()
@@ -103,7 +96,9 @@ def test_a_second_worker_comes_with_a_second_step_and_ends_when_it_is_idle(
 
     first = begun(cli, gate.plan("team.pass_gate", "a", "b"))
     until(lambda: len(cli.json("workers", "list")["workers"]) == 2, "a second worker has come", cli.logs)
-    second = begun(cli, naps(*[IDLE_S + 1] * 6))  # more than one worker's slots have room for, and than its idle time
+    # More than one worker's slots have room for, and than its idle time.
+    nap = f"kind: python, call: builtin.sleep, inputs: {{seconds: {IDLE_S + 1}}}"
+    second = begun(cli, "title: Naps\nsteps:\n" + "".join(f"  - {{id: n{n}, {nap}}}\n" for n in range(6)))
     gate.path.touch()
 
     assert ended(cli, first) == [("completed", 0)] * 2

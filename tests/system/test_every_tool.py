@@ -1,7 +1,6 @@
 """Every tool of the default registry is called without a model, through the SDK and one service (EXE-12)."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,12 +8,10 @@ import pytest
 from llmock.testing import LLMockServer
 
 import soong
-from soong import Choice, PermissionDecision, PermissionRequest
-from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ToolResult
+from tests.answering import allow
 from tests.system.test_cli_ask import WORKER, worker
-from tests.waiting import looks
 from tests.wires.wire import Wires
 
 CONFIG: Final = """
@@ -64,26 +61,8 @@ CALLS: Final[tuple[tuple[str, Mapping[str, Json], str], ...]] = (
 """Tool, arguments, and the error that the tool itself ends in; empty: none."""
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="soong-every-") as path:
-        yield Path(path).resolve()
-
-
-async def task_over(session: DirectSession) -> None:
-    """Wait until the session's newest task has ended."""
-    async for _ in looks():
-        told = (await session.call("agent.task_get", {})).data
-        assert isinstance(told, dict)
-        if told["status"] != "running":
-            return
-
-
 @pytest.mark.spec("EXE-12.a", "EXE-12.b")
 async def test_every_registered_tool_is_called_without_a_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def allow(_request: PermissionRequest) -> PermissionDecision:
-        return PermissionDecision(Choice.ALLOW_ONCE)
-
     skill = folder / "home" / "skills" / "notes" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: notes\ndescription: d\n---\nWrite.\n")
@@ -100,8 +79,10 @@ async def test_every_registered_tool_is_called_without_a_model(folder: Path, mon
         ) as session:
             registered = {tool.name for tool in session.registry.definitions()}
             for tool, arguments, _ in CALLS:
-                if tool == "agent.task_complete":
-                    await task_over(session)
+                while tool == "agent.task_complete":  # the newest task ends by itself
+                    told = (await session.call("agent.task_get", {})).data
+                    if isinstance(told, dict) and told["status"] != "running":
+                        break
                 ended.append((tool, await session.call(tool, arguments)))
 
     assert registered == {tool for tool, _, _ in CALLS}

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -207,7 +208,8 @@ async def test_an_sqlite_whose_disk_is_full_waits_for_room(redis_live: RedisServ
 
             await service.finished(task)
             assert audit(service.database_url, effects=effects_file(service)).broken == []
-        _check_integrity(disk / "soong.db")
+        with closing(sqlite3.connect(disk / "soong.db")) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 async def _submit_until_refused(service: Deployment) -> Task:
@@ -239,14 +241,6 @@ async def test_a_postgres_whose_disk_is_full_waits_for_room(redis_live: RedisSer
 
             await service.finished(task)
             assert audit(service.database_url, effects=effects_file(service)).broken == []
-
-
-def _check_integrity(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    try:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    finally:
-        connection.close()
 
 
 DEATHS = [

@@ -17,7 +17,7 @@ from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.answering import allow
 from tests.scripted import call, calls, error_of
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_effects
@@ -57,10 +57,6 @@ def command_step(step_id: str, *argv: str) -> dict[str, Json]:
         "allowed_tools": ["code.run_command"],
         **calls(call("code.run_command", argv=list(argv))),
     }
-
-
-async def allow(request: PermissionRequest) -> PermissionDecision:
-    return PermissionDecision(Choice.ALLOW_ONCE)
 
 
 @pytest.mark.spec("DAG-07", "DAG-09.b", "DAG-06")

@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.storage.s3_artifacts import S3Artifacts
 from tests.s3_server import CREDENTIALS, s3_server
 from tests.scripted import call, calls
-from tests.system.cli_scene import CliHarness, interrupted, until
+from tests.system.cli_scene import CliHarness, interrupted, until, writes
 from tests.system.deployment import Deployment
 
 WRITE = """
@@ -134,22 +134,14 @@ async def test_a_deliverable_goes_through_the_bucket_and_no_artifact_is_on_the_d
 
 
 SCENE = {"is_warm": True}
-WRITE_TWO = """
-title: Write
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: out/note.txt, content: a note}}]}
-"""
 
 
 @pytest.mark.spec("OPS-10.d")
 def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliHarness) -> None:
     service = cli.up_warm()
     allowed = f"code.write_file:{cli.folder}/out"
-    cli.json("run", cli.plan(WRITE_TWO), "--project", str(cli.folder), "--allow", allowed)
-    another = cli.plan(WRITE_TWO.replace("note.txt", "other.txt"), "another.yaml")
+    cli.json("run", cli.plan(writes("out/note.txt")), "--project", str(cli.folder), "--allow", allowed)
+    another = cli.plan(writes("out/other.txt"), "another.yaml")
     asking = cli.json("run", another, "--project", str(cli.folder), "--approvals", "inbox", "--detach")["id"]
     until(lambda: cli.json("approvals", "list"), "the question of a task that goes on")
 

@@ -18,7 +18,7 @@ from tests.aimock.server import aimock
 from tests.extra import acp_node, aimock_program, mcp_modules
 from tests.servers import free_port
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until, writes
 
 WRITES: Final = os.environ.get("WRITE_TRANSCRIPTS") == "1"
 _ID: Final = re.compile(r"\b(task|sess|run|req|agent|wrk|dec)_[0-9a-v]{26}")
@@ -28,14 +28,6 @@ _TIME: Final = re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+Z")
 pytestmark = [pytest.mark.timeout(400), pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.d", "PER-13.g")]
 
 PAGE: Final = ROOT / "docs" / "reference" / "mcp-clients.md"
-PLAN: Final = """
-title: A note
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: NOTE, content: hello}}]}
-"""
 KEYS: Final = """
 import json, sys
 asked = json.load(sys.stdin)
@@ -180,7 +172,7 @@ def result(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_claude_code_submits_waits_has_its_user_answer_and_reads(service: CliHarness, tmp_path: Path) -> None:
-    service.plan(PLAN.replace("NOTE", "claude.txt"), "note.yaml")
+    service.plan(writes("claude.txt"), "note.yaml")
     claude = ClaudeCode(service, tmp_path)
     reads = ("wait_for_task", "list_approvals", "task_result")
 
@@ -270,7 +262,7 @@ class Inspector:
 @pytest.mark.parametrize("way", ["stdio", "http"])
 def test_the_inspector_submits_waits_answers_and_reads(service: CliHarness, tmp_path: Path, way: str) -> None:
     name = f"inspector-{way}.txt"
-    service.plan(PLAN.replace("NOTE", name), "note.yaml")
+    service.plan(writes(name), "note.yaml")
     if way == "stdio":
         catalogue = tmp_path / "mcp.json"
         catalogue.write_text(json.dumps({"mcpServers": {"soong": _server(service, "--approve")}}))

@@ -18,19 +18,12 @@ from soong.shared.permissions.request import PermissionRequest
 from soong.shared.sandbox.family import HAS_MARK
 from tests.integration.http.mcp_clients import done, refused
 from tests.integration.mcp.scene import SERVER, stdio_config
-from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, scene, until, writes
 from tests.system.test_acp_child import questions
 
 pytestmark = pytest.mark.timeout(300)
 
-WRITE = """
-title: A note
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: note.txt, content: hello}}]}
-"""
+WRITE = writes("note.txt")
 RUN_OF_A_RUN = """
 import os, sys
 from soong.shared.sandbox.family import mark_family

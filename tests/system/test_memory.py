@@ -8,25 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from llmock.scenarios import Match, Reply, ToolCall
+from llmock.scenarios import ToolCall
 
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from tests.architecture.document_examples import agrees, perform, sittings
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CliHarness, until
+from tests.system.test_cli_ask import PLANNER, planner
 from tests.wires.wire import Wires
 
 SCENE = {"is_warm": True}
 
-PLANNER = "openai-chat:gpt-5"
 LONG = "The suite is slow because each test starts a server of its own and none is shared. " * 8
 PROPOSED = {"memories": [{"content": "Tests share one server since May.", "scope": "project", "tags": ["tests"]}]}
-
-
-def planner(*calls: ToolCall, text: str = "") -> Reply:
-    if calls:
-        return Reply(tool_calls=calls, match=Match(model="gpt-5"))
-    return Reply(text=text, match=Match(model="gpt-5"))
 
 
 @pytest.mark.spec("MEM-01", "MEM-02.c")

@@ -21,7 +21,7 @@ from tests.extra import missing
 from tests.integration.http.mcp_clients import mcp_client, text_of
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
-from tests.system.cli_scene import LIMIT_S, scene, until
+from tests.system.cli_scene import LIMIT_S, scene, until, writes
 from tests.system.http_scene import Service, http_service
 from tests.warm import called
 
@@ -222,16 +222,6 @@ async def test_every_interface_acts_alike(service: Service, by: str) -> None:
     assert again["detail"] in service.cli.run("tasks", "pause", task).stderr
 
 
-WRITE = """
-title: A note
-steps:
-  - id: write
-    allowed_tools: [code.write_file]
-    script: builtin.calls
-    inputs: {calls: [{call: code.write_file, with: {path: %s, content: hello}}]}
-"""
-
-
 @pytest.fixture(scope="module")
 def http() -> Iterator[Service]:
     """A service that stays, with the API beside it, for all tests here."""
@@ -245,7 +235,7 @@ def test_a_write_is_asked_and_answered_over_http_and_the_task_is_done(http: Serv
     project = http.cli.folder / "project"
     project.mkdir()
     runner, approver = http.token("ada", "run"), http.token("bob", "approve")
-    submission = {"plan": WRITE % "note.txt", "project": str(project)}
+    submission = {"plan": writes("note.txt"), "project": str(project)}
 
     status, submitted = http.call(runner, "/v1/tasks", submission)
     _, waiting = http.call(approver, "/v1/approvals?wait=55")

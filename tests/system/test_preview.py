@@ -1,8 +1,6 @@
 """Consent before anything starts and for one reading: a step or a script that was seen is what runs (PER-17)."""
 
-import asyncio
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ from soong import Soong, TaskStatus
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import Rule
-from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.sql.store import SqlStore
 from tests.system.cli_scene import CliHarness, Terminal
 from tests.system.deployment import ON_POSTGRES, Deployment
 
@@ -38,22 +35,6 @@ steps:
     allowed_tools: [code.write_file]
     script: builtin.echo
 """
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="soong-preview-") as path:
-        yield Path(path).resolve()
-
-
-async def rules_of(cli: CliHarness, task_id: str) -> tuple[Rule, ...]:
-    """Return the rules in the row of a task's session."""
-    store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
-    try:
-        session = await store.sessions.session((await store.tasks.task(task_id)).session_id)
-    finally:
-        await store.close()
-    return Policy.from_json(session.policy).rules
 
 
 def written(folder: Path) -> list[str]:
@@ -95,7 +76,13 @@ def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli:
     assert terminal.wait() == 3
     assert written(cli.folder) == ["out/first.md"]
     task_id = cli.task_id()
-    (rule,) = asyncio.run(rules_of(cli, task_id))
+
+    async def policy(store: SqlStore) -> Policy:
+        return Policy.from_json((await store.sessions.session((await store.tasks.task(task_id)).session_id)).policy)
+
+    found = cli.rows(policy)
+    assert found is not None
+    (rule,) = found.rules
     assert rule.step == f"{task_id}/first"
     assert rule.source.startswith("step consent by ")
 

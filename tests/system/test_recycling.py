@@ -164,14 +164,3 @@ def test_a_service_that_cannot_start_leaves_no_worker_at_its_gate(cli: CliHarnes
     until(lambda: len(cli.workers()) == 2, "only the first has workers", cli.logs)
     psutil.Process(holder).send_signal(signal.SIGINT)
     cli.assert_nothing_left()
-
-
-@pytest.mark.skipif(not HAS_SUBREAPER, reason="workers are forked on Linux alone")
-@pytest.mark.spec("OPS-01")
-def test_a_path_for_modules_makes_each_worker_a_program(cli: CliHarness) -> None:
-    cli.environment.update(PYTHONPATH=str(cli.folder))
-    service = started(cli)
-
-    assert [is_program(process) for process in cli.workers()] == [True, True]
-    psutil.Process(service).send_signal(signal.SIGINT)
-    cli.assert_nothing_left()

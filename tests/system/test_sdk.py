@@ -1,7 +1,6 @@
 """The SDK against a real service: plans, goals, forms of its documents, elicitations of MCP servers."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ from tests.wires.wire import Wires
 APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
 
 EXAMPLE: Mapping[str, Any] = {"functions": ("approve",), "import_path": str(APPROVE.parent)}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="soong-sdk-") as path:
-        yield Path(path).resolve()
 
 
 @pytest.mark.spec("OPS-04.b", "OPS-01", "PER-01.a", "PER-13.f")

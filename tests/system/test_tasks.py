@@ -14,6 +14,7 @@ from soong.shared.engine.tasks.step import Outcome
 from tests.scripted import call, calls
 from tests.system.cli_scene import CliHarness, interrupted, permitting
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment
+from tests.system.test_cli_ask import PLANNER, says
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(180)
@@ -266,8 +267,6 @@ steps:
     assert (enough["limits"]["tokens"]["used"], enough["limits"]["cost_usd"]["used"]) == (0, 0)
 
 
-PLANNER = "openai-chat:gpt-5"
-
 SLOW, BROKEN = "openai-chat:gpt-5-mini", "openai-chat:gpt-4o"
 
 SLOW_S = 3
@@ -282,20 +281,14 @@ def permit(cli: CliHarness, *models: str) -> None:
         file.write(permitting(*models))
 
 
-def refuse_forks(cli: CliHarness) -> None:
-    """Have a hook of the configuration deny each call of agent.fork_agent."""
-    cli.home.mkdir(parents=True, exist_ok=True)
+@pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-04.f", "EXE-08.e", "REG-07.c")
+def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told(cli: CliHarness, wires: Wires) -> None:
+    permit(cli, SLOW, BROKEN)
     hook = cli.home / "no-forks.sh"
     hook.write_text("""#!/bin/sh\nprintf '{"action": "deny", "reason": "no forks today"}'\n""")
     hook.chmod(0o755)
-    entry = f'[[hooks.pre]]\nname = "no-forks"\ntools = "agent.fork_agent"\ncommand = ["{hook}"]\n'
-    (cli.home / "config.toml").write_text(entry)
-
-
-@pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-04.f", "EXE-08.e", "REG-07.c")
-def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told(cli: CliHarness, wires: Wires) -> None:
-    refuse_forks(cli)
-    permit(cli, SLOW, BROKEN)
+    with (cli.home / "config.toml").open("a") as file:
+        file.write(f'[[hooks.pre]]\nname = "no-forks"\ntools = "agent.fork_agent"\ncommand = ["{hook}"]\n')
     # Agents take longer than any tool may: their own limits end them.
     cli.environment |= {"SOONG_TOOL_TIMEOUT_MS": "500", "SOONG_TOOL_MAX_TIMEOUT_MS": "500"}
     calls = (
@@ -344,13 +337,13 @@ def test_a_planner_hears_of_a_failed_step_while_others_run_and_can_wait_for_thes
         {"id": "slow", "instructions": "Take your time.", "model": SLOW},
     ]
     wires.will(
-        _says("gpt-5", ToolCall("agent__task_create", {"title": "two", "steps": steps})),
-        _says("gpt-4o", ToolCall("agent__task_update_step", {"failure": "nobody can do this"})),
+        says("gpt-5", ToolCall("agent__task_create", {"title": "two", "steps": steps})),
+        says("gpt-4o", ToolCall("agent__task_update_step", {"failure": "nobody can do this"})),
         Delay(seconds=SLOW_S, match=Match(model="gpt-5-mini")),
         Reply(text="slow but done", match=Match(model="gpt-5-mini")),
-        _says("gpt-5", ToolCall("agent__dispatch_worker", {})),
-        _says("gpt-5", ToolCall("agent__dispatch_worker", {"leave_failed": ["hopeless"]})),
-        _says("gpt-5", ToolCall("agent__task_complete", {})),
+        says("gpt-5", ToolCall("agent__dispatch_worker", {})),
+        says("gpt-5", ToolCall("agent__dispatch_worker", {"leave_failed": ["hopeless"]})),
+        says("gpt-5", ToolCall("agent__task_complete", {})),
         Reply(text="One of two.", match=Match(model="gpt-5")),
     )
 
@@ -365,10 +358,6 @@ def test_a_planner_hears_of_a_failed_step_while_others_run_and_can_wait_for_thes
     hopeless = next(step for step in ended["steps"] if step["id"] == "hopeless")
     assert (hopeless["error"]["type"], hopeless["error"]["message"]) == ("failed", "nobody can do this")
     assert len([one for one in wires.requests if one.body["model"] == "gpt-4o"]) == 1
-
-
-def _says(model: str, call: ToolCall) -> Reply:
-    return Reply(tool_calls=(call,), match=Match(model=model))
 
 
 @pytest.mark.spec("DIS-02.b")

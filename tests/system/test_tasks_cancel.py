@@ -92,7 +92,8 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
     )
     async with asyncio.timeout(30):
         await asked.wait()
-    await service.until(lambda: _are_there(mark))
+    # The command runs with both of the programs that it starts.
+    await service.until(lambda: sum("time.sleep(3600)" in " ".join(one.info["cmdline"]) for one in marked(mark)) == 2)
     await service.until(lambda: _stand(service, task, running=["runs", "asks", "sleeps"]))
 
     began = time.monotonic()
@@ -113,11 +114,6 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
         assert run.status is RunStatus.CANCELLED
         assert run.end_reason in (EndReason.CANCELLED, EndReason.ABORTED_TOOLS)
     assert not (tmp_path / "x.txt").exists()
-
-
-async def _are_there(mark: str) -> bool:
-    """Say whether the command runs with both of the programs that it starts."""
-    return sum("time.sleep(3600)" in " ".join(process.info["cmdline"]) for process in marked(mark)) == 2
 
 
 async def _stand(service: Deployment, task: Task, *, running: Sequence[str]) -> bool:
@@ -214,7 +210,9 @@ def test_a_priority_is_that_of_every_step_that_has_not_ended(cli: CliHarness) ->
     assert cli.run("tasks", "priority", task, "9", "--step", "last").returncode == 0
     assert cli.run("tasks", "priority", task, "9", "--step", "nobody").returncode == 1
 
-    assert priorities(cli, task) == {"first": 7, "last": 9}
+    with sqlite3.connect(cli.home / "soong.db") as rows:
+        found = rows.execute("SELECT key, priority FROM steps WHERE task_id = ?", (task,)).fetchall()
+    assert {key.partition("/")[2]: priority for key, priority in found} == {"first": 7, "last": 9}
 
 
 def test_a_paused_pool_starts_nothing_until_it_continues(cli: CliHarness) -> None:
@@ -234,12 +232,6 @@ def test_a_paused_pool_starts_nothing_until_it_continues(cli: CliHarness) -> Non
     assert cli.run("limits", "resume", "pool:default").returncode == 0
     until(lambda: shown(cli, "--status", "completed"), "it runs", cli.logs)
     assert cli.json("limits", "list") == {"limits": []}
-
-
-def priorities(cli: CliHarness, task: str) -> dict[str, int]:
-    with sqlite3.connect(cli.home / "soong.db") as rows:
-        found = rows.execute("SELECT key, priority FROM steps WHERE task_id = ?", (task,)).fetchall()
-    return {key.partition("/")[2]: priority for key, priority in found}
 
 
 def test_several_questions_are_answered_after_one_look_at_them(cli: CliHarness) -> None:

@@ -18,7 +18,7 @@ from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.answering import allow
 from tests.notification_receivers import HttpReceiver, http_receiver
 from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
@@ -27,11 +27,6 @@ from tests.system.cli_scene import scene
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
 from tests.system.test_consent import PARKS, answer, appends, stands
 from tests.waiting import others_run
-
-
-async def allow(request: PermissionRequest) -> PermissionDecision:
-    return PermissionDecision(Choice.ALLOW_ONCE)
-
 
 ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED)
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +49,6 @@ PLAN: Mapping[str, Any] = {
 }
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a home that has the file, and a tool that waits."""
-    with tempfile.TemporaryDirectory(prefix="soong-times-") as path:
-        home = Path(path).resolve() / "home"
-        (home / "tools").mkdir(parents=True)
-        (home / "config.toml").write_text(CONFIG, encoding="utf-8")
-        (home / "tools" / "wait.json").write_text(json.dumps(WAIT), encoding="utf-8")
-        yield home.parent
-
-
 async def sleeping_person(_request: PermissionRequest) -> PermissionDecision:
     await asyncio.Event().wait()
     raise AssertionError
@@ -68,6 +56,10 @@ async def sleeping_person(_request: PermissionRequest) -> PermissionDecision:
 
 @pytest.mark.spec("EXE-08.a", "EXE-08.g", "PER-13.l")
 async def test_questions_and_calls_of_a_run_have_the_times_that_the_file_gives(folder: Path) -> None:
+    tools = folder / "home" / "tools"
+    tools.mkdir(parents=True)
+    (folder / "home" / "config.toml").write_text(CONFIG)
+    (tools / "wait.json").write_text(json.dumps(WAIT))
     async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
         outcome = await soong.run(PLAN, permission_callback=sleeping_person, project=folder)
 

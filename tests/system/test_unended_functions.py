@@ -1,6 +1,5 @@
 import json
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ def database(request: pytest.FixtureRequest, store: str) -> Iterator[dict[str, s
         yield {}
         return
     redis_url = request.getfixturevalue("redis_session_server").tcp_url
-    with request.getfixturevalue("postgres_session_server").fresh_database(f"soong_{uuid.uuid4().hex[:16]}") as url:
+    with request.getfixturevalue("postgres_session_server").fresh_database() as url:
         yield {"SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url}
 
 

@@ -90,19 +90,11 @@ async def test_one_living_owner_acts_for_a_consumer(scene: ContractHarness, open
     second = await take_over(scene, "own_other")
 
     assert (first, refused, second) == (scene.now_us, None, scene.now_us)
-    assert not await advance(scene, await read(scene))
-    assert await advance(scene, await read(scene), "own_other")
-
-
-@pytest.mark.spec("OPS-05.a")
-async def test_what_another_wrote_down_late_changes_nothing(scene: ContractHarness) -> None:
-    await scene.start("a")
-    await take_over(scene)
     parts = await read(scene)
-
-    assert not await advance(scene, parts, "own_former")
+    assert not await advance(scene, parts)
     assert numbers(await read(scene)) == numbers(parts)
     assert await scene.store.feed.totals() == {}
+    assert await advance(scene, parts, "own_other")
 
 
 @pytest.mark.spec("OPS-05.a")
@@ -308,9 +300,10 @@ def test_a_worker_that_makes_up_names_makes_no_more_series_than_are_allowed() ->
 
 
 @pytest.mark.spec("OPS-05.b")
-@pytest.mark.parametrize("name", ["alerts.yaml", "grafana.json"])
-def test_every_metric_of_the_rules_and_of_the_dashboard_exists(name: str) -> None:
-    wanted = set(re.findall(r"\bsoong_[a-z_]+", (ROOT / "deploy" / name).read_text(encoding="utf-8")))
+@pytest.mark.parametrize("name", ["deploy/alerts.yaml", "deploy/grafana.json", "docs/operations.md"])
+def test_every_metric_of_the_rules_of_the_dashboard_and_of_the_documents_exists(name: str) -> None:
+    named = set(re.findall(r"\bsoong_[a-z_]+", (ROOT / name).read_text(encoding="utf-8")))
+    wanted = named - {"soong_client", "soong_orchestrator", "soong_worker"}  # roles
 
     described = set(re.findall(r"^# TYPE (\w+)", text(Snapshot(Metrics(), (), {}, 1, 0)).decode(), re.MULTILINE))
 

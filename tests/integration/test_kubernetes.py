@@ -242,22 +242,6 @@ def test_everything_is_in_one_namespace_and_applied_by_one_command() -> None:
     assert {*top, "models.yaml", "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", ["deploy/alerts.yaml", "docs/operations.md"])
-def test_what_is_to_be_watched_is_there(name: str) -> None:
-    source = (ROOT / "orchestrator" / "telemetry" / "metrics.py").read_text()
-
-    named = set(re.findall(r"soong_(?:steps|slots|workers|orchestrators|approvals|leases|tasks)_?\w*", _text(name)))
-
-    assert len(named) >= 6
-    assert {metric for metric in named if f'"{metric}"' not in source} == set()
-
-
-def _text(name: str) -> str:
-    """Return a file without the names of database roles, which look like metrics."""
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return re.sub(r"--grant-\w+[ =]soong_\w+|--role soong_owner|`soong_client`", "", text)
-
-
 @pytest.mark.spec("OPS-03.b")
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
     scaled, patch = of_kind("ScaledObject")

@@ -210,17 +210,19 @@ def test_a_connection_keeps_its_settings(postgres_url: str, session_url: str, *,
     url = parse_url(session_url if is_pooled else postgres_url)
     writer = make_engine(url, size=1, is_writer=True, credential="only ours")
     reader = make_engine(url, size=1, is_writer=False)
-    names = (CREDENTIAL, "idle_in_transaction_session_timeout", "lock_timeout", "enable_seqscan", "jit")
+    names = (CREDENTIAL, "idle_in_transaction_session_timeout", "lock_timeout", "jit")
+    planning = ("plan_cache_mode", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 
     with writer.connect() as connection:
-        kept = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
+        kept = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in (*names, *planning)]
     with reader.connect() as connection:
-        is_read_only = connection.exec_driver_sql("SHOW transaction_read_only").scalar()
+        read = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in ("transaction_read_only", *planning)]
     writer.dispose()
     reader.dispose()
 
-    assert kept == ["only ours", "5s", "30s", "off", "off"]
-    assert is_read_only == "on"
+    by_index = ["force_generic_plan", "off", "off", "off"]
+    assert kept == ["only ours", "5s", "30s", "off", *by_index]
+    assert read == ["on", *by_index]
 
 
 def test_the_credential_of_a_worker_is_in_no_statement_that_others_can_read(postgres_url: str) -> None:

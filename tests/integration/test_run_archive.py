@@ -18,7 +18,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.integration.away_store import AwayStore
-from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders, write_folders
+from tests.integration.run_archiving import CALLED, advance, ended_run, lines, run_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.rows import note_run
@@ -52,21 +52,6 @@ async def test_closing_waits_for_no_database_that_is_away(tmp_path: Path) -> Non
     await others_run()
     async with asyncio.timeout(1):
         await folders.close()
-
-
-async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
-    store = MemoryStore()
-    ended, run_id = await ended_run(store)
-    ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
-    await store.tasks.finish_task(ownership, ended.task_id, now_us=START_US)
-    before = await store.tasks.unrecorded(ownership.owner_id)
-
-    for _ in range(2):  # a successor that did not hear of it writes the same again
-        await write_folders(store, tmp_path, ended.task_id)
-
-    assert before == [ended.task_id]
-    assert await store.tasks.unrecorded(ownership.owner_id) == []
-    assert len(lines(tmp_path / "runs" / run_id / "events.jsonl")) == len(await store.runs.events(run_id))
 
 
 @pytest.mark.spec("EVT-03")

@@ -208,22 +208,6 @@ def _cast(name: str) -> str:
 
 
 # -- what the others stand on
-@pytest.mark.parametrize("is_writer", [True, False])
-def test_writers_and_readers_of_postgres_plan_once_and_by_index(postgres_url: str, is_writer: bool) -> None:
-    with connected(postgres_url, is_writer=is_writer) as connection:
-        found = {
-            name: connection.exec_driver_sql(f"SHOW {name}").scalar()
-            for name in ("plan_cache_mode", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-        }
-
-    assert found == {
-        "plan_cache_mode": "force_generic_plan",
-        "enable_seqscan": "off",
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
-    }
-
-
 def test_a_scan_is_seen(full_sqlite: Path, full_postgres: str) -> None:
     scanning = Statement("scanning", "SELECT s.key FROM steps AS s WHERE s.title = :title ORDER BY s.key LIMIT 1")
 

@@ -209,7 +209,6 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
             who.step_title,
             who.task_id,
             who.agent_id,
-            who.definition,
             who.model or "default",
             "grant  /work/out",
             "1 question waits",

@@ -127,7 +127,7 @@ def test_a_killed_last_worker_is_said_to_be_replaced(cli: CliHarness) -> None:
     terminal.expect("▸ nap running")  # the command has seen the worker
 
     cli.workers()[0].kill()
-    terminal.wait()
+    assert terminal.wait() == 0
 
     said = terminal.text
     assert "died (SIGKILL, killed, perhaps out of memory); 1 step starts again" in said

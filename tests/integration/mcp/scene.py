@@ -25,7 +25,6 @@ from tests.unit.tools.parts import ALLOWED, Artifacts, RecordingGate, RecordingL
 from tests.waiting import until
 
 SERVER: Final = Path(__file__).with_name("server.py")
-WAIT_S: Final = 30.0
 
 
 def stdio_config(name: str = "t", more: str = "", args: str = "", top: str = "", program: Path = SERVER) -> str:

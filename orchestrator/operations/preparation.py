@@ -64,12 +64,8 @@ def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogu
             shown of it.
         UsageError: a wrong model or budget.
     """
-    checked, model, now_us = (
-        checked_plan(body, catalogue, settings),
-        body.model or settings.model,
-        SystemClock().now_us(),
-    )
-    catalogue = checked.catalogue
+    checked, now_us = checked_plan(body, catalogue, settings), SystemClock().now_us()
+    catalogue, model = checked.catalogue, body.model or settings.model
     require_text("the model", model)
     for name in models_of(checked.plan, model):
         check_name(name)

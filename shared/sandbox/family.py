@@ -95,8 +95,8 @@ def chain_of(pid: int, workers: Collection[RegisteredWorker] = ()) -> tuple[Proc
         while process is not None and len(found) < MOST_ANCESTORS:
             started_us = round(process.create_time() * 1_000_000)
             # A later process with a worker's number is none.
-            newest_us = started_us - timing.CLOCK_DOUBT_S * 1_000_000
-            is_worker = any(one.pid == process.pid and newest_us <= one.registered_us for one in workers)
+            earliest_us = started_us - timing.CLOCK_DOUBT_S * 1_000_000
+            is_worker = any(one.pid == process.pid and earliest_us <= one.registered_us for one in workers)
             is_run = is_worker or _carries_mark(process.pid)
             path = ""
             with suppress(psutil.Error):

@@ -57,7 +57,7 @@ async def test_a_workers_question_reaches_the_callback_with_its_lineage_from_row
 async def test_of_two_workers_that_ask_for_one_scope_one_is_asked_when_it_is_allowed_for_the_session(
     open_bench: OpenBench,
 ) -> None:
-    """openai/codex#23324: a child neither used what had been approved nor reached whoever could approve."""
+    """openai/codex#23324: a child neither used what had been approved nor reached the person who could approve."""
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:
         claims = await bench.claim(2)

@@ -198,7 +198,7 @@ def _marked(terminal: Terminal) -> str:
 
 
 def test_json_lines_are_streamed_until_interrupted(cli: CliHarness) -> None:
-    """A run whose questions wait for whoever answers (`--approvals inbox`) needs no terminal.
+    """A run whose questions wait for an answer from elsewhere (`--approvals inbox`) needs no terminal.
 
     What is closed leaves the list, and its end is told (Agenta-AI/agenta#6823, librefang/librefang#1797).
     """

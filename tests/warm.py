@@ -8,23 +8,28 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 ROOT: Final = Path(__file__).parents[1]
 IMPORTED: Final = (
     "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.deployment",
     "soong.orchestrator.cli.tools", "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "soong.worker.bootstrap",
-    "pydantic_ai.models.openai",
+    "pydantic_ai.models.openai", "pydantic_ai.providers.anthropic", "soong.orchestrator.http.server",
+    "soong.orchestrator.http.own_api", "soong.orchestrator.operations.preparation",
+    "soong.orchestrator.operations.submissions", "soong.shared.toolsets.mcp.toolset", "soong.shared.agents.loop",
+    "sqlalchemy.dialects.sqlite", "jsonschema", "structlog", "tests.answering",
 )  # fmt: skip
 MESSAGE_BYTES: Final = 1 << 20
 MOST_DESCRIPTORS: Final = 8
@@ -48,11 +53,11 @@ class WarmProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises: subprocess.TimeoutExpired."""
-        deadline_s = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if timeout is not None and deadline_s is not None and time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(0.01)  # asked again and again: the parent answers others meanwhile
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # another thread has waited for it
+                _until_ended(self.pid, timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -64,6 +69,17 @@ class WarmProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _until_ended(pid: int, timeout_s: float | None) -> None:
+    """Raises: ProcessLookupError."""
+    watch = os.pidfd_open(pid)
+    try:
+        ended = select.poll()
+        ended.register(watch, select.POLLIN)
+        ended.poll(None if timeout_s is None else timeout_s * 1000)
+    finally:
+        os.close(watch)
 
 
 @dataclass(slots=True)
@@ -84,11 +100,16 @@ class WarmParent:
         stdout: int,
         stderr: int,
         pass_fds: Sequence[int] = (),
+        terminal: int | None = None,
     ) -> WarmProcess:
-        """Run a module in a process of its own, which reads nothing and has ``pass_fds`` under the same numbers."""
-        targets = [1, 2, *pass_fds]
-        wanted = {"module": module, "argv": list(arguments), "env": dict(env), "cwd": str(cwd), "targets": targets}
-        return WarmProcess(self, self.ask(wanted, (stdout, stderr, *pass_fds))["pid"])
+        """Run a module in a process of its own, which reads nothing but its ``terminal`` and has ``pass_fds`` under the
+        same numbers.
+        """
+        given = {1: stdout, 2: stderr, **{number: number for number in pass_fds}}
+        if terminal is not None:
+            given[0] = terminal
+        wanted = {"module": module, "argv": list(arguments), "env": dict(env), "cwd": str(cwd), "targets": list(given)}
+        return WarmProcess(self, self.ask(wanted, list(given.values()))["pid"])
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         with self._asking:
@@ -187,17 +208,37 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     for descriptor, number in zip(moved, request["targets"], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if 0 in request["targets"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry and entry not in sys.path]
-    for name, number in (("stdout", 1), ("stderr", 2)):
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         # Anew: a stream remembers whether its descriptor could be sought in, and here it may be a terminal.
-        stream = open(number, "w", encoding="utf-8", buffering=1 if os.isatty(number) else -1, closefd=False)  # noqa: SIM115
+        stream = open(number, mode, encoding="utf-8", buffering=1 if os.isatty(number) else -1, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
     sys.argv = [request["module"], *request["argv"]]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]  # by which a process starts itself anew
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    code: object = None
+    try:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    _end(code)
+
+
+def _end(code: object) -> NoReturn:
+    """End as an interpreter does, but for taking its modules apart, which would copy each page that is shared."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code or 0)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Every process that a scene starts is known by its home, so that what is left behind can be named, and ended by pid.
 
-In a **warm** scene a service is there before a command starts one: a process that has imported everything already,
-models' libraries as well (tests/warm.py). Where the start is what a test is about, its scene is not warm.
+In a **warm** scene commands are forked from a process that has imported everything already, models' libraries as well
+(tests/warm.py), and a service is there before a command starts one. Where the start of a program is what a test is
+about, its scene is not warm.
 """
 
 import asyncio
@@ -16,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -57,6 +57,9 @@ class WarmCommand(WarmProcess):
         return out, err
 
 
+Command = WarmCommand | subprocess.Popen[str]
+
+
 @dataclass
 class CliHarness:
     """One home and the folder that commands are called in."""
@@ -64,7 +67,7 @@ class CliHarness:
     home: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    is_warm: bool = False
+    is_warm: bool = True
     _started: list["subprocess.Popen[str]"] = field(default_factory=list)
     _warm: list[WarmCommand] = field(default_factory=list)
 
@@ -100,9 +103,26 @@ class CliHarness:
         except json.JSONDecodeError:
             raise AssertionError(f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}{self.logs()}") from None
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str) -> Command:
         """Call soong and go on."""
         self.serve(arguments[0])
+        return self._forked(*arguments) if self.is_warm else self.start_program(*arguments)
+
+    def on_terminal(self, arguments: Sequence[str], terminal: int, output: int) -> WarmProcess:
+        """Call soong on a terminal of its own, and go on."""
+        self.serve(arguments[0])
+        return warm_parent().start(
+            "soong.orchestrator.cli",
+            arguments,
+            env=self.env,
+            cwd=self.folder,
+            stdout=output,
+            stderr=terminal,
+            terminal=terminal,
+        )
+
+    def start_program(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Call soong as a program of its own, whose streams are pipes, and go on."""
         command = subprocess.Popen(
             [*CONSOLE_SCRIPT, *arguments],
             cwd=self.folder,
@@ -116,8 +136,7 @@ class CliHarness:
         self._started.append(command)
         return command
 
-    def start_warm(self, *arguments: str) -> WarmCommand:
-        """Call soong, by a process that has imported already what it needs, and go on."""
+    def _forked(self, *arguments: str) -> WarmCommand:
         folder = self.home / "logs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = len(self._warm)
@@ -135,14 +154,9 @@ class CliHarness:
         self._warm.append(command)
         return command
 
-    def up(self) -> "subprocess.Popen[str]":
+    def up(self, *options: str) -> Command:
         """Start a service that stays, as in another terminal, and return it once it is there."""
-        command = self.start("up")
-        self.until_up()
-        return command
-
-    def up_warm(self) -> WarmCommand:
-        command = self.start_warm("up")
+        command = self.start("up", *options)
         self.until_up()
         return command
 
@@ -152,7 +166,7 @@ class CliHarness:
     def serve(self, command: str) -> None:
         """In a warm scene, start the service that this command would start itself, and wait until it is there."""
         if self.is_warm and command in SERVED and not self._has_service():
-            service = self.start_warm("up", "--ephemeral")
+            service = self._forked("up", "--ephemeral")
             until(lambda: self._has_service() or service.poll() is not None, "a service is there", self.logs)
 
     def _has_service(self) -> bool:
@@ -243,7 +257,7 @@ class CliHarness:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def interrupted(command: "WarmCommand | subprocess.Popen[str]") -> None:
+def interrupted(command: Command) -> None:
     """Interrupt a command, and wait for its end."""
     command.send_signal(signal.SIGINT)
     command.communicate(timeout=LIMIT_S)
@@ -257,7 +271,7 @@ def writes(path: str, content: str = "hello") -> str:
 
 
 @contextmanager
-def scene(*, home: str = "home", is_warm: bool = False, models: str = "") -> Iterator[CliHarness]:
+def scene(*, home: str = "home", is_warm: bool = True, models: str = "") -> Iterator[CliHarness]:
     """Make a scene below a short temporary folder, and leave nothing of it. Its agents may choose these ``models``."""
     folder = Path(tempfile.mkdtemp(prefix="soong-cli-"))
     one = CliHarness(folder / home, folder, is_warm=is_warm)
@@ -286,14 +300,12 @@ class Terminal:
     def __init__(self, scene_: CliHarness, *arguments: str, output: Path | None = None) -> None:
         self.shown = ""
         self._pressed_at = 0
-        scene_.serve(arguments[0])
-        pid, self._descriptor = pty.fork()
-        if pid == 0:
-            os.chdir(scene_.folder)
-            if output is not None:
-                os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), 1)
-            os.execve(CONSOLE_SCRIPT[0], [*CONSOLE_SCRIPT, *arguments], scene_.env)
-        self.pid = pid
+        self._descriptor, end = pty.openpty()
+        standard_output = end if output is None else os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._command = scene_.on_terminal(arguments, end, standard_output)
+        for descriptor in {end, standard_output}:
+            os.close(descriptor)
+        self.pid = self._command.pid
         os.set_blocking(self._descriptor, False)
 
     def expect(self, text: str) -> None:
@@ -319,18 +331,10 @@ class Terminal:
 
     def wait(self) -> int:
         """Return the exit code."""
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            self.read()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.read()
-                os.close(self._descriptor)
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise AssertionError(f"it did not end\n{self.shown}")
+        until(lambda: self.read() and self._command.poll() is not None, "its end", lambda: f"\n{self.shown}")
+        self.read()
+        os.close(self._descriptor)
+        return self._command.wait()
 
     def read(self) -> bool:
         with suppress(BlockingIOError, OSError):

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.servers import free_port
-from tests.system.cli_scene import CliHarness, WarmCommand, scene, until
+from tests.system.cli_scene import CliHarness, Command, scene, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Service:
 
     cli: CliHarness
     port: int
-    up: WarmCommand
+    up: Command
 
     @property
     def address(self) -> str:
@@ -93,14 +93,14 @@ def is_answering(port: int) -> bool:
 @contextmanager
 def http_service(config: str = "", **environment: str) -> Iterator[Service]:
     """Run a service with this configuration and these settings in its environment until the context ends."""
-    with scene(is_warm=True) as cli:
+    with scene() as cli:
         cli.environment.update(environment)
         if config:
             cli.home.mkdir(mode=0o700)
             (cli.home / "config.toml").write_text(config)
             (cli.home / "config.toml").chmod(0o600)
         port = free_port()
-        up = cli.start_warm("up", "--http", str(port))
+        up = cli.start("up", "--http", str(port))
         one = Service(cli, port, up)
         until(one.is_answering, "the API answers", cli.logs)
         yield one

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=False) as one:
         state = tmp_path / "state"
         state.mkdir()
         one.home.mkdir()
@@ -119,7 +119,7 @@ def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
     plan = page.partition("```yaml\n# readme.yaml\n")[2].partition("```")[0]
     said = page.partition("soong run readme.yaml")[2].partition("\n")[0]
     program = tmp_path / "claude-agent-acp"
-    with scene() as one:
+    with scene(is_warm=False) as one:
         readme = one.folder / "README.md"
         readme.write_text("# Titel\n")
         script = json.dumps([["edit", str(readme), "# Titel", "# Title\n"], ["say", "corrected"]])

@@ -83,12 +83,12 @@ class Attempts:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def service() -> AsyncIterator[Service]:
-    with scene(is_warm=True) as cli:
+    with scene() as cli:
         cli.home.mkdir(mode=0o700)
         (cli.home / "config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
         cli.environment.update(SOONG_SLOTS="30", SOONG_TOOL_TIMEOUT_MS="250000")
         port = free_port()
-        one = Service(cli, port, cli.start_warm("up", "--http", str(port)))
+        one = Service(cli, port, cli.start("up", "--http", str(port)))
         until(one.is_answering, "the API answers", cli.logs)
         yield one
 

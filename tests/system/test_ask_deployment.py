@@ -97,7 +97,7 @@ class AskScene:
             await self.service.start_workers(workers, slots=1, **mine)
 
     def ask(self, goal: str, *more: str) -> "subprocess.Popen[str]":
-        return self.cli.start("ask", goal, "--model", f"openai-chat:{PLANNER}", "--json", *more)
+        return self.cli.start_program("ask", goal, "--model", f"openai-chat:{PLANNER}", "--json", *more)
 
     async def answer_of(self, asking: "subprocess.Popen[str]") -> dict[str, Any]:
         """Return what the command printed at its end."""
@@ -170,7 +170,7 @@ def scene_of(service: Deployment, wires: Wires, worker_url: str) -> Iterator[Ask
     project = service.home / "project"
     project.mkdir()
     servers = {"SOONG_DATABASE_URL": service.database_url, "SOONG_REDIS_URL": service.redis_url}
-    cli = CliHarness(service.settings.home, project, servers)
+    cli = CliHarness(service.settings.home, project, servers, is_warm=False)
     cli.home.mkdir(parents=True, exist_ok=True)
     (cli.home / "config.toml").write_text(permitting("openai-chat:gpt-*"))
     try:

@@ -241,7 +241,7 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
 
 @pytest.mark.spec("DAG-03", "CARD-2", "DAG-01.c")
 def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
-    with scene() as cli:
+    with scene(is_warm=False) as cli:
         (cli.folder / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")
 
         done = cli.json("run", str(ROOT / "examples" / "pull.yaml"))
@@ -255,7 +255,7 @@ def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
 
 @pytest.mark.spec("DAG-03", "CARD-2")
 def test_a_task_says_that_it_waits_for_a_pull_worker_until_one_is_dispatched_on_the_command_line() -> None:
-    with scene(is_warm=True) as cli:
+    with scene() as cli:
         (cli.folder / "pulls.py").write_text(PULLS)
         cli.environment["SOONG_FUNCTIONS"] = "pulls"
         text = "title: t\nsteps:\n  - {id: a, claim: pull, instructions: x}\n"

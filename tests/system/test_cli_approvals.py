@@ -37,7 +37,7 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene() as one:
         (one.folder / "README.md").write_text("# Title\n\ngood\n")
         one.environment.update(COLUMNS="160", LINES="60")
         yield one

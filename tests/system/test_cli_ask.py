@@ -19,7 +19,7 @@ from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(300)
 
-SCENE = {"is_warm": True, "models": "openai-chat:gpt-*"}
+SCENE = {"models": "openai-chat:gpt-*"}
 
 PLANNER = "openai-chat:gpt-5"
 
@@ -306,7 +306,7 @@ def test_fifty_children_end_once_each_start_nobody_and_a_follow_up_outlives_the_
         planner(text="All are done."),
         planner(text="There were fifty."),
     )
-    up = cli.up_warm()
+    up = cli.up()
 
     ended = cli.json("ask", "Ask fifty.", "--model", PLANNER)
 

@@ -20,6 +20,7 @@ from tests.security.reused_peer import request
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CliHarness, interrupted, scene, until, writes
 
+SCENE = {"is_warm": False}
 ECHO = """
 title: Echo
 inputs: {word: {type: string, default: hello}}
@@ -212,7 +213,7 @@ ASK = (
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
     with scene() as cli:
-        up = cli.up_warm()
+        up = cli.up()
         assert cli.run("run", cli.plan(ECHO_ONE)).returncode == 0
         yield cli
         interrupted(up)

@@ -21,6 +21,7 @@ from tests.system.http_scene import is_answering
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
 
+SCENE = {"is_warm": False}
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 
 
@@ -165,7 +166,7 @@ def test_a_service_that_cannot_start_says_why(cli: CliHarness) -> None:
 
 
 def test_a_home_path_of_120_characters_works() -> None:
-    with scene(home="h" * 60 + "/" + "o" * 59) as cli:
+    with scene(home="h" * 60 + "/" + "o" * 59, is_warm=False) as cli:
         assert len(str(cli.home)) > 120
 
         assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
@@ -272,7 +273,7 @@ def nap(inputs, context):
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=False) as one:
         (one.folder / "naps.py").write_text(NAPS.replace("/wakes/up", str(one.folder / "awake")))
         one.environment.update(SOONG_FUNCTIONS="naps", PYTHONPATH=str(one.folder))
         yield one
@@ -339,7 +340,7 @@ def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: CliHa
     listener = listen("127.0.0.1", 0, ())
     port = listener.getsockname()[1]
 
-    up = cli.start("up", "--http", str(port))
+    up = cli.start_program("up", "--http", str(port))
     assert told(up, "http_port_awaited")
     listener.close()
 

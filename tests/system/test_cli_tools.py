@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from llmock.scenarios import Delay, Match, Reply, ToolCall
 
 from tests.log_entries import SQLITE_EVENTS
-from tests.system.cli_scene import CliHarness, Terminal, until
+from tests.system.cli_scene import CliHarness, Command, Terminal, until
 from tests.wires.wire import Wires
 
 WRITE = ("tools", "call", "code.write_file", "path=out.txt", "content=hello")
@@ -98,14 +97,14 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: CliHarness, num
     until(lambda: not program.is_running(), "the program has ended", limit_s=5)
 
 
-def children(command: "subprocess.Popen[str]") -> list[psutil.Process]:
+def children(command: Command) -> list[psutil.Process]:
     try:
         return psutil.Process(command.pid).children()
     except psutil.NoSuchProcess:
         return []
 
 
-SCENE = {"is_warm": True, "models": "openai-chat:gpt-*"}
+SCENE = {"models": "openai-chat:gpt-*"}
 MODEL = "openai-chat:gpt-5"
 CHILD = "openai-chat:gpt-5-mini"
 PLAN = f"""
@@ -145,7 +144,7 @@ def under_way(cli: CliHarness, tool: str) -> dict[str, Any]:
     return found
 
 
-def command_under_way(cli: CliHarness) -> tuple["subprocess.Popen[str]", dict[str, Any]]:
+def command_under_way(cli: CliHarness) -> tuple[Command, dict[str, Any]]:
     """Start a plan whose agent runs a command for two minutes; return it and its run."""
     cli.home.mkdir(exist_ok=True)
     (cli.home / "config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
@@ -251,7 +250,6 @@ def events(cli: CliHarness) -> list[tuple[str, str]]:
 
 @pytest.mark.spec("EXE-13.a")
 def test_a_hook_of_the_configuration_stops_a_run(cli: CliHarness) -> None:
-    cli.is_warm = True
     cli.home.mkdir(parents=True, exist_ok=True)
     hook = program(cli.home, """printf '{"action": "stop", "reason": "not after ten"}'""")
     configure(cli, f'["{hook}"]')

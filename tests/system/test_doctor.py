@@ -42,7 +42,7 @@ def service() -> Iterator[CliHarness]:
     with scene() as one:
         (one.folder / "bad_steps.py").write_text(FUNCTIONS)
         one.environment |= {"SOONG_FUNCTIONS": "bad_steps", "SOONG_BEAT_S": "0.5", "SOONG_LEASE_S": "60"}
-        up = one.up_warm()
+        up = one.up()
         yield one
         interrupted(up)
 

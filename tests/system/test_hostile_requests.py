@@ -33,7 +33,7 @@ def write(inputs, _context):
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene() as one:
         (one.folder / "ours.py").write_text(FUNCTIONS)
         yield one
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(180)
 _BLOCK = re.compile(
     r"```\w+\n# (?P<name>[\w.]+)(?: +(?P<command>\S[^\n]*))?\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
+SCENE = {"is_warm": False}
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 TOOL_MODULE = '''
 ```python
@@ -276,7 +277,7 @@ steps:
 
 @pytest.fixture
 def noted() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=False) as one:
         one.home.mkdir(parents=True)
         (one.folder / "research.py").write_text(RESEARCH)
         yield one

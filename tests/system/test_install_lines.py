@@ -137,7 +137,7 @@ def test_uvx_runs_the_demo_and_the_console_without_an_installation(newcomer: New
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=False) as one:
         (one.folder / "notes.md").write_text("one two three\n")
         yield one
 

@@ -55,7 +55,7 @@ def test_work_and_questions_of_a_running_service_continue_in_a_restored_home(cli
     (cli.home / "agents").mkdir(parents=True)
     (cli.home / "agents" / "ours.md").write_text("---\ndescription: ours\n---\nBe brief.\n")
     (cli.home / "config.toml").write_text('[permission]\nmode = "auto"\n')
-    service = cli.up_warm()
+    service = cli.up()
     task = cli.json(
         "run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}/out",
         "--approvals", "inbox", "--detach",
@@ -76,7 +76,7 @@ def test_work_and_questions_of_a_running_service_continue_in_a_restored_home(cli
     other = restored(cli, archive)
     assert stat.S_IMODE((other.home / "signing.key").stat().st_mode) == 0o600
     assert (other.home / "agents" / "ours.md").exists()
-    service = other.up_warm()
+    service = other.up()
     until(lambda: other.json("approvals", "list"), "the same question", other.logs)
     (question,) = other.json("approvals", "list")
     assert other.run("approvals", "allow", question["id"]).returncode == 0
@@ -133,12 +133,9 @@ async def test_a_deliverable_goes_through_the_bucket_and_no_artifact_is_on_the_d
     assert "NoSuchBucket" in missing.says
 
 
-SCENE = {"is_warm": True}
-
-
 @pytest.mark.spec("OPS-10.d")
 def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliHarness) -> None:
-    service = cli.up_warm()
+    service = cli.up()
     allowed = f"code.write_file:{cli.folder}/out"
     cli.json("run", cli.plan(writes("out/note.txt")), "--project", str(cli.folder), "--allow", allowed)
     another = cli.plan(writes("out/other.txt"), "another.yaml")
@@ -183,7 +180,7 @@ steps:
 @pytest.mark.spec("OPS-10.a", "OPS-10.c", "OPS-10.d")
 def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: CliHarness) -> None:
     cli.environment = {"SOONG_GC_OLDER_THAN": "0s", "SOONG_GC_EVERY_S": "0.05", "SOONG_SLOTS": "8"}
-    service = cli.up_warm()
+    service = cli.up()
     names = [f"work{number}" for number in range(6)]
     allowed = ("--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}", "--detach")
     for name in names:

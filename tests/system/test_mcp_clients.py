@@ -61,9 +61,9 @@ def check_transcript(page: Path, name: str, lines: Sequence[str], folder: Path) 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as cli:
+    with scene() as cli:
         port = free_port()
-        cli.start_warm("up", "--http", str(port))
+        cli.start("up", "--http", str(port))
         until((cli.home / "service.json").exists, "the service is up", cli.logs)
         cli.environment["HTTP_PORT_OF_TEST"] = str(port)
         yield cli

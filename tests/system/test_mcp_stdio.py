@@ -35,8 +35,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
     """A service that stays, for the tests that need one."""
-    with scene(is_warm=True) as cli:
-        cli.up_warm()
+    with scene() as cli:
+        cli.up()
         yield cli
         assert cli.run("down").returncode == 0
         cli.assert_nothing_left()
@@ -71,7 +71,7 @@ async def until_over(client: Client, task: str) -> dict[str, Any]:
 @pytest.mark.asyncio
 @pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.e", "PER-13", "CARD-3")
 async def test_a_client_with_nothing_running_gets_a_service_and_leaves_nothing() -> None:
-    with scene(is_warm=True) as cli:
+    with scene() as cli:
         async with served(cli, "--approve", wire="legacy") as client:
             task = (await done(client, "submit_plan", plan=WRITE))["task"]["id"]
             ended = await until_over(client, task)
@@ -158,7 +158,6 @@ def test_wrong_options_are_said_and_the_end_of_input_ends_it(service: CliHarness
     assert (over.returncode, over.stdout) == (0, "")
 
 
-SCENE = {"is_warm": True}
 ODD = SERVER.with_name("odd_server.py")
 
 
@@ -200,7 +199,7 @@ RUNS = 200
 
 @pytest.fixture
 def tool_cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene() as one:
         one.home.mkdir()
         (one.home / "config.toml").write_text(stdio_config(args=str(one.folder), more="trusted = true"))
         one.environment |= {"SOONG_SLOTS": str(RUNS), "SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION": str(RUNS)}
@@ -226,7 +225,7 @@ def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_agai
     note = tool_cli.folder / "note.txt"
     last = {"path": str(note), "text": "x"}
     calls = [("ask_in_rounds", {}), ("where", {}), ("die", {}), ("where", {}), ("write_note", last)]
-    up = tool_cli.up_warm()
+    up = tool_cli.up()
     tool_cli.run("run", tool_cli.plan("title: One\nsteps:\n" + step("it", *calls)), "--approvals", "inbox", "--detach")
     asked: list[PermissionRequest] = []
 

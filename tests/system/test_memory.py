@@ -17,8 +17,6 @@ from tests.system.cli_scene import CliHarness, until
 from tests.system.test_cli_ask import PLANNER, planner
 from tests.wires.wire import Wires
 
-SCENE = {"is_warm": True}
-
 LONG = "The suite is slow because each test starts a server of its own and none is shared. " * 8
 PROPOSED = {"memories": [{"content": "Tests share one server since May.", "scope": "project", "tags": ["tests"]}]}
 

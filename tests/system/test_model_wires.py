@@ -11,8 +11,6 @@ from soong.shared.agents.compaction import LEFT_OUT
 from tests.system.cli_scene import CliHarness
 from tests.wires.wire import MODELS, Wires
 
-SCENE = {"is_warm": True}
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAN = """
 title: look

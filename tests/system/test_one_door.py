@@ -295,7 +295,7 @@ def test_a_taken_port_is_said_before_anything_is_started(http: Service) -> None:
 
 
 def test_the_api_serves_a_running_service_from_a_process_of_its_own(http: Service) -> None:
-    serve = http.cli.start("serve", "--port", "0")
+    serve = http.cli.start_program("serve", "--port", "0")
     assert serve.stderr is not None
     url = serve.stderr.readline().split()[2]
 

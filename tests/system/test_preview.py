@@ -13,6 +13,7 @@ from soong.shared.storage.sql.store import SqlStore
 from tests.system.cli_scene import CliHarness, Terminal
 from tests.system.deployment import ON_POSTGRES, Deployment
 
+SCENE = {"is_warm": False}
 PLAN = """
 title: Three writers
 steps:

@@ -19,7 +19,6 @@ from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(180)
 
-SCENE = {"is_warm": True}
 
 PLAN = """
 title: Chain
@@ -170,7 +169,7 @@ steps:
 @pytest.mark.spec("DAG-08.d", "DIS-08")
 def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> None:
     # A service that lives may have packages and keys that this command has not: it is not refused here.
-    service = cli.up_warm()
+    service = cli.up()
     failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "mistral:without-package"))
 
     resumed = cli.json("resume", "--last", "--model", "script")

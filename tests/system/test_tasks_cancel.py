@@ -142,8 +142,8 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
-        one.up_warm()
+    with scene() as one:
+        one.up()
         yield one
 
 

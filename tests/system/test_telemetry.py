@@ -191,7 +191,7 @@ def drawn(collector: OtlpReceiver) -> list[str]:
 def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: OtlpReceiver) -> None:
     page = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
-    with scene() as cli:
+    with scene(is_warm=False) as cli:
         cli.environment.update(OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_METRICS_EXPORTER="none")
 
         done = cli.run("run", str(ROOT / "examples" / "hello.yaml"))
@@ -276,7 +276,7 @@ def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver
     text = (ROOT / "docs" / "reference" / "notifications.md").read_text(encoding="utf-8")
     page = text.partition("## First minute")[2]
     config, commands, shown = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "sh", "text"))
-    with scene() as cli:
+    with scene(is_warm=False) as cli:
         cli.environment["WEBHOOK_KEY"] = SECRET
         cli.home.mkdir(parents=True, exist_ok=True)
         cli.home.joinpath("config.toml").write_text(config.replace("http://127.0.0.1:8099", receiver.url))

@@ -134,7 +134,7 @@ def installed(built: Distributions) -> Iterator[Path]:
 @pytest.fixture(params=[None, "."], ids=["no PYTHONPATH", "PYTHONPATH=."])
 def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
     """A folder that has modules with the names of ours and of a library that we use: importing any of them fails."""
-    with scene() as one:
+    with scene(is_warm=False) as one:
         for name in PARTS:
             (one.folder / name).mkdir()
             (one.folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
@@ -217,7 +217,7 @@ def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: 
 
 @pytest.mark.spec("OPS-09.c")
 def test_a_step_runs_a_function_of_a_package_that_is_called_shared(installed: Path) -> None:
-    with scene() as cli:
+    with scene(is_warm=False) as cli:
         (cli.folder / "shared").mkdir()
         (cli.folder / "shared" / "__init__.py").write_text("")
         (cli.folder / "shared" / "steps.py").write_text(STEPS)
@@ -232,7 +232,7 @@ def test_a_step_runs_a_function_of_a_package_that_is_called_shared(installed: Pa
 
 @pytest.mark.spec("OPS-09.c")
 def test_the_audit_runs_from_the_wheel_and_writes_its_report_here(installed: Path) -> None:
-    with scene() as cli:
+    with scene(is_warm=False) as cli:
         project = cli.folder / "project"
         project.mkdir()
         (project / "app.py").write_text("def f(x=[]):\n    return x  # TODO\n")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from tests.servers import RedisServer
-from tests.system.cli_scene import CliHarness, interrupted, scene, until
+from tests.system.cli_scene import CliHarness, Command, interrupted, scene, until
 from tests.system.functions import CHILDREN
 from tests.system.http_scene import Service, http_service
 from tests.unit.sandbox.families import is_alive
@@ -35,7 +34,7 @@ SUBREAPER = "subreaper.py"
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=False) as one:
         one.environment |= {
             "SOONG_FUNCTIONS": "tests.system.functions",
             "TEST_PIDS": str(tmp_path),
@@ -49,7 +48,7 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
 
 
 @pytest.fixture
-def up(cli: CliHarness) -> "Iterator[subprocess.Popen[str]]":
+def up(cli: CliHarness) -> Iterator[Command]:
     command = cli.up()
     yield command
     if command.poll() is None:
@@ -80,10 +79,8 @@ def assert_gone(folder: Path) -> None:
 
 
 @pytest.mark.spec("DAG-06", "DAG-07")
-def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
-    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
-    command = cli.start("run", cli.plan(FORK % "true"), "--json")
+def test_what_a_step_forked_ends_with_a_worker_that_is_killed(cli: CliHarness, up: Command, tmp_path: Path) -> None:
+    command = cli.start_program("run", cli.plan(FORK % "true"), "--json")
     until(lambda: len(left(tmp_path)) == CHILDREN, "the step has forked", cli.logs)
     first = left(tmp_path)
     worker = worker_of(cli)
@@ -100,9 +97,7 @@ def test_what_a_step_forked_ends_with_a_worker_that_is_killed(
 
 
 @pytest.mark.spec("DAG-07")
-def test_what_a_step_forked_ends_with_a_service_that_is_killed(
-    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
+def test_what_a_step_forked_ends_with_a_service_that_is_killed(cli: CliHarness, up: Command, tmp_path: Path) -> None:
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
     assert len(left(tmp_path)) == CHILDREN
     worker = worker_of(cli)
@@ -132,9 +127,9 @@ def test_what_a_step_forked_ends_with_a_worker_that_restarts(cli: CliHarness, tm
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)], ids=["told to stop", "killed"]
 )
 def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody(
-    cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path, number: signal.Signals, code: int
+    cli: CliHarness, up: Command, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    own = cli.start("worker", "--name", "own", "--pools", "special")
+    own = cli.start_program("worker", "--name", "own", "--pools", "special")
     plan = cli.plan((FORK % "false").replace("kind: python", "kind: python, pool: special"))
     assert cli.json("run", plan)["exit_code"] == 0
     subreaper = psutil.Process(own.pid)

@@ -7,6 +7,7 @@ test scales one value. Settings have times of their own; so have the programs th
 
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, Protocol
 
 
@@ -45,8 +46,13 @@ def rfc3339(us: int) -> str:
     Raises: ValueError, OverflowError, before the year 1 or after 9999.
     """
     second, rest_us = divmod(us, 1_000_000)
-    full = datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
+    full = _full_second(second)
     return f"{full}.{rest_us:06d}Z" if rest_us else f"{full}Z"
+
+
+@lru_cache(maxsize=16)  # the events of a log lie close together
+def _full_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
 
 
 MINUTE_S: Final = 60.0

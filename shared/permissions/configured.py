@@ -169,7 +169,7 @@ def run_dirs_of(
     """Return the folders of a run under its session's policy; ``write_roots`` are the configured ones. A person who
     plans from their home has not thereby opened all of it.
     """
-    own = (project,) if is_too_wide(str(cwd), home) else dict.fromkeys((project, cwd))
+    own = (project,) if cwd == project or is_too_wide(str(cwd), home) else (project, cwd)
     roots = (*own, run_dir / "workspace", run_dir / "deliverables", *write_roots)
     by_rule, withheld = writable_by_rule(policy, tools), withheld_by_rule(policy, tools, step)
     return RunDirs(project, cwd, run_dir, roots, by_rule, policy.read_folders, withheld)

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import is_
+from types import NoneType
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -140,6 +142,9 @@ _LONGEST_EDGE: Final = 80
 _CHUNK_BYTES: Final = 256 * 1024
 
 
+_HOLDS_NONE: Final = frozenset({bool, int, float, NoneType})
+
+
 class Redactor(Value):
     """Replaces secrets by a mark in texts and JSON values. Immutable; built once a process by :func:`redactor`."""
 
@@ -163,17 +168,19 @@ class Redactor(Value):
         """Return a JSON value with every string and key redacted; the same object when nothing was."""
         if isinstance(value, str):
             return self.text(value)
+        if type(value) in _HOLDS_NONE:
+            return value
         if isinstance(value, Mapping):
             return self.mapping(value)
         if isinstance(value, Sequence):
             items = [self.value(item) for item in value]
-            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+            return value if all(map(is_, items, value)) else items
         return value
 
     def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
         """Like :meth:`value`, for an object."""
         pairs = {self.text(key): self.value(item) for key, item in value.items()}
-        is_same = all(pairs.get(key, _MISSING) is item for key, item in value.items())
+        is_same = all(map(is_, pairs, value)) and all(map(is_, pairs.values(), value.values()))
         return value if is_same else pairs
 
     def spans(self, text: str) -> list[tuple[int, int]]:
@@ -190,9 +197,6 @@ class Redactor(Value):
 
     def stream(self) -> "StreamRedactor":
         return StreamRedactor(self)
-
-
-_MISSING = object()
 
 
 class StreamRedactor:

@@ -28,27 +28,19 @@ settings.load_profile("same")
 # database; memory takes a hundredth. The processes of a run inherit the folder, which goes with it: set TMPDIR to keep
 # what a test has left.
 _MEMORY = Path("/dev/shm")
-_MEMORY_BYTES = 4 << 30
-
-
-def _folder_in_memory() -> str | None:
-    """Make the folder of this run, without those of runs that were killed; None where there is no room."""
-    if not os.access(_MEMORY, os.W_OK):
-        return None
-    room = os.statvfs(_MEMORY)
-    if room.f_flag & os.ST_NOEXEC or room.f_bavail * room.f_frsize < _MEMORY_BYTES:
-        return None
-    for left in _MEMORY.glob("soong-test-*"):
-        if not Path("/proc", left.name.rpartition("-")[2]).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = _MEMORY / f"soong-test-{os.getpid()}"  # short: paths of unix sockets end at 108 bytes
-    folder.mkdir()
-    return str(folder)
-
-
-_IN_MEMORY = None if "TMPDIR" in os.environ else _folder_in_memory()
-if _IN_MEMORY:
-    os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY
+_IN_MEMORY = _MEMORY / f"soong-test-{os.getpid()}"  # short: paths of unix sockets end at 108 bytes
+_room = os.statvfs(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
+if (
+    "TMPDIR" not in os.environ
+    and _room
+    and not _room.f_flag & os.ST_NOEXEC
+    and _room.f_bavail * _room.f_frsize > 4 << 30
+):
+    for _left in _MEMORY.glob("soong-test-*"):  # of runs that were killed
+        if not Path("/proc", _left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(_left, ignore_errors=True)
+    _IN_MEMORY.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_IN_MEMORY)
 
 # Set before any module of ours can look: a test run reads nothing of its user's settings, home or session.
 _OWN_HOME = tempfile.mkdtemp(prefix="soong-home-")
@@ -92,8 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(_OWN_HOME, ignore_errors=True)
-    if _IN_MEMORY:
-        shutil.rmtree(_IN_MEMORY, ignore_errors=True)
+    shutil.rmtree(_IN_MEMORY, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

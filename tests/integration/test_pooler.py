@@ -1,7 +1,5 @@
 import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +24,8 @@ from tests.extra import pgbouncer
 from tests.pooler import Mode, Order, pooler
 from tests.servers import pgbouncer_server
 from tests.system.deployment import Deployment
+from tests.warm import called
 
-SOONG = str(Path(sys.executable).parent / "soong")
 PLAN: JsonObject = {
     "title": "pooled",
     "steps": [{"id": "only", "kind": "python", "call": "builtin.echo", "inputs": {"value": 1}}],
@@ -67,8 +65,8 @@ def session_url(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-def called(home: Path, url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Call the installed program as a user does."""
+def told(home: Path, url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Call soong as a user does who has this database."""
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
@@ -76,9 +74,7 @@ def called(home: Path, url: str, *arguments: str) -> "subprocess.CompletedProces
         "SOONG_DATABASE_URL": url.replace("+psycopg", ""),
         "SOONG_REDIS_URL": "redis://127.0.0.1:1/0",
     }
-    return subprocess.run(
-        [SOONG, *arguments], env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=90
-    )
+    return called("soong.orchestrator.cli", arguments, env=environment, cwd=home, limit_s=90)
 
 
 # -- refused
@@ -88,7 +84,7 @@ def test_each_program_refuses_to_start_on_a_pooler_that_shares(
 ) -> None:
     migrate(postgres_url)
     with pooler(postgres_url, Mode.TRANSACTION) as url:
-        done = called(tmp_path, url, *arguments)
+        done = told(tmp_path, url, *arguments)
 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "runs two connections in one server process (" in done.stderr
@@ -107,7 +103,7 @@ async def test_a_program_with_the_sdk_is_refused(shared_url: str, redis_url: str
 
 @pytest.mark.spec("OPS-07")
 def test_doctor_names_the_pooler_and_the_hint(tmp_path: Path, shared_url: str) -> None:
-    done = called(tmp_path, shared_url, "doctor")
+    done = told(tmp_path, shared_url, "doctor")
 
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL  database")]
@@ -259,14 +255,10 @@ def test_a_pgbouncer_that_shares_server_processes_is_refused(
     program = pgbouncer()
     migrate(postgres_url)
     with pgbouncer_server(program, postgres_url, *settings) as url:
-        environment = {**os.environ, "SOONG_AGENT_HOME": str(tmp_path), "SOONG_DATABASE_URL": url}
-        told, looked = (
-            subprocess.run([SOONG, command], env=environment, capture_output=True, text=True, check=False, timeout=90)
-            for command in ("migrate", "doctor")
-        )
+        migrated, looked = (told(tmp_path, url, command) for command in ("migrate", "doctor"))
 
-    assert told.returncode == 2, told.stdout + told.stderr
-    assert "pool_mode = session" in told.stderr
+    assert migrated.returncode == 2, migrated.stdout + migrated.stderr
+    assert "pool_mode = session" in migrated.stderr
     assert looked.returncode == 1
     assert "FAIL  database" in looked.stdout
     assert "pool_mode = session" in looked.stdout

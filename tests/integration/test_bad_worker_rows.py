@@ -30,7 +30,7 @@ from tests.integration.roles import ORCHESTRATOR, plain
 from tests.model.builders import make_step, make_task, open_worker, take_turn
 from tests.waiting import until
 
-AT_ONCE = 50
+AT_ONCE = 12
 """Fewer than a run may have open: what is beyond that is closed unseen."""
 TEXTS = ("", "x" * 100_000, "\x1b]52;c;eA==\x07\u202e\n1) yes", "../..\0", "\ufdd0", "-1", "[]")
 LISTS = ((), ("",), ("x" * 100_000,), ("\x1b[31m", "network"), tuple(str(number) for number in range(5000)))

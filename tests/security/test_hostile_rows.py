@@ -31,7 +31,7 @@ __all__ = ["deployment", "role_urls"]
 SEED: Final = 20261122
 MADE: Final = 8
 """Documents that are made by chance, besides those that are written out."""
-SHOWN: Final = 6
+SHOWN: Final = 3
 """Runs and tasks that are read whole after each value."""
 
 TEXTS: Final = (

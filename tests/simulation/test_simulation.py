@@ -26,10 +26,10 @@ from tests.simulation.runs import Report, simulate
 from tests.simulation.sqlite import sqlite_stores
 from tests.spec_document import ROOT
 
-SEEDS = 100
+SEEDS = 60
 DEFECT_SEEDS = 1_000
 """So many at most until a planted defect is found: most show in the first."""
-SQLITE_SEEDS = (3, 5, 7)
+SQLITE_SEEDS = (3, 7)
 """Few: on a real file a story takes ten times as long. ``make simulate STORE=sqlite`` plays many."""
 
 
@@ -51,11 +51,11 @@ def _assert_much_happened(reports: Sequence[Report]) -> None:
     assert struck == set(Fault)
     assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
     assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
-    assert sum(report.counts["stale writes refused"] for report in reports) > 20
-    assert sum(report.counts["claims"] for report in reports) > 2_000
-    assert sum(report.counts["additional claims"] for report in reports) > 400
-    assert sum(report.counts["parked"] for report in reports) > 100
-    assert sum(report.counts["decisions used"] for report in reports) > 200
+    assert sum(report.counts["stale writes refused"] for report in reports) > 12
+    assert sum(report.counts["claims"] for report in reports) > 1_200
+    assert sum(report.counts["additional claims"] for report in reports) > 240
+    assert sum(report.counts["parked"] for report in reports) > 60
+    assert sum(report.counts["decisions used"] for report in reports) > 120
 
 
 @pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
@@ -71,19 +71,16 @@ def test_every_promise_is_kept_on_sqlite_too() -> None:
 
 def test_a_seed_tells_the_same_story_in_any_process() -> None:
     seed = 7
-    stories = {_told_by_another_process(seed, hash_seed) for hash_seed in ("1", "2")}
 
-    stories.add(simulate(seed, is_whole=True).digest[:16])
-
-    assert len(stories) == 1
+    assert _told_by_another_process(seed) == simulate(seed, is_whole=True).digest[:16]
 
 
-def _told_by_another_process(seed: int, hash_seed: str) -> str:
+def _told_by_another_process(seed: int) -> str:
     """Return the digest that ``make simulate SEED=…`` prints, with sets and dicts in another order."""
     told = subprocess.run(
         [sys.executable, "-P", "-m", "tests.simulation", "--seed", str(seed)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

@@ -1,6 +1,8 @@
-"""An agent that speaks the Agent Client Protocol by the official SDK and does what its prompt scripts, as a process."""
+"""An agent that speaks the Agent Client Protocol and does what its prompt scripts, as a process.
 
-import asyncio
+It writes and reads the lines of the wire by itself: the official SDK takes half a second at each start.
+"""
+
 import errno
 import json
 import os
@@ -9,193 +11,205 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import acp
-from acp import RequestError, schema
-
-ONCE = schema.PermissionOption(option_id="yes", name="Allow", kind="allow_once")
-ALWAYS = schema.PermissionOption(option_id="always", name="Always allow", kind="allow_always")
-NO = schema.PermissionOption(option_id="no", name="Reject", kind="reject_once")
-OPTIONS = {
-    "usual": [ALWAYS, ONCE, NO],
-    "always": [ALWAYS, NO],
-    "forged": [ONCE, ALWAYS.model_copy(update={"option_id": "yes"}), NO],
-}
+ONCE = {"optionId": "yes", "name": "Allow", "kind": "allow_once"}
+ALWAYS = {"optionId": "always", "name": "Always allow", "kind": "allow_always"}
+NO = {"optionId": "no", "name": "Reject", "kind": "reject_once"}
+OPTIONS = {"usual": [ALWAYS, ONCE, NO], "always": [ALWAYS, NO], "forged": [ONCE, {**ALWAYS, "optionId": "yes"}, NO]}
 STATE = Path(os.environ["AGENT_STATE"])
+DONE = {"stopReason": "end_turn", "usage": {"totalTokens": 30, "inputTokens": 20, "outputTokens": 10}}
+
+
+class RefusedError(Exception):
+    """The client answers a request with an error."""
 
 
 class ScriptedAgent:
     """One process's agent. ``said`` collects what it was answered, for its last message."""
 
     def __init__(self) -> None:
-        self.client: Any = None
         self.session_id = ""
         self.said: list[Any] = []
         self.done = 0
         self.script: list[Any] = []
+        self.requests = 0
 
-    def on_connect(self, conn: Any) -> None:
-        self.client = conn
+    # -- the wire
+    def serve(self) -> None:
+        """Answer one request after another until nobody sends any."""
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if "id" not in asked:
+                continue
+            try:
+                answer = {"result": getattr(self, asked["method"].replace("/", "_"))(asked["params"])}
+            except FileNotFoundError as error:
+                answer = {"error": {"code": -32002, "message": "Resource not found", "data": str(error)}}
+            self.write(id=asked["id"], **answer)
 
-    async def initialize(self, protocol_version: int, **_: Any) -> schema.InitializeResponse:
-        resume = schema.SessionResumeCapabilities() if "resume" in sys.argv else None
-        can = schema.AgentCapabilities(
-            load_session="load" in sys.argv, session_capabilities=schema.SessionCapabilities(resume=resume)
-        )
-        about = schema.Implementation(name="scripted", version="1")
-        return schema.InitializeResponse(protocol_version=1, agent_capabilities=can, agent_info=about)
+    def write(self, **message: Any) -> None:
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        sys.stdout.flush()
 
-    def modes(self) -> schema.SessionModeState | None:
-        if "modes" not in sys.argv:
-            return None
-        both = [schema.SessionMode(id=one, name=one) for one in ("auto", "ask")]
-        return schema.SessionModeState(current_mode_id="auto", available_modes=both)
+    def ask(self, method: str, session_id: str = "", **params: Any) -> Any:
+        """Return the client's answer. Raises: RefusedError."""
+        self.requests += 1
+        self.write(id=self.requests, method=method, params={"sessionId": session_id or self.session_id, **params})
+        for line in sys.stdin:
+            answer = json.loads(line)
+            if answer.get("id") == self.requests and "method" not in answer:
+                if "error" in answer:
+                    raise RefusedError(f"{answer['error']['message']}{answer['error'].get('data') or ''}")
+                return answer["result"]
+        sys.exit("the client is gone")
 
-    async def new_session(self, cwd: str, **more: Any) -> schema.NewSessionResponse:
+    def tell(self, what: str, **update: Any) -> None:
+        params = {"sessionId": self.session_id, "update": {"sessionUpdate": what, **update}}
+        self.write(method="session/update", params=params)
+
+    def permission(self, call: dict[str, Any], offers: str = "usual") -> str:
+        """Ask for a call, and return the option that was selected."""
+        outcome = self.ask("session/request_permission", toolCall=call, options=OPTIONS[offers])["outcome"]
+        self.said.append(outcome)
+        return str(outcome.get("optionId", ""))
+
+    # -- what a client requests
+    def initialize(self, _: Any) -> Any:
+        session: dict[str, Any] = {"resume": {}} if "resume" in sys.argv else {}
+        can = {"loadSession": "load" in sys.argv, "sessionCapabilities": session}
+        return {"protocolVersion": 1, "agentCapabilities": can, "agentInfo": {"name": "scripted", "version": "1"}}
+
+    def session_new(self, given: Any) -> Any:
         self.session_id = f"s{os.getpid()}"
-        self.said.append({"cwd": cwd, "env": sorted(os.environ), "meta": more.get("greeting")})
-        return schema.NewSessionResponse(session_id=self.session_id, modes=self.modes())
+        self.said.append({"cwd": given["cwd"], "env": sorted(os.environ)})
+        both = [{"id": one, "name": one} for one in ("auto", "ask")]
+        modes = {"modes": {"currentModeId": "auto", "availableModes": both}} if "modes" in sys.argv else {}
+        return {"sessionId": self.session_id, **modes}
 
-    async def set_session_mode(self, mode_id: str, session_id: str, **_: Any) -> schema.SetSessionModeResponse:
-        self.said.append({"mode": mode_id})
-        return schema.SetSessionModeResponse()
+    def session_set_mode(self, given: Any) -> Any:
+        self.said.append({"mode": given["modeId"]})
+        return {}
 
-    async def load_session(self, cwd: str, session_id: str, **_: Any) -> schema.LoadSessionResponse:
-        await self.restore(session_id)
-        await self.tell(acp.update_agent_message_text("replayed"))
-        return schema.LoadSessionResponse()
+    def session_load(self, given: Any) -> Any:
+        self.session_resume(given)
+        self.do_say("replayed")
+        return {}
 
-    async def resume_session(self, session_id: str, cwd: str, **_: Any) -> schema.ResumeSessionResponse:
-        await self.restore(session_id)
-        return schema.ResumeSessionResponse()
+    def session_resume(self, given: Any) -> Any:
+        self.session_id = given["sessionId"]
+        kept = json.loads((STATE / f"{self.session_id}.json").read_text())
+        self.script, self.done, self.said = kept["script"], kept["done"], kept["said"]
+        return {}
 
-    async def restore(self, session_id: str) -> None:
-        file = STATE / f"{session_id}.json"
-        if not file.exists():
-            raise RequestError.resource_not_found(session_id)
-        kept = json.loads(file.read_text())
-        self.session_id, self.script, self.done, self.said = session_id, kept["script"], kept["done"], kept["said"]
-
-    async def prompt(self, prompt: list[Any], session_id: str, **_: Any) -> schema.PromptResponse:
-        text = prompt[0].text
+    def session_prompt(self, given: Any) -> Any:
+        text = given["prompt"][0]["text"]
         (STATE / "prompts.txt").open("a").write(f"{text}\n---\n")
         found = re.search(r'\{"inputs":.*', text)
         if found is not None:
-            given = json.loads(found[0])["inputs"].get("script")
-            self.script = json.loads(os.environ["AGENT_SCRIPT"]) if given is None else given
+            script = json.loads(found[0])["inputs"].get("script")
+            self.script = json.loads(os.environ["AGENT_SCRIPT"]) if script is None else script
         elif text.startswith(("the result", "there is no")):
             self.script, self.done = [["say", os.environ.get("AGENT_CORRECTED", "{}")]], 0
         self.keep()
         while self.done < len(self.script):
             action, *rest = self.script[self.done]
-            answer = await getattr(self, f"do_{action}")(*rest)
+            answer = getattr(self, f"do_{action}")(*rest)
             self.done += 1
             self.keep()
-            if isinstance(answer, schema.PromptResponse):
+            if answer is not None:
                 return answer
-        return schema.PromptResponse(
-            stop_reason="end_turn", usage=schema.Usage(total_tokens=30, input_tokens=20, output_tokens=10)
-        )
+        return DONE
 
     def keep(self) -> None:
         kept = {"script": self.script, "done": self.done, "said": self.said}
         (STATE / f"{self.session_id}.json").write_text(json.dumps(kept))
 
-    async def cancel(self, session_id: str, **_: Any) -> None: ...
-
-    async def tell(self, update: Any) -> None:
-        await self.client.session_update(self.session_id, update)
-
     # -- actions
-    async def do_say(self, text: str) -> None:
-        await self.tell(acp.update_agent_message_text(text))
+    def do_say(self, text: str) -> None:
+        self.tell("agent_message_chunk", content={"type": "text", "text": text})
 
-    async def do_report(self) -> None:
-        await self.do_say(json.dumps({"said": self.said}))
+    def do_report(self) -> None:
+        self.do_say(json.dumps({"said": self.said}))
 
-    async def do_think(self, text: str) -> None:
-        await self.tell(acp.update_agent_thought_text(text))
+    def do_think(self, text: str) -> None:
+        self.tell("agent_thought_chunk", content={"type": "text", "text": text})
 
-    async def do_plan(self, *entries: str) -> None:
-        await self.tell(acp.update_plan([acp.plan_entry(one, status="in_progress") for one in entries]))
+    def do_plan(self, *entries: str) -> None:
+        self.tell("plan", entries=[{"content": one, "priority": "medium", "status": "in_progress"} for one in entries])
 
-    async def do_read(self, path: str, line: int | None = None, limit: int | None = None) -> None:
-        await self.kept(self.client.read_text_file(path=path, session_id=self.session_id, line=line, limit=limit))
+    def do_read(self, path: str, *lines: int) -> None:
+        of: dict[str, Any] = dict(zip(("line", "limit"), lines, strict=False))
+        self.kept("fs/read_text_file", path=path, **of)
 
-    async def do_write(self, path: str, content: str) -> None:
-        await self.kept(self.client.write_text_file(path=path, content=content, session_id=self.session_id))
+    def do_write(self, path: str, content: str) -> None:
+        self.kept("fs/write_text_file", path=path, content=content)
 
-    async def do_terminal(self, *argv: str) -> None:
-        made = await self.kept(
-            self.client.create_terminal(command=argv[0], args=list(argv[1:]), session_id=self.session_id)
-        )
+    def do_terminal(self, *argv: str) -> None:
+        made = self.kept("terminal/create", command=argv[0], args=argv[1:])
         if made is not None:
-            ids = {"session_id": self.session_id, "terminal_id": made.terminal_id}
-            await self.kept(self.client.wait_for_terminal_exit(**ids))
-            await self.kept(self.client.terminal_output(**ids))
-            await self.client.release_terminal(**ids)
+            self.kept("terminal/wait_for_exit", **made)
+            self.kept("terminal/output", **made)
+            self.ask("terminal/release", **made)
 
-    async def kept(self, work: Any) -> Any:
+    def kept(self, method: str, session_id: str = "", **params: Any) -> Any:
         try:
-            answer = await work
-        except RequestError as error:
-            self.said.append({"error": f"{error}{'' if error.data is None else error.data}"})
+            answer = self.ask(method, session_id, **params)
+        except RefusedError as error:
+            self.said.append({"error": str(error)})
             return None
-        self.said.append(answer.model_dump(mode="json", exclude_none=True))
+        self.said.append(answer)
         return answer
 
-    async def do_edit(
-        self, path: str, old: str | None, new: str, offers: str = "usual", ends: str = "completed"
-    ) -> None:
+    def do_edit(self, path: str, old: str | None, new: str, offers: str = "usual", ends: str = "completed") -> None:
         """Ask, and write it by itself, as most agents do."""
-        content = [acp.tool_diff_content(path, new, old)]
-        await self.own(
-            "edit", f"Edit {path}", {"file_path": path}, content, offers, ends, lambda: Path(path).write_text(new)
+        content = [{"type": "diff", "path": path, "oldText": old, "newText": new}]
+        self.own(
+            *("edit", f"Edit {path}", {"file_path": path}, content), lambda: Path(path).write_text(new), offers, ends
         )
 
-    async def do_run(self, command: str, offers: str = "usual", kind: str = "execute") -> None:
+    def do_run(self, command: str, offers: str = "usual", kind: str = "execute") -> None:
         shell = ["/bin/sh", "-c", command]
-        await self.own(
-            kind, command, {"command": command}, [], offers, "completed", lambda: subprocess.run(shell, check=False)
-        )
+        self.own(kind, command, {"command": command}, [], lambda: subprocess.run(shell, check=False), offers)
 
-    async def do_look(self, path: str) -> None:
+    def do_look(self, path: str) -> None:
         """Ask for a read of its own, of a file that it names as a place."""
-        places = [schema.ToolCallLocation(path=path)]
-        await self.own("read", "Look", {}, [], "usual", "completed", lambda: Path(path).read_bytes(), places)
+        self.own("read", "Look", {}, [], lambda: Path(path).read_bytes(), places=[{"path": path}])
 
-    async def do_switch(self) -> None:
+    def do_switch(self) -> None:
         """Say in the call that it changes the mode, and not in the question."""
-        await self.tell(acp.start_tool_call("mode-1", "Go on", kind="switch_mode", status="pending"))
-        asked = schema.ToolCallUpdate(tool_call_id="mode-1", title="Go on")
-        answer = await self.client.request_permission(self.session_id, asked, OPTIONS["usual"])
-        self.said.append(answer.model_dump(mode="json", exclude_none=True)["outcome"])
+        asked = {"toolCallId": "mode-1", "title": "Go on"}
+        self.tell("tool_call", **asked, kind="switch_mode", status="pending")
+        self.permission(asked)
 
-    async def own(
-        self, kind: Any, title: str, raw: Any, content: Any, offers: str, ends: str, act: Any, places: Any = None
+    def own(
+        self,
+        kind: str,
+        title: str,
+        raw: object,
+        content: object,
+        act: Callable[[], object],
+        offers: str = "usual",
+        ends: str = "completed",
+        places: Sequence[object] = (),
     ) -> None:
         call_id = f"call-{os.getpid()}-{self.done}"
-        facts = {"kind": kind, "content": content, "raw_input": raw, "locations": places}
-        await self.tell(acp.start_tool_call(call_id, title, status="pending", **facts))
-        asked = schema.ToolCallUpdate(tool_call_id=call_id, title=title, **facts)
-        answer = await self.client.request_permission(self.session_id, asked, OPTIONS[offers])
-        self.said.append(answer.model_dump(mode="json", exclude_none=True)["outcome"])
-        is_allowed = getattr(answer.outcome, "option_id", "") in ("yes", "always")
+        facts = {"kind": kind, "content": content, "rawInput": raw, "locations": places}
+        call = {"toolCallId": call_id, "title": title, **facts}
+        self.tell("tool_call", **call, status="pending")
+        is_allowed = self.permission(call, offers) in ("yes", "always")
         if is_allowed:
             act()
         if ends == "hang":
             (STATE / "acted").write_text("1")
-            await asyncio.Event().wait()
-        if ends:
-            status: Any = ends if is_allowed else "failed"
-            await self.tell(
-                acp.update_tool_call(call_id, status=status, content=[acp.tool_content(acp.text_block("ok"))])
-            )
+            hang()
+        okay = [{"type": "content", "content": {"type": "text", "text": "ok"}}]
+        self.tell("tool_call_update", toolCallId=call_id, status=ends if is_allowed else "failed", content=okay)
 
-    async def do_try(self, reads: list[str], writes: list[str], port: int) -> None:
+    def do_try(self, reads: list[str], writes: list[str], port: int) -> None:
         """Do things by itself, without a word; tell what came of each."""
 
         def outcome(attempt: Callable[[], object]) -> str:
@@ -210,63 +224,64 @@ class ScriptedAgent:
         tried["connect"] = outcome(lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close())
         self.said.append({"tried": tried})
 
-    async def do_unasked(self, title: str) -> None:
+    def do_unasked(self, title: str) -> None:
         call_id = f"own-{title}"
-        await self.tell(acp.start_tool_call(call_id, title, kind="read", status="in_progress"))
-        await self.tell(acp.update_tool_call(call_id, status="completed"))
+        self.tell("tool_call", toolCallId=call_id, title=title, kind="read", status="in_progress")
+        self.tell("tool_call_update", toolCallId=call_id, status="completed")
 
-    async def do_mislead(self) -> None:
+    def do_mislead(self) -> None:
         """Ask for a harmless call; give it another title after the yes, and go on under its id after its end."""
-        asked = schema.ToolCallUpdate(tool_call_id="m", title="Look", kind="read")
-        answer = await self.client.request_permission(self.session_id, asked, OPTIONS["usual"])
-        self.said.append(answer.model_dump(mode="json", exclude_none=True)["outcome"])
+        asked = {"toolCallId": "m", "title": "Look", "kind": "read"}
+        other = {"toolCallId": "m", "title": "Remove all"}
+        self.permission(asked)
         for _ in range(3):
-            await self.tell(acp.update_tool_call("m", title="Remove all", kind="delete", status="in_progress"))
-            await self.tell(acp.update_tool_call("m", title="Remove all", status="completed"))
-        answer = await self.client.request_permission(self.session_id, asked, OPTIONS["usual"])
-        self.said.append(answer.model_dump(mode="json", exclude_none=True)["outcome"])
+            self.tell("tool_call_update", **other, kind="delete", status="in_progress")
+            self.tell("tool_call_update", **other, status="completed")
+        self.permission(asked)
 
-    async def do_plans(self, count: int) -> None:
+    def do_plans(self, count: int) -> None:
         for number in range(count):
-            await self.do_plan(f"plan {number}")
+            self.do_plan(f"plan {number}")
 
-    async def do_cost(self, usd: float) -> None:
-        await self.tell(
-            schema.UsageUpdate(
-                session_update="usage_update", used=1, size=2, cost=schema.Cost(amount=usd, currency="USD")
-            )
-        )
+    def do_cost(self, usd: float) -> None:
+        self.tell("usage_update", used=1, size=2, cost={"amount": usd, "currency": "USD"})
 
-    async def do_mode(self, mode: str) -> None:
-        await self.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode))
+    def do_mode(self, mode: str) -> None:
+        self.tell("current_mode_update", currentModeId=mode)
 
-    async def do_hang(self) -> None:
+    def do_hang(self) -> None:
         """Start what outlives its parent wherever it can, ignore every signal that can be ignored, and never answer."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the child inherits it
-        child = await asyncio.create_subprocess_exec("setsid", "sleep", "3600")
+        child = subprocess.Popen(["setsid", "sleep", "3600"])
         (STATE / "pids").write_text(f"{os.getpid()} {child.pid}")
-        await asyncio.Event().wait()
+        hang()
 
-    async def do_die(self) -> None:
+    def do_die(self) -> None:
         sys.stderr.write("out of cheese\n")
         sys.stderr.flush()
         os._exit(3)
 
-    async def do_garbage(self, count: int) -> None:
+    def do_garbage(self, count: int) -> None:
         for _ in range(count):
             sys.stdout.buffer.write(b"{not json\n" + b"\xff\xfe[1,2]\n")
         sys.stdout.buffer.flush()
 
-    async def do_forge(self) -> None:
+    def do_forge(self) -> None:
         """Speak for a session that is another's."""
-        work = self.client.write_text_file(path="forged.txt", content="x", session_id="another")
-        await self.kept(work)
-        await self.client.session_update("another", acp.update_agent_message_text("forged"))
+        self.kept("fs/write_text_file", "another", path="forged.txt", content="x")
+        own, self.session_id = self.session_id, "another"
+        self.do_say("forged")
+        self.session_id = own
 
-    async def do_stop(self, reason: Any) -> schema.PromptResponse:
-        return schema.PromptResponse(stop_reason=reason)
+    def do_stop(self, reason: str) -> Any:
+        return {"stopReason": reason}
+
+
+def hang() -> NoReturn:
+    while True:
+        time.sleep(3600)
 
 
 if __name__ == "__main__":
-    asyncio.run(acp.run_agent(ScriptedAgent(), use_unstable_protocol=True))  # type: ignore[arg-type]  # no list, fork or auth
+    ScriptedAgent().serve()

@@ -68,7 +68,7 @@ async def test_reads_writes_and_commands_of_its_are_calls_of_ours(tmp_path: Path
 
         whole, line, written, terminal, code, output = said(ended)
         assert (whole, line, written) == ({"content": "one\ntwo\nthree\n"}, {"content": "two\n"}, {})
-        assert (terminal["terminal_id"], code) == ("terminal-1", {"exit_code": 0})
+        assert (terminal["terminalId"], code) == ("terminal-1", {"exitCode": 0})
         assert output["output"] == "one\ntwo\nthree\n"
         assert new.read_text() == "written"
         assert len(await acp.results("code.read_file")) == 2
@@ -86,7 +86,7 @@ async def test_a_no_leaves_no_file_and_the_agent_reads_it_and_is_asked_to_finish
         )
 
         by_itself, by_us = said(ended)
-        assert by_itself == {"outcome": "selected", "option_id": "no"}
+        assert by_itself == {"outcome": "selected", "optionId": "no"}
         assert "denied" in str(by_us)
         assert (own.exists(), ours.exists()) == (False, False)
         assert ended.outcome is Outcome.PARTIAL
@@ -110,7 +110,7 @@ async def test_its_question_shows_diff_and_lineage_and_a_yes_is_for_this_call_al
         assert "-old\n+new" in asked.preview
         await acp.site.answer(asked)
         ended = await acp.until_ended({})
-        assert said(ended) == [{"outcome": "selected", "option_id": "yes"}]
+        assert said(ended) == [{"outcome": "selected", "optionId": "yes"}]
         assert path.read_text() == "new\n"
         (result,) = await acp.results(EDIT)
         assert result["data"] == {"status": "completed", "reported_by": "agent"}
@@ -125,7 +125,7 @@ async def test_a_session_grant_is_ours_and_the_agent_gets_a_yes_for_each_call(tm
             ("edit", one, None, "1"), ("edit", two, None, "2"), ("report",), answers={EDIT: SESSION}
         )
 
-        assert said(ended) == [{"outcome": "selected", "option_id": "yes"}] * 2
+        assert said(ended) == [{"outcome": "selected", "optionId": "yes"}] * 2
         assert len(await acp.results(EDIT)) == 2
 
 
@@ -140,7 +140,7 @@ async def test_an_option_that_grants_more_or_stands_for_two_things_is_never_chos
             answers={EDIT: YES},
         )
 
-        assert said(ended) == [{"outcome": "selected", "option_id": "no"}] * 2
+        assert said(ended) == [{"outcome": "selected", "optionId": "no"}] * 2
         assert not file.exists()
         assert (await acp.site.story())["security"] == 2
 
@@ -158,7 +158,7 @@ async def test_a_command_of_its_own_needs_what_our_commands_need(
 
         ended = await acp.ended(("run", f"touch {marks}"), ("report",), answers={EXECUTE: YES}, **more)
 
-        assert said(ended) == [{"outcome": "selected", "option_id": "no"}]
+        assert said(ended) == [{"outcome": "selected", "optionId": "no"}]
         assert not marks.exists()
         (result,) = await acp.results(EXECUTE)
         assert "tool_not_available" in str(result["error"])
@@ -176,7 +176,7 @@ async def test_a_command_that_it_asks_for_is_shown_as_it_states_it_and_runs_once
         assert asked.is_dangerous
         assert asked.shown == f"touch {marks} in {acp.project}"
         await acp.site.answer(asked)
-        assert said(await acp.until_ended({})) == [{"outcome": "selected", "option_id": "yes"}]
+        assert said(await acp.until_ended({})) == [{"outcome": "selected", "optionId": "yes"}]
         assert marks.exists()
 
 
@@ -192,7 +192,7 @@ async def test_a_file_that_changes_while_it_is_asked_is_not_written(tmp_path: Pa
 
         await acp.site.answer(asked)
 
-        assert said(await acp.until_ended({})) == [{"outcome": "selected", "option_id": "no"}]
+        assert said(await acp.until_ended({})) == [{"outcome": "selected", "optionId": "no"}]
         assert path.read_text() == "changed meanwhile"
 
 
@@ -310,7 +310,7 @@ async def test_it_parks_and_the_question_is_asked_once_whichever_process_goes_on
         assert told["permission_requested"] == 2, "the program's question, and the edit's"
         assert [one[:14] for one in prompts(acp)][1:] == ["The connection"]
         (kept,) = acp.state.glob("s*.json")
-        assert json.loads(kept.read_text())["said"][1:] == [{"outcome": "selected", "option_id": "yes"}]
+        assert json.loads(kept.read_text())["said"][1:] == [{"outcome": "selected", "optionId": "yes"}]
 
 
 @pytest.mark.spec("ACP-01.c", "PER-13")

@@ -17,7 +17,7 @@ from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.tools import permission_check as risk
 from soong.shared.toolsets.mcp.toolset import look_now, servers_of
-from tests.integration.mcp.scene import stdio_config
+from tests.integration.mcp.test_odd_servers import config as odd_server
 from tests.integration.runner_site import RunnerSite
 from tests.scripted import calls as made
 from tests.scripted import error_of as last_error
@@ -181,7 +181,7 @@ async def test_a_run_that_reads_a_file_is_tainted_and_one_that_writes_is_not(tmp
 async def test_a_run_that_is_given_tools_of_a_stranger_is_tainted_before_it_calls_one(
     tmp_path: Path, *, is_trusted: bool
 ) -> None:
-    config = stdio_config(more=f"trusted = {str(is_trusted).lower()}")
+    config = f"{odd_server()}trusted = {str(is_trusted).lower()}\n"
     site = Site(tmp_path, client_config=config, worker_config=config)
     for home in (tmp_path / "client", tmp_path / "worker"):
         home.mkdir()

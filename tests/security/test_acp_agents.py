@@ -63,8 +63,8 @@ async def test_its_reads_and_writes_go_nowhere_that_ours_do_not(tmp_path: Path) 
         ended = await acp.ended(*tries, ("report",), answers={"code.read_file": NO, "code.write_file": NO, EDIT: YES})
 
         *answers, _terminal, code, output = said(ended)[1:]
-        assert all("error" in one or one == {"outcome": "selected", "option_id": "no"} for one in answers), answers
-        assert (code, "there is no tool" in output["output"]) == ({"exit_code": 126}, True)
+        assert all("error" in one or one == {"outcome": "selected", "optionId": "no"} for one in answers), answers
+        assert (code, "there is no tool" in output["output"]) == ({"exitCode": 126}, True)
         assert "deployment" not in str(answers)
         assert not outside.exists()
         assert not hooks.exists()
@@ -85,7 +85,7 @@ async def test_its_own_read_of_a_sensitive_file_is_asked_and_a_no_is_final(tmp_p
         ended = await acp.ended(("look", str(acp.project / name)), ("report",), answers={"acp.scripted.read": NO})
 
         is_open = name == "notes.txt"
-        assert said(ended)[1].get("option_id") == ("yes" if is_open else "no")
+        assert said(ended)[1].get("optionId") == ("yes" if is_open else "no")
 
 
 @pytest.mark.spec("ACP-01.b")
@@ -93,7 +93,7 @@ async def test_a_change_of_mode_that_only_the_call_states_is_refused_and_nobody_
     async with acp_site(tmp_path) as acp:
         ended = await acp.ended(("switch",), ("report",))
 
-        assert said(ended)[1].get("option_id") != "yes"
+        assert said(ended)[1].get("optionId") != "yes"
         asked = [one.request.tool for one in await acp.site.store.consent.questions(include_closed=True)]
         assert asked == ["acp.scripted.run"]
 
@@ -133,8 +133,8 @@ async def test_what_it_does_under_the_id_of_an_allowed_call_does_not_pass_for_th
         ended = await acp.ended(("mislead",), ("report",), answers={READ: YES})
 
         first, again = said(ended)[1:]
-        assert first == {"outcome": "selected", "option_id": "yes"}
-        assert again == {"outcome": "selected", "option_id": "no"}, "a call that is over is not allowed once more"
+        assert first == {"outcome": "selected", "optionId": "yes"}
+        assert again == {"outcome": "selected", "optionId": "no"}, "a call that is over is not allowed once more"
         events = await acp.site.store.runs.events(ended.run_id)
         told = [(one.data["title"], one.data["kind"], one.data["asked"]) for one in events if one.type == "agent_call"]
         assert told == [("Look", "read", True)]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[CliHarness]:
-    with scene(is_warm=False) as one:
+    with scene() as one:
         state = tmp_path / "state"
         state.mkdir()
         one.home.mkdir()
@@ -26,7 +26,8 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
         entry, variables = "[acp.agents.scripted]", "[acp.agents.scripted.variables]"
         text = f"{entry}\ncommand = {command!r}\n{variables}\nAGENT_STATE = {str(state)!r}\n"
         (one.home / "config.toml").write_text(text)
-        one.environment["AGENT_STATE"] = str(state)
+        # With a PYTHONPATH a worker is a program with a subreaper, and is not forked from the service.
+        one.environment |= {"AGENT_STATE": str(state), "PYTHONPATH": str(ROOT)}
         up = one.up()
         yield one
         interrupted(up)
@@ -119,7 +120,7 @@ def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
     plan = page.partition("```yaml\n# readme.yaml\n")[2].partition("```")[0]
     said = page.partition("soong run readme.yaml")[2].partition("\n")[0]
     program = tmp_path / "claude-agent-acp"
-    with scene(is_warm=False) as one:
+    with scene() as one:
         readme = one.folder / "README.md"
         readme.write_text("# Titel\n")
         script = json.dumps([["edit", str(readme), "# Titel", "# Title\n"], ["say", "corrected"]])

@@ -2,9 +2,9 @@
 
 Every process that a scene starts is known by its home, so that what is left behind can be named, and ended by pid.
 
-In a **warm** scene commands are forked from a process that has imported everything already, models' libraries as well
-(tests/warm.py), and a service is there before a command starts one. Where the start of a program is what a test is
-about, its scene is not warm.
+Commands are forked from a process that has imported everything already, models' libraries as well (tests/warm.py). In
+a **warm** scene the service is too: it is there before a command starts one. Where that start is what a test is about,
+its scene is not warm.
 """
 
 import asyncio
@@ -105,13 +105,13 @@ class CliHarness:
         except json.JSONDecodeError:
             raise AssertionError(f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}{self.logs()}") from None
 
-    def start(self, *arguments: str) -> Command:
+    def start(self, *arguments: str) -> WarmCommand:
         """Call soong and go on."""
         self.serve(arguments[0])
-        return self._forked(*arguments) if self.is_warm else self.start_program(*arguments)
+        return self._forked(*arguments)
 
     def on_terminal(self, arguments: Sequence[str], terminal: int, output: int) -> WarmProcess:
-        """Call soong on a terminal of its own, forked in any scene, and go on."""
+        """Call soong on a terminal of its own, and go on."""
         self.serve(arguments[0])
         return self._fork(arguments, output, terminal, terminal)
 
@@ -139,7 +139,7 @@ class CliHarness:
         self._warm.append(command)
         return command
 
-    def up(self) -> Command:
+    def up(self) -> WarmCommand:
         """Start a service that stays, as in another terminal, and return it once it is there."""
         command = self.start("up")
         self.until_up()
@@ -166,11 +166,13 @@ class CliHarness:
         """Return every living process of this home but the ones that tests call themselves."""
         # Sockets lie in a folder named after the home, wherever the scene's own environment puts it.
         runtime = load_settings(agent_home=self.home).runtime_dir.name.rpartition("-")[2]
-        found = [psutil.Process(command.pid) for command in self._warm if command.poll() is None]
+        found, sessions = [], {command.pid for command in self._warm}
         for process in psutil.process_iter():
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, ProcessLookupError):
                 words = process.cmdline()
+                # A worker has a session of its own, its subreaper has its service's.
                 is_ours = any(runtime in word for word in words)
+                is_ours = is_ours or not sessions.isdisjoint(map(os.getsid, (process.pid, process.ppid())))
                 is_service = SERVICES & set(words) or words[-1:] == ["up"]
                 if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)

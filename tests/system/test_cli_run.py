@@ -20,7 +20,6 @@ from tests.security.reused_peer import request
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CliHarness, interrupted, scene, until, writes
 
-SCENE = {"is_warm": False}
 ECHO = """
 title: Echo
 inputs: {word: {type: string, default: hello}}
@@ -40,6 +39,7 @@ WRITE = writes("out/note.txt", "a note")
 
 @pytest.mark.spec("OPS-01.a", "OPS-04.a")
 def test_a_plan_runs_from_nothing_and_nothing_is_left(cli: CliHarness) -> None:
+    cli.is_warm = False
     report = cli.json("run", cli.plan(ECHO), "--input", "word=hi")
 
     assert (report["status"], report["exit_code"]) == ("completed", 0)
@@ -54,7 +54,6 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness)
         "- {id: good, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
         "- {id: bad, kind: python, call: builtin.fail, depends_on: [good], inputs: {times: 1, message: broken pipe}}\n"
     )
-    cli.is_warm = True
     done = cli.run("run", plan)
     task = cli.task_id()
 
@@ -72,18 +71,16 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness)
 
 
 def test_a_plan_that_is_wrong_starts_no_service_and_makes_no_home(cli: CliHarness) -> None:
-    command = cli.start("run", cli.plan("title: nothing"))
+    cli.is_warm = False
+    done = cli.run("run", cli.plan("title: nothing"))
 
-    said = command.communicate(timeout=60)[1]
-
-    assert (command.returncode, "steps" in said) == (2, True)
+    assert (done.returncode, "steps" in done.stderr) == (2, True)
     assert not cli.home.exists()
     cli.assert_nothing_left()
 
 
 @pytest.mark.spec("PER-02")
 def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: CliHarness) -> None:
-    cli.is_warm = True
     (cli.folder / "out").mkdir()
     denied = cli.json("run", cli.plan(WRITE))
 
@@ -100,6 +97,7 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Cl
 
 
 def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
+    cli.is_warm = False
     command = cli.start("run", cli.plan(SLOW % 600))
     cli.until_running("slow")
 
@@ -112,6 +110,7 @@ def test_ctrl_c_twice_ends_everything_at_once(cli: CliHarness) -> None:
 
 
 def test_ctrl_c_pauses_leaves_no_process_and_resume_goes_on_from_where_the_task_stood(cli: CliHarness) -> None:
+    cli.is_warm = False
     command = cli.start("run", cli.plan(SLOW % 8))
     cli.until_running("slow")
     task = cli.task_id()
@@ -119,6 +118,7 @@ def test_ctrl_c_pauses_leaves_no_process_and_resume_goes_on_from_where_the_task_
     os.kill(command.pid, signal.SIGINT)
     _, told = command.communicate(timeout=60)
     cli.assert_nothing_left()
+    cli.is_warm = True
     paused = cli.json("tasks", "show", task)
     report = cli.json("resume", task)
 
@@ -131,6 +131,7 @@ def test_ctrl_c_pauses_leaves_no_process_and_resume_goes_on_from_where_the_task_
 
 
 def test_a_killed_client_loses_nothing(cli: CliHarness) -> None:
+    cli.is_warm = False
     command = cli.start("run", cli.plan(SLOW % 6))
     cli.until_running("slow")
 
@@ -186,6 +187,7 @@ def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
             (cli.folder / Path(path).name).write_text(body)
     (cli.folder / "one.py").write_text("def a():\n    pass\n")
 
+    cli.is_warm = False
     report = cli.json("run", "counting.yaml", "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0

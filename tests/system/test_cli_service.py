@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -18,10 +16,9 @@ from soong.orchestrator.embedded.listening import listen
 from tests.servers import free_port
 from tests.system.cli_scene import CliHarness, Terminal, interrupted, scene, until
 from tests.system.http_scene import is_answering
+from tests.warm import warm_parent
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
-
-SCENE = {"is_warm": False}
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
 
 
@@ -50,6 +47,7 @@ def test_interrupted_twice_at_once_a_task_of_a_service_that_stays_is_paused(serv
 
 
 def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
+    cli.is_warm = False
     commands = [cli.start("run", cli.plan(NAP % 3, f"p{number}.yaml"), "--json") for number in range(2)]
 
     reports = [json.loads(command.communicate(timeout=120)[0]) for command in commands]
@@ -83,7 +81,8 @@ def test_workers_that_cannot_start_are_reported_and_nothing_waits_for_them(
 ) -> None:
     (cli.folder / "broken.py").write_text("1 / 0\n")
     (cli.folder / "leaving.py").write_text("import sys; sys.exit(4)\n")
-    cli.environment |= {"SOONG_WORKERS": "2", "PYTHONPATH": str(cli.folder), **environment}
+    cli.environment |= {"SOONG_WORKERS": "2", **environment}
+    cli.is_warm = False
 
     done = cli.run("run", cli.plan(ECHO))
 
@@ -111,18 +110,20 @@ def test_workers_that_cannot_start_are_reported_to_a_client_of_a_service_that_ru
 
 
 def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: CliHarness) -> None:
-    cli.environment |= {"SOONG_WORKERS": "2", "SOONG_FUNCTIONS": "slow_start", "PYTHONPATH": str(cli.folder)}
+    cli.environment["SOONG_FUNCTIONS"] = "slow_start"
     (cli.folder / "slow_start.py").write_text("import time; time.sleep(4)\n")
+    cli.is_warm = False
 
-    done = cli.run("run", cli.plan(ECHO))
+    done = cli.run("run", cli.plan(ECHO), "--workers", "2", "--slots", "1")
 
     assert done.returncode == 0, done.stderr
     assert "  starting 2 workers\n" in done.stderr
     assert "start one" not in done.stderr
+    assert "starting 2 workers of 1 slots" in cli.logs()
 
 
 def test_a_killed_last_worker_is_said_to_be_replaced(cli: CliHarness) -> None:
-    cli.environment |= {"SOONG_FUNCTIONS": "slow_start", "PYTHONPATH": str(cli.folder)}
+    cli.environment["SOONG_FUNCTIONS"] = "slow_start"
     (cli.folder / "slow_start.py").write_text("import time; time.sleep(4)\n")  # the next worker is missed for a while
     terminal = Terminal(cli, "run", cli.plan(NAP % 6), "--json")
     terminal.expect("▸ nap running")  # the command has seen the worker
@@ -141,7 +142,7 @@ def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(
     (cli.folder / "steps.py").write_text(
         "from soong import step_function\n@step_function('team.square')\ndef square(inputs, context): return 4\n"
     )
-    cli.environment |= {"SOONG_FUNCTIONS": "steps", "PYTHONPATH": str(cli.folder)}
+    cli.environment["SOONG_FUNCTIONS"] = "steps"
 
     done = cli.run("run", cli.plan(ECHO.replace("builtin.echo", call)))
 
@@ -154,8 +155,8 @@ def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(
 
 
 def test_a_service_that_cannot_start_says_why(cli: CliHarness) -> None:
-    cli.home.mkdir()
-    (cli.home / "soong.db").mkdir()
+    (cli.home / "soong.db").mkdir(parents=True)
+    cli.is_warm = False
 
     done = cli.run("run", cli.plan(ECHO))
 
@@ -166,7 +167,7 @@ def test_a_service_that_cannot_start_says_why(cli: CliHarness) -> None:
 
 
 def test_a_home_path_of_120_characters_works() -> None:
-    with scene(home="h" * 60 + "/" + "o" * 59, is_warm=False) as cli:
+    with scene(home="h" * 60 + "/" + "o" * 59) as cli:
         assert len(str(cli.home)) > 120
 
         assert cli.json("run", cli.plan(ECHO))["exit_code"] == 0
@@ -179,6 +180,7 @@ def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
     cli: CliHarness, postgres_url: str, redis_tcp_url: str
 ) -> None:
     cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
+    cli.is_warm = False
     assert cli.run("migrate").returncode == 0
     owner, worker = cli.start("orchestrator"), cli.start("worker")
 
@@ -195,6 +197,7 @@ def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
 
 def test_a_deployment_without_migration_says_so(cli: CliHarness, postgres_url: str, redis_tcp_url: str) -> None:
     cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
+    cli.is_warm = False
 
     done = cli.run("run", cli.plan(ECHO))
 
@@ -272,11 +275,10 @@ def nap(inputs, context):
 
 
 @pytest.fixture
-def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=False) as one:
-        (one.folder / "naps.py").write_text(NAPS.replace("/wakes/up", str(one.folder / "awake")))
-        one.environment.update(SOONG_FUNCTIONS="naps", PYTHONPATH=str(one.folder))
-        yield one
+def napping(cli: CliHarness) -> CliHarness:
+    (cli.folder / "naps.py").write_text(NAPS.replace("/wakes/up", str(cli.folder / "awake")))
+    cli.environment["SOONG_FUNCTIONS"] = "naps"
+    return cli
 
 
 def wake(cli: CliHarness) -> None:
@@ -291,12 +293,6 @@ def is_held_by(cli: CliHarness, pid: int) -> bool:
         return False
 
 
-def told(command: "subprocess.Popen[str]", words: str) -> bool:
-    """Read what a command says until it says this; False when it ends before."""
-    assert command.stderr is not None
-    return any(words in line for line in command.stderr)
-
-
 @pytest.mark.spec("OPS-01", "OPS-04")
 def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_way(cli: CliHarness) -> None:
     port = free_port()
@@ -308,6 +304,7 @@ def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_
         poll.sendall(f"{head}\r\n\r\n".encode())
 
         first.kill()
+        first.wait()
         second = cli.start("up", "--http", str(port))
         until(lambda: second.poll() is not None or is_held_by(cli, second.pid), "the next one starts", cli.logs)
 
@@ -336,12 +333,11 @@ def test_a_service_ends_whose_home_was_deleted_though_work_waits(cli: CliHarness
 
 
 def test_a_service_waits_for_the_port_that_a_former_child_still_holds(cli: CliHarness) -> None:
-    cli.home.mkdir(mode=0o700)
     listener = listen("127.0.0.1", 0, ())
     port = listener.getsockname()[1]
 
-    up = cli.start_program("up", "--http", str(port))
-    assert told(up, "http_port_awaited")
+    up = cli.start("up", "--http", str(port))
+    until(lambda: "http_port_awaited" in cli.logs(), "it waits for the port", cli.logs)
     listener.close()
 
     until(lambda: is_answering(port), "it answers", cli.logs)
@@ -356,9 +352,13 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
     parent, ours = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "soong.orchestrator.http", *map(str, (listener.fileno(), parent))],
+        child = warm_parent().start(
+            "soong.orchestrator.http",
+            [str(listener.fileno()), str(parent)],
             env={**cli.env, "SOONG_DATABASE_URL": f"postgresql://{address}/x", "SOONG_REDIS_URL": f"redis://{address}"},
+            cwd=cli.folder,
+            stdout=1,
+            stderr=2,
             pass_fds=(listener.fileno(), parent),
         )
         silent.settimeout(60)
@@ -372,7 +372,8 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
 
 
 @pytest.mark.spec("OPS-01", "OPS-06")
-def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: CliHarness) -> None:
+def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(napping: CliHarness) -> None:
+    cli = napping
     client = cli.start("run", cli.plan(WAITS), "--approvals", "inbox", "--project", str(cli.folder))
     cli.until_running("naps")
     until(lambda: cli.json("approvals", "list"), "the question is asked", cli.logs)
@@ -396,7 +397,8 @@ def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: C
     cli.assert_nothing_left()
 
 
-def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(cli: CliHarness) -> None:
+def test_a_client_of_an_ephemeral_service_goes_on_with_the_one_that_takes_over(napping: CliHarness) -> None:
+    cli = napping
     client = cli.start("run", cli.plan(WAITS), "--json", "--allow", f"code.write_file:{cli.folder}")
     cli.until_running("naps")
     ephemeral = cli.record()["pid"]

@@ -51,7 +51,7 @@ def gate(tmp_path: Path) -> Gate:
 
 @pytest.fixture(scope="module")
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=False) as one:
+    with scene() as one:
         (one.folder / "team.py").write_text(MODULE)
         one.environment |= {
             "SOONG_WORKERS": "1-2",

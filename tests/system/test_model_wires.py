@@ -150,8 +150,8 @@ def test_all_processes_wait_as_long_as_the_provider_asked_one_of_them(cli: CliHa
     wires.will(Reply(tool_calls=(look,)), Reply(tool_calls=(look,)), Reply(text="done", times=None))
     wires.will(Fail(429, retry_after=ASKED_S))
 
-    cli.is_warm = False  # the command says how many workers
-    ended = cli.json("run", cli.plan(TWO), "--workers", "2", "--slots", "1")
+    cli.environment |= {"SOONG_WORKERS": "2", "SOONG_SLOTS": "1"}
+    ended = cli.json("run", cli.plan(TWO))
 
     assert [step["output"] for step in ended["steps"]] == ["done", "done"]
     assert len({step["worker"] for step in ended["steps"]}) == 2
@@ -172,11 +172,10 @@ steps:
 
 @pytest.mark.spec("DIS-09", "DIS-12.d")
 def test_a_worker_does_other_steps_while_a_provider_makes_one_wait(cli: CliHarness, wires: Wires) -> None:
-    cli.environment |= {"SOONG_PARK_AFTER_S": "1"}
+    cli.environment |= {"SOONG_PARK_AFTER_S": "1", "SOONG_SLOTS": "1"}
     wires.will(Fail(429, retry_after=ASKED_S), Reply(text="done"))
 
-    cli.is_warm = False
-    ended = cli.json("run", cli.plan(WAITING), "--workers", "1", "--slots", "1")
+    ended = cli.json("run", cli.plan(WAITING))
 
     asks, plain = ended["steps"]
     assert (asks["output"], asks["status"], plain["status"]) == ("done", "completed", "completed")

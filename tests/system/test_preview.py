@@ -13,7 +13,6 @@ from soong.shared.storage.sql.store import SqlStore
 from tests.system.cli_scene import CliHarness, Terminal
 from tests.system.deployment import ON_POSTGRES, Deployment
 
-SCENE = {"is_warm": False}
 PLAN = """
 title: Three writers
 steps:
@@ -45,6 +44,7 @@ def written(folder: Path) -> list[str]:
 @pytest.mark.spec("PER-17", "PER-17.a")
 def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: CliHarness) -> None:
     plan = cli.plan(PLAN)
+    cli.is_warm = False
 
     text = cli.run("run", plan, "--preview")
     document = cli.json("run", plan, "--preview")
@@ -90,7 +90,6 @@ def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli:
 
 @pytest.mark.spec("PER-17", "DAG-10")
 def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness) -> None:
-    cli.is_warm = True
     done = cli.json("run", cli.plan(PLAN), "--allow-step", "first")
 
     denied = {denial["step"] for denial in done["denials"]}

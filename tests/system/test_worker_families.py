@@ -10,10 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.servers import RedisServer
-from tests.system.cli_scene import CliHarness, Command, interrupted, scene, until
+from tests.system.cli_scene import CliHarness, WarmCommand, interrupted, scene, until
 from tests.system.functions import CHILDREN
-from tests.system.http_scene import Service, http_service
 from tests.unit.sandbox.families import is_alive
 
 pytestmark = [
@@ -29,17 +27,15 @@ FORK = "title: Fork\nsteps:\n- {id: fork, kind: python, call: family.fork, input
 
 ROOT = Path(__file__).parents[2]
 
+FUNCTIONS = {"SOONG_FUNCTIONS": "tests.system.functions", "SOONG_IMPORT_PATH": str(ROOT)}
+
 SUBREAPER = "subreaper.py"
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[CliHarness]:
-    with scene(is_warm=False) as one:
-        one.environment |= {
-            "SOONG_FUNCTIONS": "tests.system.functions",
-            "TEST_PIDS": str(tmp_path),
-            "PYTHONPATH": str(ROOT),
-        }
+    with scene() as one:
+        one.environment |= {**FUNCTIONS, "TEST_PIDS": str(tmp_path)}
         try:
             yield one
         finally:
@@ -48,7 +44,7 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
 
 
 @pytest.fixture
-def up(cli: CliHarness) -> Iterator[Command]:
+def up(cli: CliHarness) -> Iterator[WarmCommand]:
     command = cli.up()
     yield command
     if command.poll() is None:
@@ -79,8 +75,8 @@ def assert_gone(folder: Path) -> None:
 
 
 @pytest.mark.spec("DAG-06", "DAG-07")
-def test_what_a_step_forked_ends_with_a_worker_that_is_killed(cli: CliHarness, up: Command, tmp_path: Path) -> None:
-    command = cli.start_program("run", cli.plan(FORK % "true"), "--json")
+def test_what_a_step_forked_ends_with_a_worker_that_is_killed(cli: CliHarness, up: WarmCommand, tmp_path: Path) -> None:
+    command = cli.start("run", cli.plan(FORK % "true"), "--json")
     until(lambda: len(left(tmp_path)) == CHILDREN, "the step has forked", cli.logs)
     first = left(tmp_path)
     worker = worker_of(cli)
@@ -90,14 +86,15 @@ def test_what_a_step_forked_ends_with_a_worker_that_is_killed(cli: CliHarness, u
     began_s = time.monotonic()
     until(lambda: not set(first.values()) & set(left(tmp_path).values()), "they have ended", limit_s=60)
     assert time.monotonic() - began_s <= PROMISED_S + BUSY_S
-    assert command.stderr is not None
-    said = next(line for line in command.stderr if "died" in line)
-    assert said.endswith("died (SIGKILL, killed, perhaps out of memory); 1 step starts again\n")
+    died = " died (SIGKILL, killed, perhaps out of memory); 1 step starts again\n"
+    until(lambda: died in command.streams[1].read_text(), "its death is told", cli.logs)
     interrupted(command)
 
 
 @pytest.mark.spec("DAG-07")
-def test_what_a_step_forked_ends_with_a_service_that_is_killed(cli: CliHarness, up: Command, tmp_path: Path) -> None:
+def test_what_a_step_forked_ends_with_a_service_that_is_killed(
+    cli: CliHarness, up: WarmCommand, tmp_path: Path
+) -> None:
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
     assert len(left(tmp_path)) == CHILDREN
     worker = worker_of(cli)
@@ -127,9 +124,9 @@ def test_what_a_step_forked_ends_with_a_worker_that_restarts(cli: CliHarness, tm
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)], ids=["told to stop", "killed"]
 )
 def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody(
-    cli: CliHarness, up: Command, tmp_path: Path, number: signal.Signals, code: int
+    cli: CliHarness, up: WarmCommand, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    own = cli.start_program("worker", "--name", "own", "--pools", "special")
+    own = cli.start("worker", "--name", "own", "--pools", "special")
     plan = cli.plan((FORK % "false").replace("kind: python", "kind: python, pool: special"))
     assert cli.json("run", plan)["exit_code"] == 0
     subreaper = psutil.Process(own.pid)
@@ -145,10 +142,8 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
 
 
 @pytest.mark.spec("DAG-05.d")
-def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(
-    cli: CliHarness, redis_live: RedisServer
-) -> None:
-    cli.environment |= {"SOONG_FUNCTIONS": "tests.system.functions", "SOONG_MAX_LOST_LEASES": "2"}
+def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(cli: CliHarness) -> None:
+    cli.environment["SOONG_MAX_LOST_LEASES"] = "2"
     steps = [
         "- {id: code, kind: python, call: leave.code, inputs: {code: 7}, on_failure: keep}",
         "- {id: crash, kind: python, call: leave.signal, inputs: {name: SIGSEGV}, depends_on: [code]}",
@@ -163,47 +158,41 @@ def test_a_step_that_ends_its_worker_is_failed_with_how_the_worker_ended(
     assert "it lost its lease 2 times; the last time worker-1@" in errors["crash"]["message"]
 
 
-GOOD = {"title": "good", "steps": [{"id": "e", "kind": "python", "call": "builtin.echo"}]}
+def hanging(*names: str, more: str = "") -> str:
+    """Return a plan whose steps hang their workers."""
+    steps = (f"- {{id: {name}, kind: python, call: test.hold_lock{more}}}\n" for name in names)
+    return f"title: bad\nsteps:\n{''.join(steps)}"
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    given = {"SOONG_FUNCTIONS": "tests.system.functions", "PYTHONPATH": str(ROOT), "SOONG_WORKERS": "2"}
-    with http_service(**given, SOONG_HANG_S="2") as one:
+def service() -> Iterator[CliHarness]:
+    """A service with two workers, which may not hang for long."""
+    with scene() as one:
+        one.environment |= {**FUNCTIONS, "SOONG_WORKERS": "2", "SOONG_HANG_S": "2", "SOONG_MAX_LOST_LEASES": "2"}
+        up = one.up()
         yield one
-
-
-@pytest.fixture
-def token(service: Service) -> str:
-    return service.token("ada", "run")
-
-
-def hanging(step_id: str, **more: object) -> dict[str, object]:
-    return {"id": step_id, "kind": "python", "call": "test.hold_lock", **more}
+        interrupted(up)
 
 
 @pytest.mark.spec("DAG-05", "OPS-12")
-def test_steps_that_hang_every_worker_are_quarantined_and_the_workers_come_back(service: Service, token: str) -> None:
-    bad = service.submit(token, {"title": "bad", "steps": [hanging("a"), hanging("b")]})
+def test_steps_that_hang_every_worker_are_quarantined_and_the_workers_come_back(service: CliHarness) -> None:
+    failed = service.json("run", service.plan(hanging("a", "b")))
+    after = service.json("run", service.plan("title: good\nsteps:\n- {id: e, kind: python, call: builtin.echo}\n"))
 
-    failed = service.ended(token, bad)
-    after = service.submit(token, GOOD)
-
-    assert service.ended(token, after)["status"] == "completed"
-    assert failed["status"] == "failed"
-    for step in failed["steps"].values():
-        assert (step["error"]["type"], step["lost_leases"]) == ("poisoned", 3)
+    assert (failed["status"], after["status"]) == ("failed", "completed")
+    for step in failed["steps"]:
+        assert (step["error"]["type"], step["lost_leases"]) == ("poisoned", 2)
         assert "died (its event loop hung for 2 s, so its subreaper ended it)" in step["error"]["message"]
 
 
 @pytest.mark.spec("DAG-05", "OPS-12")
-def test_a_worker_started_by_hand_is_ended_too_and_says_where_it_hung(service: Service, token: str) -> None:
-    worker = service.cli.start("worker", "--pools", "lonely")
-    bad = service.submit(token, {"title": "bad", "steps": [hanging("a", pool="lonely")]})
+def test_a_worker_started_by_hand_is_ended_too_and_says_where_it_hung(service: CliHarness) -> None:
+    worker = service.start("worker", "--pools", "lonely")
+    bad = service.run("run", service.plan(hanging("a", more=", pool: lonely")), "--detach").stdout.strip()
 
     _, said = worker.communicate(timeout=60)
-    service.call(token, f"{bad}/cancel", {})
+    assert service.run("tasks", "cancel", bad).returncode == 0
 
     assert worker.returncode == -signal.SIGABRT
     assert "in hold_lock" in said
-    assert service.ended(token, bad)["status"] in ("failed", "cancelled")
+    until(lambda: service.json("tasks", "show", bad)["status"] in ("failed", "cancelled"), "its end", service.logs)

@@ -61,6 +61,7 @@ def check_transcript(page: Path, name: str, lines: Sequence[str], folder: Path) 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
+    mcp_modules()
     with scene() as cli:
         port = free_port()
         cli.start("up", "--http", str(port))

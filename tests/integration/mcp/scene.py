@@ -90,8 +90,24 @@ class McpScene:
         return await pipeline.execute(ToolCall(f"call_{self.calls}", tool, dict(arguments)))
 
 
-_SEEN: list[ServerSnapshot] = []
-"""What the test server has shown to the scenes of this process."""
+_SEEN: dict[str, ServerSnapshot] = {}
+"""What servers have shown to the scenes of this process, by their configuration."""
+
+
+async def look_once(servers: McpServers) -> None:
+    """Have the server known, which is asked what it offers only if no scene has done so."""
+    config = config_digest(servers.config.servers["t"])
+    if config in _SEEN:
+        servers.keep(_SEEN[config])
+    else:
+        await _look(servers)
+
+
+async def _look(servers: McpServers) -> None:
+    await look_now(servers, servers.enabled)
+    found = servers.snapshot("t")
+    if found is not None and not found.problem:
+        _SEEN[found.config] = found
 
 
 @asynccontextmanager
@@ -99,14 +115,12 @@ async def mcp_scene(folder: Path, text: str, *, is_known: bool = False) -> Async
     """Discover the servers of a configuration and register their tools; leave with none of them alive."""
     made = McpScene(folder, parse_config(text))
     made.home.mkdir(exist_ok=True)
-    if is_known and _SEEN:
+    tested = [one for one in _SEEN.values() if one.name == "tested"]
+    if is_known and tested:
         config = config_digest(made.config.mcp.servers["t"])
-        made.servers.keep(replace(_SEEN[-1], config=config))
+        made.servers.keep(replace(tested[0], config=config))
     else:
-        await look_now(made.servers, made.servers.enabled)
-        found = made.servers.snapshot("t")
-        if found is not None and found.name == "tested" and not found.problem:
-            _SEEN.append(found)
+        await _look(made.servers)
     McpTools(made.servers, MAX_TIMEOUT).register(made.registry)
     try:
         yield made

@@ -42,7 +42,8 @@ async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_TOKEN", SECRET)
         patch.setenv("UNRELATED", "not-for-servers")
-        async with mcp_scene(folder, stdio_config(more=f'protocol = "{request.param}"\nenv = {env}')) as made:
+        text = stdio_config(more=f'protocol = "{request.param}"\nenv = {env}')
+        async with mcp_scene(folder, text, is_known=True) as made:
             yield made
 
 

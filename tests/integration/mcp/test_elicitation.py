@@ -21,12 +21,14 @@ from soong import (
     PermissionRequest,
     open_tools,
 )
+from soong.shared.core.config import parse_config
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import ElicitationOutcome, HookCall, NamedHook
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
-from tests.integration.mcp.scene import McpScene, answering, mcp_scene, stdio_config
+from soong.shared.toolsets.mcp.toolset import servers_of
+from tests.integration.mcp.scene import McpScene, answering, look_once, mcp_scene, stdio_config
 from tests.unit.tools.parts import error_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -213,12 +215,14 @@ def saying(*answers: Any) -> tuple[list[ElicitationRequest], ElicitationCallback
     return asked, says
 
 
-def configured(folder: Path, more: str = "") -> dict[str, Any]:
+async def configured(folder: Path, more: str = "") -> dict[str, Any]:
     """Return the options of a session whose home knows the server."""
     home, project = folder / "home", folder / "project"
     home.mkdir()
     project.mkdir()
-    (home / "config.toml").write_text(stdio_config(more='protocol = "stateless"', program=SERVER) + more)
+    config = stdio_config(more='protocol = "stateless"', program=SERVER) + more
+    (home / "config.toml").write_text(config)
+    await look_once(servers_of(home, parse_config(config)))
     return {"agent_home": home, "project": project}
 
 
@@ -230,7 +234,7 @@ def events(session: DirectSession, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.spec("MCP-01.l")
 async def test_what_a_server_asks_goes_to_the_callback_for_it_and_permissions_to_the_other(tmp_path: Path) -> None:
     asked, answers = saying(ElicitationAnswer("accept", ORDER))
-    options = configured(tmp_path)
+    options = await configured(tmp_path)
 
     async with open_tools(permission_callback=allows, elicitation_callback=answers, **options) as session:
         ordered = await session.call("mcp.t.order", tool_call_id="call_7")
@@ -257,7 +261,9 @@ async def test_every_other_answer_of_the_callback_and_its_failure_declines(tmp_p
         ElicitationAnswer("accept", {"colour": "blue"}),
     )
 
-    async with open_tools(permission_callback=allows, elicitation_callback=says, **configured(tmp_path)) as session:
+    async with open_tools(
+        permission_callback=allows, elicitation_callback=says, **await configured(tmp_path)
+    ) as session:
         heard = [text_of(await session.call("mcp.t.order")) for _ in range(6)]
 
     assert heard == ["decline None", "cancel None", *["decline None"] * 4]
@@ -270,7 +276,7 @@ async def test_without_the_callback_the_question_goes_to_the_one_for_permissions
     async def says(request: PermissionRequest) -> PermissionDecision:
         return PermissionDecision(Choice.ALLOW_ONCE, "colour=green size=2" if request.takes_words else "")
 
-    async with open_tools(permission_callback=says, **configured(tmp_path)) as session:
+    async with open_tools(permission_callback=says, **await configured(tmp_path)) as session:
         ordered = await session.call("mcp.t.order")
 
     assert text_of(ordered) == "accept colour='green' size=2"
@@ -280,7 +286,7 @@ async def test_without_the_callback_the_question_goes_to_the_one_for_permissions
 async def test_with_that_callback_alone_nobody_is_asked_for_permission(tmp_path: Path) -> None:
     asked, answers = saying(ElicitationAnswer("accept", ORDER))
 
-    async with open_tools(elicitation_callback=answers, **configured(tmp_path)) as session:
+    async with open_tools(elicitation_callback=answers, **await configured(tmp_path)) as session:
         denied = await session.call("mcp.t.order")
 
     assert error_of(denied).type == "permission_no_callback"
@@ -307,7 +313,7 @@ print(json.dumps({"content": {**content, "size": content["size"] + 1}, "reason":
 async def test_programs_of_the_users_configuration_answer_and_replace(tmp_path: Path) -> None:
     hooks = program(tmp_path, "elicitation", ANSWERS) + program(tmp_path, "elicitation_result", LARGER)
 
-    async with open_tools(permission_callback=allows, **configured(tmp_path, hooks)) as session:
+    async with open_tools(permission_callback=allows, **await configured(tmp_path, hooks)) as session:
         ordered = await session.call("mcp.t.order")
         runs = events(session, "hook_run")
 
@@ -324,7 +330,7 @@ async def test_a_deny_rule_refuses_what_a_hook_answers(tmp_path: Path) -> None:
     rule = '\n[[permission.rules]]\neffect = "deny"\ntools = "mcp.t.elicitation/*"\n'
     hooks = program(tmp_path, "elicitation", ANSWERS)
 
-    async with open_tools(permission_callback=allows, **configured(tmp_path, hooks + rule)) as session:
+    async with open_tools(permission_callback=allows, **await configured(tmp_path, hooks + rule)) as session:
         ordered = await session.call("mcp.t.order")
 
     assert text_of(ordered) == "decline None"

@@ -172,11 +172,20 @@ BAD_INPUTS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest_asyncio.fixture(params=SOURCES, name="registry")
-async def _registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolRegistry]:
-    registry = SOURCES[request.param](tmp_path)
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SOURCES, name="registry")
+async def _registry(request: pytest.FixtureRequest, project: Path) -> AsyncIterator[ToolRegistry]:
+    registry = SOURCES[request.param](project)
     yield registry
     await registry.close()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One project for all tests: a server that speaks MCP has a process for each."""
+    return tmp_path_factory.mktemp("project")
 
 
 def tool(registry: ToolRegistry, name: str) -> ToolDefinition:
@@ -203,44 +212,48 @@ def test_what_declares_nothing_writes_asks_and_brings_in_what_strangers_wrote(re
         assert reads_untrusted(found)
 
 
+@in_one_loop
 @pytest.mark.spec("REG-01", "REG-01.b", "REG-01.c", "SCH-03")
 async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
-    registry: ToolRegistry, tmp_path: Path
+    registry: ToolRegistry, project: Path
 ) -> None:
-    bench = make_bench(registry.definitions(), project=tmp_path)
+    bench = make_bench(registry.definitions(), project=project)
     good = await bench.call(tool(registry, "echo").name, {"text": "ab", "count": 2})
     assert (good.ok, "abab" in str(good.content)) == (True, True)
 
     for value in BAD_INPUTS:
-        bench = make_bench(registry.definitions(), project=tmp_path)
+        bench = make_bench(registry.definitions(), project=project)
         result = await bench.call(tool(registry, "echo").name, value)
         assert result.error is not None, value
         assert result.error.type is ErrorType.INVALID_INPUT, value
         assert bench.gate.asked == []
 
 
+@in_one_loop
 @pytest.mark.spec("RES-04", "RES-05")
-async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, tmp_path: Path) -> None:
-    result = await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "break").name, {})
+async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, project: Path) -> None:
+    result = await make_bench(registry.definitions(), project=project).call(tool(registry, "break").name, {})
 
     assert error_of(result).type is ErrorType.EXECUTION_FAILED
     assert "it broke" in error_of(result).message
 
 
+@in_one_loop
 @pytest.mark.spec("EXE-08", "RES-04")
-async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry, tmp_path: Path) -> None:
-    await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "echo").name, {"text": "up"})
+async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry, project: Path) -> None:
+    await make_bench(registry.definitions(), project=project).call(tool(registry, "echo").name, {"text": "up"})
     hasty = replace(tool(registry, "slow"), timeout=timedelta(milliseconds=300))
 
-    result = await make_bench([hasty], project=tmp_path).call(hasty.name, {})
+    result = await make_bench([hasty], project=project).call(hasty.name, {})
 
     assert error_of(result).type is ErrorType.TIMEOUT
 
 
+@in_one_loop
 @pytest.mark.spec("EXE-07")
-async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry: ToolRegistry, tmp_path: Path) -> None:
-    bench = make_bench(registry.definitions(), project=tmp_path)
-    await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "echo").name, {"text": "up"})
+async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry: ToolRegistry, project: Path) -> None:
+    bench = make_bench(registry.definitions(), project=project)
+    await make_bench(registry.definitions(), project=project).call(tool(registry, "echo").name, {"text": "up"})
     calling = asyncio.create_task(bench.call(tool(registry, "slow").name, {}))
     async with asyncio.timeout(20):
         while not bench.log.starts:  # the log of a test, which tells nobody
@@ -253,9 +266,10 @@ async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry
     assert bench.ended.error.type is ErrorType.ABORTED
 
 
+@in_one_loop
 @pytest.mark.spec("RES-03", "EVT-05")
-async def test_too_much_output_is_an_artifact_and_holds_no_secret(registry: ToolRegistry, tmp_path: Path) -> None:
-    result = await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "hostile").name, {})
+async def test_too_much_output_is_an_artifact_and_holds_no_secret(registry: ToolRegistry, project: Path) -> None:
+    result = await make_bench(registry.definitions(), project=project).call(tool(registry, "hostile").name, {})
 
     assert result.ok
     assert 1_000 < len(str(result.content)) < 14_000

@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -16,21 +17,23 @@ import sys
 import tempfile
 import termios
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import soong
+from tests.waiting import wait_until
+
 ROOT: Final = Path(__file__).parents[1]
 IMPORTED: Final = (
-    "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.deployment",
-    "soong.orchestrator.cli.tools", "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "soong.worker.bootstrap",
-    "pydantic_ai.models.openai", "pydantic_ai.providers.anthropic", "soong.orchestrator.http.server",
-    "soong.orchestrator.http.own_api", "soong.orchestrator.operations.preparation",
-    "soong.orchestrator.operations.submissions", "soong.shared.toolsets.mcp.toolset", "soong.shared.agents.loop",
-    "sqlalchemy.dialects.sqlite", "jsonschema", "structlog", "tests.answering",
+    "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite", "pydantic_ai.models.openai",
+    "pydantic_ai.providers.anthropic", "openai.resources", "genai_prices.data", "jsonschema", "celery.apps.worker",
+    "celery.concurrency.thread", "celery.fixups.django", "kombu.transport.redis", "anyio._backends._asyncio",
+    "uvicorn.lifespan.off", "cryptography.hazmat.primitives.serialization", "smtplib", "webbrowser", "tests.answering",
 )  # fmt: skip
+"""What modules of ours import when they need it."""
 MESSAGE_BYTES: Final = 1 << 20
 MOST_DESCRIPTORS: Final = 8
 OUT_OF_THE_WAY: Final = 200
@@ -84,10 +87,11 @@ def _until_ended(pid: int, timeout_s: float | None) -> None:
 
 @dataclass(slots=True)
 class WarmParent:
-    """One parent and the way to it; for any thread."""
+    """The way to the parent that the processes of a test run share; for any thread."""
 
     channel: socket.socket
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | None"
+    """Where this process has started it."""
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(
@@ -116,27 +120,30 @@ class WarmParent:
             socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
             answer = self.channel.recv(MESSAGE_BYTES)
         if not answer:
-            raise RuntimeError(f"the warm parent ended with {self.process.wait()}")
+            raise RuntimeError("the warm parent has ended")
         return dict(json.loads(answer))
-
-    def close(self) -> None:
-        self.channel.close()
-        self.process.wait()
 
 
 @functools.cache
 def warm_parent() -> WarmParent:
-    """Return this process's parent of warm processes; it ends when this process does."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, "-P", "-m", "tests.warm", str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """Return the parent of warm processes of this test run. It ends when the last process that asked for it does."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+    address = f"\0soong-warm-{run}"
+    process = None
+    # Where another process of the run has bound it, there is a parent.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, suppress(OSError):
+        listener.bind(address)
+        listener.listen()
         process = subprocess.Popen(
-            command, env=environment, pass_fds=(theirs.fileno(),), cwd=ROOT, stdin=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "tests.warm", str(listener.fileno())],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            pass_fds=(listener.fileno(),),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
         )
-    parent = WarmParent(ours, process)
-    atexit.register(parent.close)
-    return parent
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    wait_until(lambda: channel.connect_ex(address) == 0, 1.0, lambda: "the warm parent listens")
+    return WarmParent(channel, process)
 
 
 def called(
@@ -155,37 +162,51 @@ def called(
 
 
 # -- the parent
-def main(channel_number: int) -> None:
+def main(listener_number: int) -> None:
     """Fork until nobody is there any more; in a child, run what was asked for."""
-    for name in IMPORTED:
+    for name in (*_own_modules(), *IMPORTED):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, threading.enumerate()
-    with socket.socket(fileno=channel_number) as channel:
-        child = _serve(channel)
+    with ExitStack() as channels:
+        child = _serve(channels.enter_context(socket.socket(fileno=listener_number)), channels)
     if child is not None:
         _become(*child)
 
 
-def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return None at the end; in a child, what it was asked to be and the descriptors that it was given."""
+def _own_modules() -> Iterator[str]:
+    """Yield our modules, without those that are programs and those that stand outside of Python's packages."""
+    for module in pkgutil.walk_packages(soong.__path__, "soong."):
+        if not module.name.endswith("__main__") and ".migrations" not in module.name:
+            yield module.name
+
+
+def _serve(listener: socket.socket, opened: ExitStack) -> tuple[dict[str, Any], list[int]] | None:
+    """Return None when the last client has gone; in a child, what it was asked to be and its descriptors."""
     ended: dict[int, int] = {}
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
-        if not data:
-            return None
-        request = json.loads(data)
-        if "poll" in request:
-            channel.send(json.dumps({"status": _status(request["poll"], ended)}).encode())
-            continue
-        pid = os.fork()
-        if not pid:
-            return request, descriptors
-        ended.pop(pid, None)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        channel.send(json.dumps({"pid": pid}).encode())
+    waiting = [listener, opened.enter_context(listener.accept()[0])]
+    while len(waiting) > 1:
+        ready, _, _ = select.select(waiting, [], [])
+        if listener in ready:
+            waiting.append(opened.enter_context(listener.accept()[0]))
+        for channel in set(ready) - {listener}:
+            data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+            if not data:
+                waiting.remove(channel)
+                continue
+            request = json.loads(data)
+            if "poll" in request:
+                channel.send(json.dumps({"status": _status(request["poll"], ended)}).encode())
+                continue
+            pid = os.fork()
+            if not pid:
+                return request, descriptors
+            ended.pop(pid, None)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            channel.send(json.dumps({"pid": pid}).encode())
+    return None
 
 
 def _status(pid: int, ended: dict[int, int]) -> int | None:

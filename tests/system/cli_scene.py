@@ -108,7 +108,7 @@ class CliHarness:
     def start(self, *arguments: str) -> WarmCommand:
         """Call soong and go on."""
         self.serve(arguments[0])
-        return self._forked(*arguments)
+        return self.start_forked(*arguments)
 
     def on_terminal(self, arguments: Sequence[str], terminal: int, output: int) -> WarmProcess:
         """Call soong on a terminal of its own, and go on."""
@@ -128,7 +128,8 @@ class CliHarness:
             CLI, arguments, env=self.env, cwd=self.folder, stdout=out, stderr=err, terminal=terminal
         )
 
-    def _forked(self, *arguments: str) -> WarmCommand:
+    def start_forked(self, *arguments: str) -> WarmCommand:
+        """Call soong, forked in any scene and without the service that it would start, and go on."""
         folder = self.home / "logs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = len(self._warm)
@@ -151,7 +152,7 @@ class CliHarness:
     def serve(self, command: str) -> None:
         """In a warm scene, start the service that this command would start itself, and wait until it is there."""
         if self.is_warm and command in SERVED and not self._has_service():
-            service = self._forked("up", "--ephemeral")
+            service = self.start_forked("up", "--ephemeral")
             until(lambda: self._has_service() or service.poll() is not None, "a service is there", self.logs)
 
     def _has_service(self) -> bool:

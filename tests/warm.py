@@ -90,8 +90,6 @@ class WarmParent:
     """The way to the parent that the processes of a test run share; for any thread."""
 
     channel: socket.socket
-    process: "subprocess.Popen[bytes] | None"
-    """Where this process has started it."""
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(
@@ -129,21 +127,18 @@ def warm_parent() -> WarmParent:
     """Return the parent of warm processes of this test run. It ends when the last process that asked for it does."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
     address = f"\0soong-warm-{run}"
-    process = None
     # Where another process of the run has bound it, there is a parent.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, suppress(OSError):
         listener.bind(address)
         listener.listen()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tests.warm", str(listener.fileno())],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            pass_fds=(listener.fileno(),),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-        )
+        listener.set_inheritable(True)
+        command = [sys.executable, "-P", "-m", "tests.warm", str(listener.fileno())]
+        nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        # No Popen, which would miss the end of a process that outlives this one.
+        os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": str(ROOT)}, file_actions=nothing)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wait_until(lambda: channel.connect_ex(address) == 0, 1.0, lambda: "the warm parent listens")
-    return WarmParent(channel, process)
+    return WarmParent(channel)
 
 
 def called(

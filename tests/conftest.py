@@ -20,7 +20,7 @@ gc.set_threshold(1_000_000, 20, 20)
 
 # The same examples in every run, so that a failure is a change of ours and never luck. `make chaos` looks for others,
 # and for more of them.
-settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=40)
+settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.register_profile("explore", database=None, deadline=None, print_blob=True)
 settings.load_profile("same")
 

@@ -275,7 +275,7 @@ def test_no_order_of_work_and_collections_takes_what_open_work_can_reach() -> No
     class OnSqlite(CollectingTakesNothingOpen):
         databases = staticmethod(_file)
 
-    _run(OnSqlite, stories=25)
+    _run(OnSqlite, stories=12)
 
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")

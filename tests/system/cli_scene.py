@@ -155,6 +155,13 @@ class CliHarness:
             service = self.start_forked("up", "--ephemeral")
             until(lambda: self._has_service() or service.poll() is not None, "a service is there", self.logs)
 
+    def serve_with(self, module: str, folder: Path | None = None) -> None:
+        """Start the service that the command for a plan with this module starts."""
+        given = {"SOONG_FUNCTIONS": module, "SOONG_IMPORT_PATH": str(folder or self.folder)}
+        own, self.environment = self.environment, {**self.environment, **given}
+        self.serve("run")
+        self.environment = own
+
     def _has_service(self) -> bool:
         with suppress(FileNotFoundError):
             return psutil.pid_exists(self.record()["pid"])

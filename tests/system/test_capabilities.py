@@ -241,7 +241,8 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
 
 @pytest.mark.spec("DAG-03", "CARD-2", "DAG-01.c")
 def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
-    with scene(is_warm=False) as cli:
+    with scene() as cli:
+        cli.serve_with("pull", ROOT / "examples")
         (cli.folder / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")
 
         done = cli.json("run", str(ROOT / "examples" / "pull.yaml"))

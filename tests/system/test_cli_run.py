@@ -187,7 +187,7 @@ def test_the_counting_plan_of_the_guide_runs(cli: CliHarness) -> None:
             (cli.folder / Path(path).name).write_text(body)
     (cli.folder / "one.py").write_text("def a():\n    pass\n")
 
-    cli.is_warm = False
+    cli.serve_with("counting")
     report = cli.json("run", "counting.yaml", "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0

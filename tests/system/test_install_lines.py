@@ -137,7 +137,7 @@ def test_uvx_runs_the_demo_and_the_console_without_an_installation(newcomer: New
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=False) as one:
+    with scene() as one:
         (one.folder / "notes.md").write_text("one two three\n")
         yield one
 
@@ -157,6 +157,7 @@ def test_the_first_plan_is_checked_and_runs_and_asks_once_it_writes(cli: CliHarn
     plan = cli.folder / "plan.yaml"
     head, _, tail = plan.read_text().partition("  # - id: write")
     plan.write_text(head + "  - id: write" + tail.replace("\n  #   ", "\n    "))
+    cli.serve_with("steps")
     done = cli.json("run", "plan.yaml", "--project", ".", "--allow", f"code.write_file:{cli.folder}")
     assert done["status"] == "completed"
     assert (cli.folder / "words.json").read_text().startswith('{"files": 2, "words": ')

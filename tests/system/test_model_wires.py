@@ -191,7 +191,7 @@ def test_a_plan_mixes_functions_scripts_and_a_model(cli: CliHarness, wires: Wire
     wires.will(Reply(text='{"said": "One file."}', times=None))
     (cli.folder / "a.py").touch()
 
-    cli.is_warm = False  # the service of the command has the functions beside the plan
+    cli.serve_with("mixed", EXAMPLES)
     ended = cli.json("run", str(EXAMPLES / "mixed.yaml"), "--model", PLAIN)
 
     look, tally, tell = ended["steps"]

@@ -99,7 +99,7 @@ class _LoadedFiles:
         new = _modules_after(*self._newest)
         for _name, module in reversed(new):
             file = getattr(module, "__file__", None)
-            if isinstance(file, str) and not _is_of_the_program(Path(file)):
+            if isinstance(file, str) and not _is_of_the_program(file):
                 self._found[Path(file)] = None
         if new:
             self._newest = new[0]
@@ -122,7 +122,8 @@ def _modules_after(name: str, module: object) -> Sequence[tuple[str, object]]:
 _LOADED: Final = _LoadedFiles()
 
 
-def _is_of_the_program(path: Path) -> bool:
+def _is_of_the_program(path: Path | str) -> bool:
+    """Take text where it is there: paths of thousands of files are a tenth of the start of a service."""
     return f"{path}/".startswith(_program_folders())
 
 

@@ -11,10 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ONCE = {"optionId": "yes", "name": "Allow", "kind": "allow_once"}
 ALWAYS = {"optionId": "always", "name": "Always allow", "kind": "allow_always"}
@@ -205,7 +204,7 @@ class ScriptedAgent:
             act()
         if ends == "hang":
             (STATE / "acted").write_text("1")
-            hang()
+            signal.pause()
         okay = [{"type": "content", "content": {"type": "text", "text": "ok"}}]
         self.tell("tool_call_update", toolCallId=call_id, status=ends if is_allowed else "failed", content=okay)
 
@@ -255,7 +254,7 @@ class ScriptedAgent:
             signal.signal(number, signal.SIG_IGN)  # the child inherits it
         child = subprocess.Popen(["setsid", "sleep", "3600"])
         (STATE / "pids").write_text(f"{os.getpid()} {child.pid}")
-        hang()
+        signal.pause()
 
     def do_die(self) -> None:
         sys.stderr.write("out of cheese\n")
@@ -276,11 +275,6 @@ class ScriptedAgent:
 
     def do_stop(self, reason: str) -> Any:
         return {"stopReason": reason}
-
-
-def hang() -> NoReturn:
-    while True:
-        time.sleep(3600)
 
 
 if __name__ == "__main__":

@@ -277,8 +277,7 @@ async def test_it_works_in_the_mode_that_asks_most_and_ends_when_it_leaves_it(tm
 
 BUSY_S = float(os.environ.get("TEST_BUSY_S", "5"))
 """What a machine that does other things may take longer than what is promised."""
-BLOCKED, COMPLETED, FAILED, RUNNING = StepStatus.BLOCKED, StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.RUNNING
-YES = Choice.ALLOW_ONCE
+BLOCKED, RUNNING = StepStatus.BLOCKED, StepStatus.RUNNING
 
 
 def prompts(acp: AcpSite) -> list[str]:

@@ -90,24 +90,20 @@ class McpScene:
         return await pipeline.execute(ToolCall(f"call_{self.calls}", tool, dict(arguments)))
 
 
-_SEEN: dict[str, ServerSnapshot] = {}
-"""What servers have shown to the scenes of this process, by their configuration."""
+_SEEN: dict[tuple[str, ...], ServerSnapshot] = {}
+"""What test servers have shown to this process, by the words of their commands."""
 
 
 async def look_once(servers: McpServers) -> None:
-    """Have the server known, which is asked what it offers only if no scene has done so."""
-    config = config_digest(servers.config.servers["t"])
-    if config in _SEEN:
-        servers.keep(_SEEN[config])
-    else:
-        await _look(servers)
-
-
-async def _look(servers: McpServers) -> None:
-    await look_now(servers, servers.enabled)
-    found = servers.snapshot("t")
-    if found is not None and not found.problem:
-        _SEEN[found.config] = found
+    """Have the server known, and ask it what it offers only if nobody in this process has."""
+    server = servers.config.servers["t"]
+    words = tuple(server.args)
+    if words not in _SEEN:
+        await look_now(servers, servers.enabled)
+        found = servers.snapshot("t")
+        assert found is not None
+        _SEEN[words] = found
+    servers.keep(replace(_SEEN[words], config=config_digest(server)))
 
 
 @asynccontextmanager
@@ -115,12 +111,7 @@ async def mcp_scene(folder: Path, text: str, *, is_known: bool = False) -> Async
     """Discover the servers of a configuration and register their tools; leave with none of them alive."""
     made = McpScene(folder, parse_config(text))
     made.home.mkdir(exist_ok=True)
-    tested = [one for one in _SEEN.values() if one.name == "tested"]
-    if is_known and tested:
-        config = config_digest(made.config.mcp.servers["t"])
-        made.servers.keep(replace(tested[0], config=config))
-    else:
-        await _look(made.servers)
+    await (look_once(made.servers) if is_known else look_now(made.servers, made.servers.enabled))
     McpTools(made.servers, MAX_TIMEOUT).register(made.registry)
     try:
         yield made

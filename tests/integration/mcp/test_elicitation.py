@@ -40,7 +40,7 @@ PAGES: list[Json] = ["https://sign-in.example.org/a?x=1", "https://example.net/b
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["handshake", "stateless"])
 async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[McpScene]:
     text = stdio_config(more=f'protocol = "{request.param}"', program=SERVER)
-    async with mcp_scene(tmp_path_factory.mktemp("asking"), text) as made:
+    async with mcp_scene(tmp_path_factory.mktemp("asking"), text, is_known=True) as made:
         yield made
 
 

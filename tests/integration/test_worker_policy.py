@@ -16,7 +16,8 @@ from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.tools import permission_check as risk
-from soong.shared.toolsets.mcp.toolset import look_now, servers_of
+from soong.shared.toolsets.mcp.toolset import servers_of
+from tests.integration.mcp.scene import look_once
 from tests.integration.mcp.test_odd_servers import config as odd_server
 from tests.integration.runner_site import RunnerSite
 from tests.scripted import calls as made
@@ -185,8 +186,7 @@ async def test_a_run_that_is_given_tools_of_a_stranger_is_tainted_before_it_call
     site = Site(tmp_path, client_config=config, worker_config=config)
     for home in (tmp_path / "client", tmp_path / "worker"):
         home.mkdir()
-        servers = servers_of(home, parse_config(config))
-        await look_now(servers, servers.enabled)
+        await look_once(servers_of(home, parse_config(config)))
     site.allow = (f"code.write_file:{site.project}/out",)
 
     end, events = await site.run(WRITE, tools=["code.write_file", "mcp.t.*"])

@@ -160,22 +160,17 @@ async def test_a_prompt_shows_the_plan_asks_with_three_answers_and_ends_with_the
     cli.assert_nothing_left()
 
 
-async def check_mistakes(cli: CliHarness, ours: Editor) -> None:
-    """Check that what an editor gets wrong is said, and that nothing is started for it."""
-    with pytest.raises(RequestError) as relative:
-        await ours.conn.new_session(cwd="here", mcp_servers=[])
-    assert "is not an absolute path of a folder" in str(relative.value.data)
-    with pytest.raises(RequestError) as unknown:
-        await ours.conn.prompt(session_id="sess_x", prompt=[acp.text_block("x")])
-    assert unknown.value.code == RequestError.resource_not_found().code
-    assert not (cli.home / "service.json").exists()
-
-
 @pytest.mark.spec("ACP-02", "ACP-02.a")
 async def test_mistakes_are_said_and_a_cancelled_prompt_ends(cli: CliHarness, wires: Wires) -> None:
     wires.will(Delay(60.0, match=Match(model="gpt-5")), planner(text="never said"))
     async with editor(cli) as ours:
-        await check_mistakes(cli, ours)
+        with pytest.raises(RequestError) as relative:
+            await ours.conn.new_session(cwd="here", mcp_servers=[])
+        assert "is not an absolute path of a folder" in str(relative.value.data)
+        with pytest.raises(RequestError) as unknown:
+            await ours.conn.prompt(session_id="sess_x", prompt=[acp.text_block("x")])
+        assert unknown.value.code == RequestError.resource_not_found().code
+        assert not (cli.home / "service.json").exists(), "nothing was started for it"
         session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
         asking = asyncio.create_task(ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Wait.")]))
         await others_run()  # it is sent first

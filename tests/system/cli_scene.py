@@ -152,7 +152,8 @@ class CliHarness:
     def serve(self, command: str) -> None:
         """In a warm scene, start the service that this command would start itself, and wait until it is there."""
         if self.is_warm and command in SERVED and not self._has_service():
-            service = self.start_forked("up", "--ephemeral")
+            log = self.home / "logs" / f"warm-{len(self._warm)}.log"
+            service = self.start_forked("up", "--ephemeral", "--log", str(log))
             until(lambda: self._has_service() or service.poll() is not None, "a service is there", self.logs)
 
     def serve_with(self, module: str, folder: Path | None = None) -> None:

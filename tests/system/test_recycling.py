@@ -40,7 +40,7 @@ async def handed_back(service: Deployment, task: Task) -> int:
 async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(service: Deployment) -> None:
     await start_workers(service, 2, slots=2, SOONG_RECYCLE_AFTER="8")
     pids = [worker.pid for worker in service.workers]
-    tasks = [await service.submit(waves(4, 5, 0.01))]
+    tasks = [await service.submit(waves(4, 2, 0.01))]
 
     async def have_recycled() -> bool:
         counts = [len(await lives(service, pid)) for pid in pids]
@@ -48,7 +48,7 @@ async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(ser
 
     while not await have_recycled():
         await service.finished(tasks[-1])
-        tasks.append(await service.submit(waves(4, 5, 0.01)))
+        tasks.append(await service.submit(waves(4, 2, 0.01)))
     await prove(service, *tasks)
 
     assert [worker.pid for worker in service.workers if worker.poll() is None] == pids

@@ -138,6 +138,7 @@ def warm_parent() -> WarmParent:
         os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": str(ROOT)}, file_actions=nothing)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wait_until(lambda: channel.connect_ex(address) == 0, 1.0, lambda: "the warm parent listens")
+    atexit.register(channel.close)
     return WarmParent(channel)
 
 

@@ -151,8 +151,8 @@ def run_celery(
     """
 
     def begin_drain(**_: object) -> None:
-        if recycle_limits.on_stop_signal():
-            thread.call(lambda: process.drain(grace))
+        recycle_limits.is_told_to_stop = True
+        thread.call(lambda: process.drain(grace))
 
     def orphaned() -> None:
         log.warning("parent_gone")

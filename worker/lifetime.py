@@ -74,7 +74,6 @@ class RecycleLimits:
     pass_on: "Callable[[RecycleLimits], None] | None" = None
     """Hands the watch over the process that started us on to the next program; None where none may follow."""
     _counted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _own_signals: int = field(default=0, init=False)
 
     @classmethod
     def of(
@@ -113,10 +112,13 @@ class RecycleLimits:
         return reason
 
     def begin(self) -> None:
-        """Make the process stop, as an operator would."""
+        """Have Celery stop when it looks next, within a second. A signal to ourselves would be one with an operator's
+        that comes at the same time, which would be lost.
+        """
+        from celery.worker import state
+
         self.is_over = True
-        self._own_signals += 1
-        os.kill(os.getpid(), signal.SIGTERM)
+        state.should_stop = os.EX_OK
 
     def restart_now(self, reason: str) -> None:
         """Restart without an end in order, or end: nothing that runs here may continue."""
@@ -124,14 +126,6 @@ class RecycleLimits:
             log.error("restarting_at_once", reason=reason)
             restart_in_place(self)
             os._exit(0 if self.is_told_to_stop else 1)
-
-    def on_stop_signal(self) -> bool:
-        """Take note of a signal to stop; say whether it came from outside."""
-        if self._own_signals:
-            self._own_signals -= 1
-            return False
-        self.is_told_to_stop = True
-        return True
 
 
 def restart_in_place(recycle_limits: RecycleLimits) -> None:

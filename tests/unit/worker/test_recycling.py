@@ -1,12 +1,13 @@
-import os
 import random
 import signal
 from dataclasses import dataclass, field
 
 import pytest
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from soong.shared.core.settings import Settings
-from soong.worker.lifetime import JITTER, RecycleLimits, Retirement, resident_mib
+from soong.worker.lifetime import JITTER, STOPPING, RecycleLimits, Retirement, resident_mib
 from tests.waiting import others_run
 
 
@@ -43,16 +44,17 @@ async def test_the_last_run_tells_at_once_that_it_is_time() -> None:
     assert await recycle_limits.until_due(3600) == "it has run 2 steps"
 
 
-def test_our_own_signal_is_distinguished_from_an_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    recycle_limits = RecycleLimits(most_runs=1, runs=1)
+def test_an_operators_signal_cannot_be_lost_in_one_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "should_stop", None)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        RecycleLimits(most_runs=1, runs=1).begin()
 
-    recycle_limits.begin()
-
-    assert sent == [(os.getpid(), signal.SIGTERM)]
-    assert (recycle_limits.on_stop_signal(), recycle_limits.is_told_to_stop) == (False, False)
-    assert (recycle_limits.on_stop_signal(), recycle_limits.is_told_to_stop) == (True, True)
+        assert not signal.sigpending() & STOPPING
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    with pytest.raises(WorkerShutdown):
+        state.maybe_shutdown()
 
 
 def test_the_memory_of_this_process_is_a_plausible_number() -> None:

@@ -181,15 +181,21 @@ def _own_modules() -> Iterator[str]:
 def _serve(listener: socket.socket, opened: ExitStack) -> tuple[dict[str, Any], list[int]] | None:
     """Return None when the last client has gone; in a child, what it was asked to be and its descriptors."""
     ended: dict[int, int] = {}
+    clients: dict[int, socket.socket] = {}
     waiting = [listener, opened.enter_context(listener.accept()[0])]
     while len(waiting) > 1:
         ready, _, _ = select.select(waiting, [], [])
         if listener in ready:
             waiting.append(opened.enter_context(listener.accept()[0]))
         for channel in set(ready) - {listener}:
-            data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+            data, descriptors = b"", list[int]()
+            with suppress(ConnectionResetError):
+                data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
             if not data:
                 waiting.remove(channel)
+                for pid, client in clients.items():
+                    if client is channel and _status(pid, ended) is None:
+                        os.kill(pid, signal.SIGKILL)  # left by a client that was killed itself
                 continue
             request = json.loads(data)
             if "poll" in request:
@@ -199,6 +205,7 @@ def _serve(listener: socket.socket, opened: ExitStack) -> tuple[dict[str, Any], 
             if not pid:
                 return request, descriptors
             ended.pop(pid, None)
+            clients[pid] = channel
             for descriptor in descriptors:
                 os.close(descriptor)
             channel.send(json.dumps({"pid": pid}).encode())

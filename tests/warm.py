@@ -134,8 +134,8 @@ def warm_parent() -> WarmParent:
         listener.set_inheritable(True)
         command = [sys.executable, "-P", "-m", "tests.warm", str(listener.fileno())]
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        # No Popen, which would miss the end of a process that outlives this one.
-        os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": str(ROOT)}, file_actions=nothing)
+        starter = os.posix_spawn(sys.executable, command, {**os.environ, "PYTHONPATH": str(ROOT)}, file_actions=nothing)
+        os.waitpid(starter, 0)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wait_until(lambda: channel.connect_ex(address) == 0, 1.0, lambda: "the warm parent listens")
     atexit.register(channel.close)
@@ -160,6 +160,8 @@ def called(
 # -- the parent
 def main(listener_number: int) -> None:
     """Fork until nobody is there any more; in a child, run what was asked for."""
+    if os.fork():
+        os._exit(0)  # nobody's child: tests look at what theirs are
     for name in (*_own_modules(), *IMPORTED):
         importlib.import_module(name)
     gc.collect()

@@ -52,9 +52,9 @@ ifdef SOONG_RECORDINGS
 export SOONG_RECORDINGS
 endif
 
-# Most tests wait for processes: four share two cores well. One after another: make test JOBS=0. With RERUNS=1 a test
+# Most tests wait for processes: six share two cores well. One after another: make test JOBS=0. With RERUNS=1 a test
 # that fails runs once more; its failure is printed in any case.
-JOBS ?= 4
+JOBS ?= 6
 test: env ## Run the test suite
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal $(if $(RERUNS),--reruns $(RERUNS) --rerun-show-tracebacks -r sR)
 

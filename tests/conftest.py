@@ -74,17 +74,13 @@ def _same_logging() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the modules of tests/system, which wait for processes, evenly among those that compute.
-
-    The last tenth is short tests alone, so that the processes of a run end together.
-    """
-    levels: tuple[dict[Path, list[pytest.Item]], dict[Path, list[pytest.Item]]] = {}, {}
-    for item in items:
-        levels["system" in item.path.parts].setdefault(item.path, []).append(item)
-    computing, waiting = ([*modules.values()] for modules in levels)
-    places = [(0.9 * (place + 0.5) / max(len(waiting), 1), module) for place, module in enumerate(waiting)]
-    places += [((place + 0.5) / len(computing), module) for place, module in enumerate(computing)]
-    items[:] = [item for _, module in sorted(places, key=lambda placed: placed[0]) for item in module]
+    """Spread the modules of tests/system, which wait for processes, among those that compute; last come short tests."""
+    modules = list(dict.fromkeys(item.path for item in items))
+    waiting = [path for path in modules if "system" in path.parts]
+    computing = [path for path in modules if path not in waiting]
+    places = {path: 0.7 * place / len(waiting) for place, path in enumerate(waiting)}
+    places |= {path: place / len(computing) for place, path in enumerate(computing)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +18,7 @@ from soong.shared.engine.wire.notifier import REQUESTS, Subscription, queue_key,
 from soong.shared.storage.redis.client import MAX_WAITING, DirectConnection, RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.model.builders import make_session, make_step, make_task, open_worker
-from tests.servers import RedisServer, redis_server
+from tests.servers import RedisServer
 from tests.waiting import dropped, others_run, until
 
 LIMIT_S = 15.0
@@ -175,29 +174,6 @@ async def test_a_subscription_whose_connection_is_cut_comes_back_and_says_so(
     assert await heard(questions, "sess_1") == ["sess_1"]
     for subscription in (owner, questions, session):
         await subscription.close()
-
-
-async def test_ears_and_hints_survive_a_redis_that_comes_back_empty() -> None:
-    with ExitStack() as servers:
-        first = servers.enter_context(redis_server())
-        clients = RedisClients.of(f"redis://127.0.0.1:{first.port}/0")
-        notifier, subscriber = RedisNotifier(clients.commands), RedisSubscriber(clients.blocking)
-        owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
-        await notifier.permission_raised("req_1", "sess_1")
-        await heard(questions, "sess_1")
-
-        await asyncio.to_thread(servers.pop_all().close)
-        await notifier.permission_raised("req_2", "sess_2")  # rung while nobody answers
-        await notifier.notify_owners(["sess_1"])
-        second = redis_server("--port", str(first.port))
-        servers.enter_context(second)
-
-        assert "sess_2" in await heard(questions, "", "sess_2")
-        await heard(owner, "")
-        for subscription in (owner, questions):
-            await subscription.close()
-        await notifier.close()
-        await clients.close()
 
 
 async def test_ringing_without_redis_neither_waits_nor_fails() -> None:

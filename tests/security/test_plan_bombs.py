@@ -116,7 +116,6 @@ for shape, texts in json.load(sys.stdin).items():
 
 
 @pytest.mark.spec("OPS-12")
-# -- reading
 def test_reading_a_plan_four_times_as_large_takes_about_four_times_as_much(tmp_path: Path) -> None:
     plans = {shape: [make(SMALL), make(LARGE)] for shape, make in SHAPES.items()}
 
@@ -162,7 +161,6 @@ def test_a_device_without_an_end_is_not_read_to_its_end() -> None:
 
 
 @pytest.mark.spec("OPS-12")
-# -- what is told of many problems
 def test_the_first_fifty_problems_are_reported_and_the_number_of_the_others() -> None:
     steps = [{"id": f"s{n}", "kind": "python", "call": "builtin.echo", "depends_on": [f"t{n}"]} for n in range(1_600)]
 

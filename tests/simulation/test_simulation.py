@@ -70,9 +70,7 @@ def test_every_promise_is_kept_on_sqlite_too() -> None:
 
 
 def test_a_seed_tells_the_same_story_in_any_process() -> None:
-    seed = 7
-
-    assert _told_by_another_process(seed) == simulate(seed, is_whole=True).digest[:16]
+    assert _told_by_another_process(7) == simulate(7, is_whole=True).digest[:16]
 
 
 def _told_by_another_process(seed: int) -> str:

@@ -38,7 +38,6 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
 
 
 @pytest.mark.spec("OPS-04", "PER-13")
-# -- the way of an answer
 @pytest.mark.spec("PER-03", "PER-16", "PER-13.e", "CARD-3.c")
 async def test_an_answer_reaches_the_call_that_asked_and_says_who_gave_it(scene: HttpHarness) -> None:
     """An approval API that a console is built on was missing elsewhere (crewAIInc/crewAI#3034)."""
@@ -145,7 +144,6 @@ async def _is_attended(scene: HttpHarness, *, by: list[str]) -> bool:
 
 
 @pytest.mark.spec("OPS-04", "PER-13")
-# -- waiting
 async def test_a_list_is_waited_for_until_something_is_asked(scene: HttpHarness) -> None:
     """Bounded long polls on durable rows, as wished for in wildware-uk/agent-dashboard#15."""
     waiting = asyncio.create_task(listed(scene.caller, wait=20))

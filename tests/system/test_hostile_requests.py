@@ -175,8 +175,8 @@ def test_a_small_plan_does_not_wait_for_large_ones(service: Service, api: psutil
     reader = service.token("eve", "read")
     large, small = body_of("deep numbers", is_text=True), {"plan": {"title": "t", "steps": []}}
 
-    with ThreadPoolExecutor(4) as senders:
-        waiting = [senders.submit(validate, service, reader, large) for _ in range(4)]
+    with ThreadPoolExecutor(2) as senders:
+        waiting = [senders.submit(validate, service, reader, large) for _ in range(2)]
         status, _ = validate(service, reader, small)
         were_waiting = [one for one in waiting if not one.done()]
 

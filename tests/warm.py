@@ -12,6 +12,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -138,8 +139,15 @@ def warm_parent() -> WarmParent:
         os.waitpid(starter, 0)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wait_until(lambda: channel.connect_ex(address) == 0, 1.0, lambda: "the warm parent listens")
+    assert _is_ours(channel), "another user has bound the address"
     atexit.register(channel.close)
     return WarmParent(channel)
+
+
+def _is_ours(channel: socket.socket) -> bool:
+    """Say whether the peer runs as our user: an abstract address has no permissions of its own."""
+    peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", peer)[1] == os.getuid())
 
 
 def called(
@@ -174,7 +182,7 @@ def main(listener_number: int) -> None:
 
 
 def _own_modules() -> Iterator[str]:
-    """Yield our modules, without those that are programs and those that stand outside of Python's packages."""
+    """Yield the names of our modules, without programs and migrations."""
     for module in pkgutil.walk_packages(soong.__path__, "soong."):
         if not module.name.endswith("__main__") and ".migrations" not in module.name:
             yield module.name
@@ -184,11 +192,12 @@ def _serve(listener: socket.socket, opened: ExitStack) -> tuple[dict[str, Any], 
     """Return None when the last client has gone; in a child, what it was asked to be and its descriptors."""
     ended: dict[int, int] = {}
     clients: dict[int, socket.socket] = {}
-    waiting = [listener, opened.enter_context(listener.accept()[0])]
-    while len(waiting) > 1:
+    waiting, has_served = [listener], False
+    while len(waiting) > 1 or not has_served:
         ready, _, _ = select.select(waiting, [], [])
-        if listener in ready:
-            waiting.append(opened.enter_context(listener.accept()[0]))
+        if listener in ready and _is_ours(channel := opened.enter_context(listener.accept()[0])):
+            waiting.append(channel)
+            has_served = True
         for channel in set(ready) - {listener}:
             data, descriptors = b"", list[int]()
             with suppress(ConnectionResetError):

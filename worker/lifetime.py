@@ -112,8 +112,8 @@ class RecycleLimits:
         return reason
 
     def begin(self) -> None:
-        """Have Celery stop when it looks next, within a second. A signal to ourselves would be one with an operator's
-        that comes at the same time, which would be lost.
+        """Set the flag by which Celery stops. SIGTERM to this process could hide an operator's: the kernel delivers two
+        that are pending as one.
         """
         from celery.worker import state
 

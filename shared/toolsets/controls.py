@@ -123,7 +123,6 @@ _LOADED: Final = _LoadedFiles()
 
 
 def _is_of_the_program(path: Path | str) -> bool:
-    """Take text where it is there: paths of thousands of files are a tenth of the start of a service."""
     return f"{path}/".startswith(_program_folders())
 
 

@@ -70,20 +70,13 @@ def test_every_promise_is_kept_on_sqlite_too() -> None:
 
 
 def test_a_seed_tells_the_same_story_in_any_process() -> None:
-    assert _told_by_another_process(7) == simulate(7, is_whole=True).digest[:16]
+    """``make simulate SEED=…`` prints its digest, here with sets and dicts in another order."""
+    command = [sys.executable, "-P", "-m", "tests.simulation", "--seed", "7"]
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
 
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
 
-def _told_by_another_process(seed: int) -> str:
-    """Return the digest that ``make simulate SEED=…`` prints, with sets and dicts in another order."""
-    told = subprocess.run(
-        [sys.executable, "-P", "-m", "tests.simulation", "--seed", str(seed)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return told.stdout.rsplit("story ", 1)[1].partition(":")[0]
+    assert told.stdout.rsplit("story ", 1)[1].partition(":")[0] == simulate(7, is_whole=True).digest[:16]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """W: the service beside bare Celery on the same Redis and two durable libraries, interleaved, medians of rounds.
 
-For each store the service stands beside Celery in its default form, one worker with two child processes, and in its
-fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run steps in one process
-and keep them in PostgreSQL. Celery's tasks do nothing, whatever the step does. Where steps are agents, the same agent
-runs in Celery's fastest form with Pydantic AI; and beside PostgreSQL, with one call, in DBOS with Pydantic AI and in
-LangGraph as a graph. It lists the same folder as often, one call after another. Each round runs every workload on each
-of them, one after the other, so that whatever else the machine does falls on all.
+For each store the service stands beside Celery in its default form, one worker with two child processes; in one worker
+with two threads; and in its fastest form, two workers that run their tasks themselves. It also stands beside DBOS and
+LangGraph, which run steps in one process and keep them in PostgreSQL. Celery's tasks do nothing, whatever the step
+does. Where steps are agents, the same agent runs in Celery's fastest form with Pydantic AI; and beside PostgreSQL, with
+one call, in DBOS with Pydantic AI and in LangGraph as a graph. It lists the same folder as often, one call after
+another. Each round runs every workload on each of them, one after the other, so that whatever else the machine does
+falls on all.
 """
 
 import sys
@@ -47,12 +48,13 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int, homes: Pat
         redis.Redis.from_url(server.socket_url) as broker,
         database(store, homes) as place,
         celery_workbench(server.socket_url, pool="prefork") as prefork,
+        celery_workbench(server.socket_url, pool="threads") as threads,
         celery_workbench(server.socket_url, pool="solo") as solo,
         celery_workbench(server.socket_url, pool="solo", agents_in=project_of(place.home)) as agents,
         durable_workbenches(None if store == "sqlite" else project_of(place.home)) as durable,
         service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
-        benches: tuple[Workbench, ...] = (ours, prefork, solo, agents, *durable)
+        benches: tuple[Workbench, ...] = (ours, prefork, threads, solo, agents, *durable)
         samples = _interleaved(benches, workloads, rounds, broker)
     return [
         line

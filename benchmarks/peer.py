@@ -1,4 +1,4 @@
-"""The workbench of the peer: bare Celery on the same Redis, in the same run, in its default and its fastest form.
+"""The workbench of the peer: bare Celery on the same Redis, in the same run, with processes, threads or neither.
 
 Its tasks do nothing, whatever the step of the workload does, or run the agent of the step with Pydantic AI.
 """
@@ -23,8 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 120
 STOP_LIMIT_S = 15.0
 
-Pool: TypeAlias = Literal["prefork", "solo"]
-"""PREFORK: one worker with as many child processes. SOLO: as many workers that run tasks in their own process."""
+Pool: TypeAlias = Literal["prefork", "threads", "solo"]
+"""PREFORK: one worker with as many child processes. THREADS: one with as many threads. SOLO: as many workers that run
+tasks in their own process."""
 
 
 class PeerError(RuntimeError):
@@ -45,7 +46,7 @@ class CeleryWorkbench:
 
     @property
     def name(self) -> str:
-        form = f"prefork -c {self.concurrency}" if self.pool == "prefork" else f"{self.concurrency} x solo"
+        form = f"{self.concurrency} x solo" if self.pool == "solo" else f"{self.pool} -c {self.concurrency}"
         return f"celery {form}, Pydantic AI agents" if self.has_agents else f"celery {form}"
 
     def does(self, work: Work) -> bool:
@@ -101,7 +102,7 @@ def celery_workbench(
     queue = f"benchmark-{pool}-agents" if agents_in else f"benchmark-{pool}"
     # redis-py gives a blocking read no more than its socket timeout, so this client has none.
     client = redis.Redis.from_url(redis_url, socket_timeout=None)
-    number, each = (1, concurrency) if pool == "prefork" else (concurrency, 1)
+    number, each = (concurrency, 1) if pool == "solo" else (1, concurrency)
     folder = [str(agents_in)] if agents_in else []
     commands = [
         [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, queue, pool, str(each), str(one), *folder]

@@ -97,7 +97,6 @@ class TaskWatch:
     store: Store
     version: int = 0
     is_over: bool = False
-    session_id: str = ""
     _task: Task | None = None
     _steps: dict[str, _Known] = field(default_factory=dict)
     _head: dict[str, Json] = field(default_factory=dict)
@@ -117,7 +116,6 @@ class TaskWatch:
         status = await self.store.tasks.status(self.task_id)
         if self._task is None or self._task.status is not status:
             self._task = await self.store.tasks.task(self.task_id)
-            self.session_id = self._task.session_id
         states = await self.store.tasks.step_states(self.task_id)
         if len(states) != len(self._steps):
             await self._take_in_new_steps()
@@ -198,11 +196,11 @@ class TaskWatch:
                 )
 
 
-async def task_frames(service: ServiceParts, task_id: str) -> AsyncGenerator[bytes]:
+async def task_frames(service: ServiceParts, task_id: str, session_id: str) -> AsyncGenerator[bytes]:
     """Yield a task as it is, then every change, then the end. Raises: NotFoundError."""
     watch, seen = TaskWatch(task_id, service.store), 0
     with service.feeds.follow(
-        ("task", task_id), watch.look, lambda: service.subscriptions.session(watch.session_id)
+        ("task", task_id), watch.look, lambda: service.subscriptions.session(session_id)
     ) as following:
         while True:
             watch, _version = await following.next()
@@ -343,9 +341,8 @@ async def stream_task(service: Service, caller: Reader, task_id: TaskId) -> Resp
     (`GET /v1/tasks/{id}/step?id=…`). A reader that connects again begins with `task`, and has lost nothing. When
     the task has ended and nothing of it runs, an event `end` is the last.
     """
-    if ("task", task_id) not in service.feeds.open:
-        await service.store.tasks.status(task_id)
-    return EventStream(task_frames(service, task_id), service, caller)
+    task = await service.store.tasks.task(task_id)
+    return EventStream(task_frames(service, task_id, task.session_id), service, caller)
 
 
 @router.get("/v1/tasks/{task_id}/step")

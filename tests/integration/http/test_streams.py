@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from soong.orchestrator.operations.progress import task_frames
+from soong.shared.core import timing
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import AnswerDelta
@@ -306,7 +307,8 @@ async def test_two_hundred_readers_cost_one_reading_and_are_sent_the_same_bytes(
 ) -> None:
     claim = await scene.run_with(1)
     reads = counted_reads(scene.api.client.store, monkeypatch)
-    streams = [task_frames(scene.api, claim.identity.task_id) for _ in range(200)]
+    identity = claim.identity
+    streams = [task_frames(scene.api, identity.task_id, identity.session_id) for _ in range(200)]
 
     first = await asyncio.gather(*map(anext, streams))
     await report(scene, claim, "reading")
@@ -324,10 +326,13 @@ async def test_two_hundred_readers_cost_one_reading_and_are_sent_the_same_bytes(
 
 
 @pytest.mark.spec("OPS-04.c", "OPS-04.d")
-async def test_a_slow_reader_is_sent_what_it_missed_at_once_and_delays_nobody(scene: HttpHarness) -> None:
+async def test_a_slow_reader_is_sent_what_it_missed_at_once_and_delays_nobody(
+    scene: HttpHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing waits in line for it: it gets the difference between what it saw and what is."""
+    monkeypatch.setattr(timing, "POLL_ROWS_S", 300.0)  # it is notified
     claim = await scene.run_with(1)
-    slow, quick = (task_frames(scene.api, claim.identity.task_id) for _ in range(2))
+    slow, quick = (task_frames(scene.api, claim.identity.task_id, claim.identity.session_id) for _ in range(2))
     await anext(slow)
     await anext(quick)
 
@@ -351,6 +356,7 @@ async def report(scene: HttpHarness, claim: Claim, words: str) -> None:
     await scene.bench.store.claims.report_progress(
         step.worker_id, held(claim), words, now_us=scene.bench.clock.now_us()
     )
+    await scene.bench.notifier.notify_session(claim.identity.session_id)
 
 
 @pytest.mark.spec("OPS-04.c", "OPS-04.d")

@@ -60,7 +60,7 @@ class ControlServer:
     attached: int = 0
     ever_attached: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    is_in_the_way: asyncio.Event = field(default_factory=asyncio.Event)
+    is_in_the_way: bool = False
     """A client waits for the end of this service, to start its own."""
     is_closing: bool = False
     _server: asyncio.Server | None = None
@@ -135,7 +135,8 @@ class ControlServer:
                 self.stop()
                 return {"ok": True}
             case "make_way":
-                self.is_in_the_way.set()
+                self.is_in_the_way = True
+                self.changed.set()
                 return {"ok": True, "attached": self.attached}
             case "hand_over":
                 return {"ok": self.hand_over()}

@@ -302,18 +302,19 @@ class EmbeddedService:
             async with asyncio.timeout(timing.SILENCE_S):
                 while not self._control.ever_attached:
                     await self._changed()
+        is_idle = False
         while True:
-            if not await self._is_needed():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timing.POLL_ROWS_S):
-                        await self._control.is_in_the_way.wait()
-                # A client that attached while the rows were read is not turned away.
-                if not await self._is_needed() and self._control.close_if_unattached():
-                    return
-            with suppress(TimeoutError):
+            is_needed = await self._is_needed()
+            # A client that attached while the rows were read is not turned away.
+            if not is_needed and (is_idle or self._control.is_in_the_way) and self._control.close_if_unattached():
+                return
+            try:
                 # Attached clients announce their end; tasks that run without one are polled.
                 async with asyncio.timeout(None if self._control.attached else timing.POLL_ROWS_S):
                     await self._changed()
+                is_idle = False
+            except TimeoutError:
+                is_idle = not is_needed
 
     async def _changed(self) -> None:
         assert self._control is not None

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -46,13 +47,16 @@ def test_interrupted_twice_at_once_a_task_of_a_service_that_stays_is_paused(serv
     until(lambda: [task["status"] for task in service.json("tasks", "list")] == ["paused"], "the pause", service.logs)
 
 
-def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
+def test_two_terminals_at_once_and_commands_one_after_another_share_one_service(cli: CliHarness) -> None:
     cli.is_warm = False
     commands = [cli.start("run", cli.plan(NAP % 3, f"p{number}.yaml"), "--json") for number in range(2)]
 
     reports = [json.loads(command.communicate(timeout=120)[0]) for command in commands]
 
     assert [report["exit_code"] for report in reports] == [0, 0]
+    for _ in range(4):
+        time.sleep(0.6)  # less than it stays after the last
+        assert cli.run("run", cli.plan(ECHO)).returncode == 0
     # One of two services that were started at once found the home held and ended.
     ready = [log for log in (cli.home / "logs").glob("service-*.log") if "soong is up" in log.read_text()]
     assert len(ready) == 1

@@ -31,7 +31,7 @@ def aimock(program: str, folder: Path, fixtures: Sequence[Any], *options: str) -
 
 def requests_of(address: str) -> list[dict[str, Any]]:
     """Return the requests that it has answered, oldest first."""
-    found: list[dict[str, Any]] = httpx.get(f"{address}/__aimock/journal", timeout=10).json()
+    found: list[dict[str, Any]] = httpx.get(f"{address}/__aimock/journal", timeout=10, verify=False).json()
     return found
 
 

@@ -24,7 +24,7 @@ class Served(Protocol):
 async def mcp_client(scene: Served, token: str, wire: str = "auto", **given: Any) -> AsyncIterator[Client]:
     """Connect with a token until the context ends."""
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
+    async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False, verify=False) as http:
         transport = streamable_http_client(f"{scene.address}/mcp", http_client=http)
         async with Client(transport, mode=wire, **given) as client:
             yield client

@@ -1,7 +1,7 @@
 """How much code one step enters: distinct functions and files of the product, in all processes, from command to result.
 
 ``python -P -m tests.architecture.walk`` runs a service with one worker on SQLite in a home of its own, runs each plan
-twice to warm up and three times under ``sys.setprofile`` in every process, and prints what each of these three entered.
+once to warm up and three times under ``sys.setprofile`` in every process, and prints what each of these three entered.
 Class bodies, comprehensions, lambdas and modules do not count. A reader who follows a step has to know no more.
 """
 
@@ -17,10 +17,12 @@ from typing import Any, Final
 
 from tests.spec_document import ROOT
 from tests.waiting import wait_until
+from tests.warm import called
 
 ROOMS: Final = ("orchestrator", "shared", "soong", "worker")
 RUNS: Final = 3
 ENDED_S: Final = 30.0
+LIMIT_S: Final = 120.0
 STALE_S: Final = 5.0
 """A probe that has not written for so long ended with an `exec` of its process."""
 PLANS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -111,12 +113,6 @@ class Walk:
             "WALK_ROOT": str(ROOT),
         }
 
-    def soong(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "soong", *arguments]
-        return subprocess.run(
-            command, env=self.environment, cwd=self.project, capture_output=True, text=True, timeout=120, check=False
-        )
-
     def entered(self, name: str) -> dict[str, set[str]]:
         """Return what each of several runs of a plan entered, by process of the last one.
 
@@ -124,8 +120,9 @@ class Walk:
         """
         plan = self.project / f"{name}.json"
         plan.write_text(json.dumps(PLANS[name]))
-        self._run(plan)
-        self._run(plan)
+        arguments = ["run", str(plan)]
+        warmed = called("soong.orchestrator.cli", arguments, env=self.environment, cwd=self.project, limit_s=LIMIT_S)
+        assert warmed.returncode == 0, warmed.stderr + warmed.stdout
         noted = [self._noted(plan) for _ in range(RUNS)]
         always = set.intersection(*(set().union(*one.values()) for one in noted))
         return {process: lines & always for process, lines in noted[-1].items()}
@@ -155,7 +152,15 @@ class Walk:
         return {one for one in processes if not Path("/proc", one).exists()}
 
     def _run(self, plan: Path) -> None:
-        done = self.soong("run", str(plan))
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "soong", "run", str(plan)],
+            env=self.environment,
+            cwd=self.project,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr + done.stdout
 
 

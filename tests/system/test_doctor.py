@@ -12,6 +12,8 @@ from typing import Any, Final
 import pytest
 
 from soong.shared.core.installation import install_line
+from tests.spec_document import ROOT
+from tests.system import cli_scene
 from tests.system.cli_scene import CliHarness, interrupted, scene, until
 
 pytestmark = pytest.mark.timeout(180)
@@ -114,56 +116,32 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 RUNS: Final = range(6)
 
-MISSING: Final = """
-import sys
-from importlib.abc import MetaPathFinder
 
-LEFT_OUT = {left_out!r}
-
-
-class Missing(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if any(f"{{name}}.".startswith(f"{{part}}.") for part in LEFT_OUT):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-
-sys.meta_path.insert(0, Missing())
-"""
-
-
-def soong_without(left_out: tuple[str, ...], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(MISSING.format(left_out=left_out))
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "SOONG_AGENT_HOME": str(folder / "home"),
-        "PYTHONPATH": str(folder / "site"),
-    }
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "soong", *arguments],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def partial(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> CliHarness:
+    """A scene whose commands lack the modules in ``LEFT_OUT``."""
+    monkeypatch.setattr(cli_scene, "CLI", "tests.system.without_parts")
+    return cli
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_demo_runs_without_optional_parts(run: int, tmp_path: Path) -> None:
+def test_the_demo_runs_without_optional_parts(run: int, partial: CliHarness) -> None:
     """Each part is left out in three runs, in one of them beside each part that stays."""
     missing = zip(PARTS.values(), combinations(RUNS, 3), strict=False)
-    left_out = tuple(name for names, runs in missing if run in runs for name in names)
+    partial.environment["LEFT_OUT"] = " ".join(name for names, runs in missing if run in runs for name in names)
+    partial.serve_with("hello", ROOT / "soong" / "examples")
 
-    done = soong_without(left_out, tmp_path, "demo", "hello", "--input", "name=Ada")
+    done = partial.run("demo", "hello", "--input", "name=Ada")
 
     assert (done.returncode, "Ada" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "starting a service" not in done.stderr, f"the partial service did not start: {partial.logs()}"
+    assert "child_died" not in partial.logs(), "it was started anew, with all parts"
 
 
-def test_a_command_of_a_part_that_is_left_out_says_so(tmp_path: Path) -> None:
-    done = soong_without(("soong.orchestrator.backup",), tmp_path, "backup", str(tmp_path / "one.tar"))
+def test_a_command_of_a_part_that_is_left_out_says_so(partial: CliHarness) -> None:
+    partial.environment["LEFT_OUT"] = "soong.orchestrator.backup"
+
+    done = partial.run("backup", str(partial.folder / "one.tar"))
 
     assert done.returncode == 1
     assert done.stderr.startswith("soong: soong.orchestrator.backup"), done.stderr

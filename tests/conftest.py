@@ -3,10 +3,12 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import execnet
 import pytest
 import redis
 import structlog
@@ -87,6 +89,14 @@ def pytest_collection_finish() -> None:
     """Search for cycles what tests leave, and not all modules and tests each time."""
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[execnet.XSpec]) -> None:
+    """Fork the processes of a run from one that has imported what all of them need."""
+    os.environ["TEST_RUN"] = f"{os.getpid()}"
+    for spec in specs:
+        spec.python = f"{sys.executable} -P {Path(__file__).with_name('forked.py')}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -103,14 +103,14 @@ class WarmParent:
         stdout: int,
         stderr: int,
         pass_fds: Sequence[int] = (),
-        terminal: int | None = None,
+        stdin: int | None = None,
     ) -> WarmProcess:
-        """Run a module in a process of its own, which reads nothing but its ``terminal`` and has ``pass_fds`` under the
-        same numbers.
+        """Run a module in a process of its own, which reads nothing but ``stdin``, its terminal if it is one, and has
+        ``pass_fds`` under the same numbers.
         """
         given = {1: stdout, 2: stderr, **{number: number for number in pass_fds}}
-        if terminal is not None:
-            given[0] = terminal
+        if stdin is not None:
+            given[0] = stdin
         wanted = {"module": module, "argv": list(arguments), "env": dict(env), "cwd": str(cwd), "targets": list(given)}
         return WarmProcess(self, self.ask(wanted, list(given.values()))["pid"])
 
@@ -126,7 +126,7 @@ class WarmParent:
 @functools.cache
 def warm_parent() -> WarmParent:
     """Return the parent of warm processes of this test run. It ends when the last process that asked for it does."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+    run = os.environ.get("TEST_RUN", f"{os.getpid()}")
     address = f"\0soong-warm-{run}"
     # Where another process of the run has bound it, there is a parent.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, suppress(OSError):
@@ -170,6 +170,7 @@ def main(listener_number: int) -> None:
     """Fork until nobody is there any more; in a child, run what was asked for."""
     if os.fork():
         os._exit(0)  # nobody's child: tests look at what theirs are
+    os.setsid()  # Ctrl-C is for the tests, and this ends after them
     for name in (*_own_modules(), *IMPORTED):
         importlib.import_module(name)
     gc.collect()
@@ -243,7 +244,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     for descriptor, number in zip(moved, request["targets"], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if 0 in request["targets"]:
+    if 0 in request["targets"] and os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(request["cwd"])
     os.environ.clear()

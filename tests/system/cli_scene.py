@@ -125,7 +125,7 @@ class CliHarness:
 
     def _fork(self, arguments: Sequence[str], out: int, err: int, terminal: int | None = None) -> WarmProcess:
         return warm_parent().start(
-            CLI, arguments, env=self.env, cwd=self.folder, stdout=out, stderr=err, terminal=terminal
+            CLI, arguments, env=self.env, cwd=self.folder, stdout=out, stderr=err, stdin=terminal
         )
 
     def start_forked(self, *arguments: str) -> WarmCommand:

@@ -310,7 +310,7 @@ async def test_workers_that_die_at_every_border_ask_once_and_repeat_no_write(
     """As many workers as borders take a task each and die there; one more goes on with all of it."""
     url = f"sqlite:///{tmp_path / 'soong.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     # Nobody may take up what the first to die leaves before the last has claimed.
-    settings = {**SETTINGS, "lease_s": 10.0}
+    settings = {**SETTINGS, "lease_s": 15.0}
     async with Deployment(url, redis_live.socket_url, tmp_path, extra=settings) as service:
         await asyncio.gather(*(start_worker(service, border) for border in borders))
         ids = {worker.pid: worker.id for worker in await service.store.sessions.workers()}

@@ -26,17 +26,18 @@ from tests.simulation.runs import Report, simulate
 from tests.simulation.sqlite import sqlite_stores
 from tests.spec_document import ROOT
 
-SEEDS = 60
+SEEDS = range(16, 36)
+"""A few in which much happens: all faults, at all borders of importance."""
 DEFECT_SEEDS = 1_000
-"""So many at most until a planted defect is found: most show in the first."""
-SQLITE_SEEDS = (3, 7)
+"""So many at most until a planted defect is found."""
+SQLITE_SEEDS = (1, 15)
 """Few: on a real file a story takes ten times as long. ``make simulate STORE=sqlite`` plays many."""
 
 
 @pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
 @pytest.mark.timeout(600)
 def test_every_promise_is_kept_whatever_happens_in_whatever_order() -> None:
-    reports = [simulate(seed) for seed in range(1, SEEDS + 1)]
+    reports = [simulate(seed) for seed in SEEDS]
 
     broken = [str(report) for report in reports if report.broken]
     assert not broken, "\n\n".join(broken)
@@ -52,10 +53,10 @@ def _assert_much_happened(reports: Sequence[Report]) -> None:
     assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
     assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
     assert sum(report.counts["stale writes refused"] for report in reports) > 12
-    assert sum(report.counts["claims"] for report in reports) > 1_200
-    assert sum(report.counts["additional claims"] for report in reports) > 240
-    assert sum(report.counts["parked"] for report in reports) > 60
-    assert sum(report.counts["decisions used"] for report in reports) > 120
+    assert sum(report.counts["claims"] for report in reports) > 600
+    assert sum(report.counts["additional claims"] for report in reports) > 80
+    assert sum(report.counts["parked"] for report in reports) > 20
+    assert sum(report.counts["decisions used"] for report in reports) > 50
 
 
 @pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
@@ -80,23 +81,20 @@ def test_a_seed_tells_the_same_story_in_any_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "planted",
+    ("planted", "first"),
     [
         # One seed in some hundreds finds these, after minutes; the contract tests find them at once.
-        pytest.param(FencelessStore, marks=pytest.mark.chaos),
-        pytest.param(OwnerlessStore, marks=pytest.mark.chaos),
-        GenerousStore,
-        SilentStore,
-        ForgetfulStore,
-        UnfairStore,
-        LateStore,
-        DoubleStore,
+        pytest.param(FencelessStore, 1, marks=pytest.mark.chaos),
+        pytest.param(OwnerlessStore, 1, marks=pytest.mark.chaos),
+        # Each of these shows in the seed where the search begins, unless stories have changed since.
+        *((GenerousStore, 8), (SilentStore, 18), (ForgetfulStore, 5)),
+        *((UnfairStore, 7), (LateStore, 1), (DoubleStore, 21)),
     ],
-    ids=lambda planted: planted.__name__,
 )
 @pytest.mark.timeout(3_600)
-def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore]) -> None:
-    found = next((report for seed in range(1, DEFECT_SEEDS + 1) if (report := simulate(seed, planted)).broken), None)
+def test_a_defect_that_somebody_could_write_is_found(planted: type[MemoryStore], first: int) -> None:
+    seeds = range(first, first + DEFECT_SEEDS)
+    found = next((report for seed in seeds if (report := simulate(seed, planted)).broken), None)
 
     assert found is not None
     assert f"make simulate SEED={found.seed}" in str(found)

@@ -465,7 +465,7 @@ def test_model_and_store_tell_the_same_story(fresh_url: Callable[[Path], str]) -
     run_state_machine_as_test(
         story,
         settings=settings(
-            max_examples=15,
+            max_examples=8,
             stateful_step_count=30,
             deadline=None,
             # The same stories in every run: a search that finds something new belongs to whoever looks for it.

@@ -1,11 +1,11 @@
 """Whatever is done in whatever order, collecting takes nothing that open work can reach (OPS-10)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -28,16 +28,14 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
+from tests.contract.databases import empty_postgres, sqlite_copy
 from tests.contract.scene import completed, failed, mark_recorded, open_scene
 from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_retry, make_step, make_task
-from tests.servers import PostgresServer
 
 pytestmark = pytest.mark.timeout(300)
 
 T = TypeVar("T")
-Databases: TypeAlias = Callable[[Path], AbstractContextManager[str]]
-"""Gives the URL of an empty database; its files may lie in the folder."""
 ANY = st.integers(0, 1000)
 KEYS = tuple(f"task_{number:032}" for number in range(2))
 """Ids that submissions come under again and again, as idempotency keys make them."""
@@ -46,16 +44,16 @@ KEYS = tuple(f"task_{number:032}" for number in range(2))
 class CollectingTakesNothingOpen(RuleBasedStateMachine):
     """One session, a worker, ended and open tasks; and collections, whole ones and killed ones."""
 
-    databases: Databases
-    """A static method of the subclasses."""
+    new_url: ClassVar[Callable[[Path], str]]
+    """Gives the URL of a database without rows; its files may lie in the folder."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.opened = ExitStack()
-        self.folder = Path(self.opened.enter_context(TemporaryDirectory(prefix="soong-gc-")))
-        self.url = self.opened.enter_context(type(self).databases(self.folder))
-        self.store = self.do(open_store(self.url, migrate=True))
+        self.opened = TemporaryDirectory(prefix="soong-gc-")
+        self.folder = Path(self.opened.name)
+        self.url = type(self).new_url(self.folder)
+        self.store = self.do(open_store(self.url))
         self.rows = self.do(open_retention(load_settings(agent_home=self.folder, database_url=self.url)))
         self.scene = self.do(open_scene(self.store))
         self.claims: list[Claim] = []
@@ -70,7 +68,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
             self.do(self.rows.close())
             self.do(self.store.close())
             self.runner.close()
-            self.opened.close()
+            self.opened.cleanup()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -265,25 +263,24 @@ def _below(root: RunIdentity, agent: RunIdentity) -> RunIdentity:
     return replace(root, parent_run_id=agent.run_id, parent_agent_id=agent.agent_id)
 
 
-@contextmanager
-def _file(folder: Path) -> Iterator[str]:
-    yield f"sqlite:///{folder / 'soong.db'}"
-
-
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
-def test_no_order_of_work_and_collections_takes_what_open_work_can_reach() -> None:
+def test_no_order_of_work_and_collections_takes_what_open_work_can_reach(sqlite_template: Path) -> None:
     class OnSqlite(CollectingTakesNothingOpen):
-        databases = staticmethod(_file)
+        new_url = staticmethod(partial(sqlite_copy, sqlite_template))
 
-    _run(OnSqlite, stories=12)
+    _run(OnSqlite, stories=10)
 
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
-def test_no_order_takes_it_on_postgresql_either(postgres_session_server: PostgresServer) -> None:
-    class OnPostgres(CollectingTakesNothingOpen):
-        databases = staticmethod(lambda _: postgres_session_server.fresh_database("soong_gc_machine"))
+def test_no_order_takes_it_on_postgresql_either(migrated_postgres_url: str) -> None:
+    def emptied(_: Path) -> str:
+        empty_postgres(migrated_postgres_url)
+        return migrated_postgres_url
 
-    _run(OnPostgres, stories=6)
+    class OnPostgres(CollectingTakesNothingOpen):
+        new_url = staticmethod(emptied)
+
+    _run(OnPostgres, stories=5)
 
 
 def _run(machine: type[RuleBasedStateMachine], stories: int) -> None:

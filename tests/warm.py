@@ -40,6 +40,19 @@ MOST_DESCRIPTORS: Final = 8
 OUT_OF_THE_WAY: Final = 200
 """Descriptors are taken there before each goes to the number that the process is to have it under."""
 
+PROGRAM: Final = """#!{python} -IS
+import json, os, select, socket, sys
+
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as parent:
+    parent.connect({address!r})
+    wanted = dict(module="soong.orchestrator.cli", argv=sys.argv[1:], env=dict(os.environ), cwd=os.getcwd())
+    socket.send_fds(parent, [json.dumps(wanted | dict(targets=[0, 1, 2])).encode()], [0, 1, 2])
+    pid = json.loads(parent.recv(100))["pid"]
+    select.select([os.pidfd_open(pid)], [], [])
+    parent.send(json.dumps(dict(poll=pid)).encode())
+    sys.exit(os.waitstatus_to_exitcode(json.loads(parent.recv(100))["status"]))
+"""
+
 
 @dataclass(slots=True)
 class WarmProcess:
@@ -163,6 +176,15 @@ def called(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
+
+
+def warm_program(folder: Path) -> Path:
+    """Write our command as a program for others to start: it is forked, and killed with that program."""
+    folder.mkdir(parents=True)
+    program = folder / "soong"
+    program.write_text(PROGRAM.format(python=sys.executable, address=warm_parent().channel.getpeername()))
+    program.chmod(0o700)
+    return program
 
 
 # -- the parent

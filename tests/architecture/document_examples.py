@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.warm import warm_program
+
 _FENCE = re.compile(
     r"(?:<!-- file: (?P<path>\S+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -67,10 +69,15 @@ def files(text: str) -> Iterator[tuple[str, str]]:
             yield block["path"], block["body"]
 
 
-def perform(sitting: Sitting, home: Path, programs: Path = PROGRAMS) -> list[tuple[Command, list[str]]]:
+def perform_warm(sitting: Sitting, home: Path) -> list[tuple[Command, list[str]]]:
+    """Do a sitting, with its commands of ours forked."""
+    return perform(sitting, home, warm_program(home / "warm").parent, PROGRAMS)
+
+
+def perform(sitting: Sitting, home: Path, *programs: Path) -> list[tuple[Command, list[str]]]:
     """Do a sitting in a home; return what each command really said, on either stream.
 
-    ``programs`` is the folder in which the shell finds ours.
+    ``programs`` are the folders in which the shell finds ours.
     """
     home.mkdir(exist_ok=True)
     for name, body in sitting.files:
@@ -83,10 +90,11 @@ def perform(sitting: Sitting, home: Path, programs: Path = PROGRAMS) -> list[tup
         f"{{ {command.line.replace(SHOWN_HOME, str(home))}\n}} 2>&1\necho; echo '{_MARK}'"
         for command in sitting.commands
     )
+    search = ":".join([*map(str, programs or [PROGRAMS]), os.defpath])
     done = subprocess.run(
         ["/bin/bash", "--norc", "-c", script],
         cwd=project,
-        env={"PATH": f"{programs}:{os.defpath}", "HOME": str(home), "TERM": "dumb", "COLUMNS": "120"},
+        env={"PATH": search, "HOME": str(home), "TERM": "dumb", "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import configured_write_roots, policy_of
 from soong.shared.permissions.policy import NetworkMode
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
-from tests.architecture.document_examples import Sitting, agrees, perform, sittings
+from tests.architecture.document_examples import Sitting, agrees, perform_warm, sittings
 from tests.architecture.language import prose_of_markdown
 from tests.spec_document import ROOT, read_clauses
 
@@ -169,7 +169,7 @@ SITTINGS = [
 @pytest.mark.spec("REG-06", "REG-07", "EXE-12")
 @pytest.mark.parametrize("sitting", SITTINGS)
 def test_what_the_document_shows_is_what_happens(sitting: Sitting, tmp_path: Path) -> None:
-    done = perform(sitting, tmp_path / "home")
+    done = perform_warm(sitting, tmp_path / "home")
 
     assert len(done) == len(sitting.commands)
     wrong = [f"$ {command.line}\n" + "\n".join(said) for command, said in done if not agrees(command.expected, said)]

@@ -11,7 +11,7 @@ import pytest
 from llmock.scenarios import ToolCall
 
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
-from tests.architecture.document_examples import agrees, perform, sittings
+from tests.architecture.document_examples import agrees, perform_warm, sittings
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CliHarness, until
 from tests.system.test_cli_ask import PLANNER, planner
@@ -25,7 +25,7 @@ PROPOSED = {"memories": [{"content": "Tests share one server since May.", "scope
 def test_the_first_minute_of_the_page_is_as_it_shows(tmp_path: Path) -> None:
     (sitting,) = sittings((ROOT / "docs" / "reference" / "memory.md").read_text(encoding="utf-8"))
 
-    done = perform(sitting, tmp_path / "home")
+    done = perform_warm(sitting, tmp_path / "home")
 
     wrong = [f"$ {command.line}\n" + "\n".join(said) for command, said in done if not agrees(command.expected, said)]
     assert not wrong, "\n\n".join(wrong)

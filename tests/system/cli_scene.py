@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
-PIPES: Final[dict[str, Any]] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 SERVED = frozenset({"ask", "resume", "run"})
 """The commands that start a service where none runs."""
 CLI = "soong.orchestrator.cli"
@@ -59,9 +58,6 @@ class WarmCommand(WarmProcess):
         return out, err
 
 
-Command = WarmCommand | subprocess.Popen[str]
-
-
 @dataclass
 class CliHarness:
     """One home and the folder that commands are called in."""
@@ -70,7 +66,6 @@ class CliHarness:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     is_warm: bool = True
-    _started: list["subprocess.Popen[str]"] = field(default_factory=list)
     _warm: list[WarmCommand] = field(default_factory=list)
 
     @property
@@ -114,14 +109,6 @@ class CliHarness:
         """Call soong on a terminal of its own, and go on."""
         self.serve(arguments[0])
         return self._fork(arguments, output, terminal, terminal)
-
-    def start_program(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Call soong as a program of its own, whose streams are pipes, and go on."""
-        command: subprocess.Popen[str] = subprocess.Popen(
-            [*CONSOLE_SCRIPT, *arguments], cwd=self.folder, env=self.env, text=True, start_new_session=True, **PIPES
-        )
-        self._started.append(command)
-        return command
 
     def _fork(self, arguments: Sequence[str], out: int, err: int, terminal: int | None = None) -> WarmProcess:
         return warm_parent().start(
@@ -243,17 +230,13 @@ class CliHarness:
         until(lambda: not self.processes(), "no process of the home is left", self.logs)
 
     def close(self) -> None:
-        for command in self._started:
-            command.kill()
-            with suppress(ValueError):  # it has been read to its end already
-                command.communicate(timeout=10)
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def interrupted(command: Command) -> None:
+def interrupted(command: WarmCommand) -> None:
     """Interrupt a command, and wait for its end."""
     command.send_signal(signal.SIGINT)
     command.communicate(timeout=LIMIT_S)

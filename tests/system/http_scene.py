@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.servers import free_port
-from tests.system.cli_scene import CliHarness, Command, scene, until
+from tests.system.cli_scene import CliHarness, WarmCommand, scene, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Service:
 
     cli: CliHarness
     port: int
-    up: Command
+    up: WarmCommand
 
     @property
     def address(self) -> str:

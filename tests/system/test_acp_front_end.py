@@ -26,6 +26,7 @@ from tests.system.test_acp_child import answer, questions
 from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
 from tests.system.test_worker_families import worker_of
 from tests.waiting import others_run
+from tests.warm import warm_program
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(600)
@@ -78,10 +79,13 @@ class Editor:
 async def editor(cli: CliHarness, choice: str = "allow_once") -> AsyncIterator[Editor]:
     """Start the command as an editor does."""
     ours = Editor(choice)
-    command = [*CONSOLE_SCRIPT, "acp", "--model", PLANNER]
+    program = warm_program(cli.home / "warm")
     async with acp.spawn_agent_process(
         ours,  # type: ignore[arg-type]  # no files, no terminals
-        *command,
+        str(program),
+        "acp",
+        "--model",
+        PLANNER,
         env=cli.env,
         cwd=cli.folder,
         use_unstable_protocol=True,

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from soong.shared.engine.tasks.spec import StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, Task
 from tests.integration.roles import RoleUrls, with_roles
 from tests.system.auditor import audit
-from tests.system.cli_scene import CliHarness, permitting
+from tests.system.cli_scene import CliHarness, WarmCommand, permitting
 from tests.system.deployment import Deployment
 from tests.system.test_cli_ask import says
 from tests.wires.wire import Wires
@@ -96,12 +95,12 @@ class AskScene:
         if workers:
             await self.service.start_workers(workers, slots=1, **mine)
 
-    def ask(self, goal: str, *more: str) -> "subprocess.Popen[str]":
-        return self.cli.start_program("ask", goal, "--model", f"openai-chat:{PLANNER}", "--json", *more)
+    def ask(self, goal: str, *more: str) -> WarmCommand:
+        return self.cli.start_forked("ask", goal, "--model", f"openai-chat:{PLANNER}", "--json", *more)
 
-    async def answer_of(self, asking: "subprocess.Popen[str]") -> dict[str, Any]:
+    async def answer_of(self, asking: WarmCommand) -> dict[str, Any]:
         """Return what the command printed at its end."""
-        out, err = await asyncio.to_thread(asking.communicate, None, 90)
+        out, err = await asyncio.to_thread(asking.communicate, timeout=90)
         assert out, f"{asking.returncode}\n{err}{self.service.logs()}"
         return dict(json.loads(out))
 

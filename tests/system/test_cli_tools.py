@@ -13,7 +13,7 @@ import pytest
 from llmock.scenarios import Delay, Match, Reply, ToolCall
 
 from tests.log_entries import SQLITE_EVENTS
-from tests.system.cli_scene import CliHarness, Command, Terminal, until
+from tests.system.cli_scene import CliHarness, Terminal, WarmCommand, until
 from tests.wires.wire import Wires
 
 WRITE = ("tools", "call", "code.write_file", "path=out.txt", "content=hello")
@@ -97,7 +97,7 @@ def test_a_signal_ends_the_call_its_program_and_the_command(cli: CliHarness, num
     until(lambda: not program.is_running(), "the program has ended", limit_s=5)
 
 
-def children(command: Command) -> list[psutil.Process]:
+def children(command: WarmCommand) -> list[psutil.Process]:
     try:
         return psutil.Process(command.pid).children()
     except psutil.NoSuchProcess:
@@ -144,7 +144,7 @@ def under_way(cli: CliHarness, tool: str) -> dict[str, Any]:
     return found
 
 
-def command_under_way(cli: CliHarness) -> tuple[Command, dict[str, Any]]:
+def command_under_way(cli: CliHarness) -> tuple[WarmCommand, dict[str, Any]]:
     """Start a plan whose agent runs a command for two minutes; return it and its run."""
     cli.home.mkdir(exist_ok=True)
     (cli.home / "config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -295,14 +294,14 @@ def test_a_taken_port_is_said_before_anything_is_started(http: Service) -> None:
 
 
 def test_the_api_serves_a_running_service_from_a_process_of_its_own(http: Service) -> None:
-    serve = http.cli.start_program("serve", "--port", "0")
-    assert serve.stderr is not None
-    url = serve.stderr.readline().split()[2]
+    serve = http.cli.start_forked("serve", "--port", "0")
+    until(lambda: "\n" in serve.streams[1].read_text(), "its address is said")
+    url = serve.streams[1].read_text().split()[2]
 
     with urllib.request.urlopen(f"{url}health", timeout=30) as response:
         told = json.loads(response.read())
-    serve.send_signal(signal.SIGTERM)
-    serve.communicate(timeout=30)
+    serve.terminate()
+    serve.wait(30)
 
     assert told == {"status": "ok"}
     assert serve.returncode == 0

@@ -265,10 +265,7 @@ def _below(root: RunIdentity, agent: RunIdentity) -> RunIdentity:
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
 def test_no_order_of_work_and_collections_takes_what_open_work_can_reach(sqlite_template: Path) -> None:
-    class OnSqlite(CollectingTakesNothingOpen):
-        new_url = staticmethod(partial(sqlite_copy, sqlite_template))
-
-    _run(OnSqlite, stories=10)
+    _run(partial(sqlite_copy, sqlite_template), stories=10)
 
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
@@ -277,15 +274,12 @@ def test_no_order_takes_it_on_postgresql_either(migrated_postgres_url: str) -> N
         empty_postgres(migrated_postgres_url)
         return migrated_postgres_url
 
-    class OnPostgres(CollectingTakesNothingOpen):
-        new_url = staticmethod(emptied)
-
-    _run(OnPostgres, stories=5)
+    _run(emptied, stories=5)
 
 
-def _run(machine: type[RuleBasedStateMachine], stories: int) -> None:
+def _run(new_url: Callable[[Path], str], stories: int) -> None:
     run_state_machine_as_test(
-        machine,
+        type("Story", (CollectingTakesNothingOpen,), {"new_url": staticmethod(new_url)}),
         settings=settings(
             max_examples=stories,
             stateful_step_count=25,

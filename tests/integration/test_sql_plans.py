@@ -17,8 +17,6 @@ from benchmarks.past import fill
 from benchmarks.site import fan
 from benchmarks.site import opened as site
 from soong.shared.storage.sql.engine.columns import add_dialect_options
-from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import metadata
 from tests.integration.sql_stores import connected, statements
@@ -134,23 +132,23 @@ def test_postgres_reaches_every_row_by_an_index_when_many_have_ended(full_postgr
     assert _offending(full_postgres) == {}
 
 
-def test_postgres_reaches_every_row_by_an_index_when_there_are_none(postgres_url: str) -> None:
-    prepare(parse_url(postgres_url), migrate=True)
-
-    assert _offending(postgres_url) == {}
+def test_postgres_reaches_every_row_by_an_index_when_there_are_none(migrated_postgres_url: str) -> None:
+    assert _offending(migrated_postgres_url) == {}
 
 
 @pytest.mark.parametrize(("width", "ended"), [(500, 1), (500, 60), (500, 499), (2000, 250)])
-async def test_postgres_skips_through_no_index_within_a_large_task(postgres_url: str, width: int, ended: int) -> None:
+async def test_postgres_skips_through_no_index_within_a_large_task(
+    migrated_postgres_url: str, width: int, ended: int
+) -> None:
     """At the beginning almost all of its steps are ready, and none at its end: one plan has to do for both."""
-    async with site("one large task", postgres_url) as at_work:
+    async with site("one large task", migrated_postgres_url) as at_work:
         await at_work.submit(fan(width))
         await at_work.work(ended)
 
-    with connected(postgres_url) as connection:
+    with connected(migrated_postgres_url) as connection:
         connection.exec_driver_sql("ANALYZE")
         connection.commit()  # else nobody plans by what it found
-    offending = _offending(postgres_url, does_scan=lambda _before, line, after: _skips(line, after))
+    offending = _offending(migrated_postgres_url, does_scan=lambda _before, line, after: _skips(line, after))
     assert {name: lines for name, lines in offending.items() if name not in EXEMPT_WITHIN_ONE_TASK} == {}
 
 

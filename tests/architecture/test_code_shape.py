@@ -1,9 +1,10 @@
 """What the style guide fixes in numbers and names."""
 
 import ast
+import gc
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -62,21 +63,24 @@ def _python_files(folders: tuple[str, ...] = _CODE_FOLDERS) -> list[Path]:
 
 
 @cache
+def _nodes(path: Path) -> Sequence[ast.AST]:
+    """Return the nodes of a module's tree; the first is the module."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))]
+
+
 def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    module = _nodes(path)[0]
+    assert isinstance(module, ast.Module)
+    return module
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees_end_with_the_module() -> Iterator[None]:
-    """They are 300 MB, and a second and a half of each full collection of the process."""
+    """They are 300 MB, and a second and a half of each full collection of the process: there is none before."""
+    gc.disable()
     yield
-    _tree.cache_clear()
-
-
-def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    _nodes.cache_clear()
+    gc.enable()
 
 
 def _place(path: Path, line: int = 0) -> str:
@@ -100,8 +104,9 @@ def test_no_function_is_longer_than_60_lines() -> None:
     long = {
         _place(path, function.lineno): length
         for path in filter(_is_written_by_hand, _python_files())
-        for function in _functions(path)
-        if (length := (function.end_lineno or 0) - function.lineno + 1) > _MAX_FUNCTION_LINES
+        for function in _nodes(path)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (function.end_lineno or 0) - function.lineno + 1) > _MAX_FUNCTION_LINES
     }
 
     assert not long
@@ -124,7 +129,7 @@ def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
     vague_classes = [
         f"{_place(path, node.lineno)} {node.name}"
         for path in _python_files(_PRODUCT)
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.ClassDef) and _VAGUE_CLASS.search(node.name)
     ]
 
@@ -135,7 +140,7 @@ def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
 def test_no_class_name_is_used_twice() -> None:
     places = defaultdict(list)
     for path in _python_files(_PRODUCT):
-        for node in ast.walk(_tree(path)):
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(_place(path))
 
@@ -143,18 +148,16 @@ def test_no_class_name_is_used_twice() -> None:
 
 
 def test_every_module_of_the_product_says_what_it_owns() -> None:
-    silent = [
-        _place(path) for path in _python_files(_PRODUCT) if _tree(path).body and ast.get_docstring(_tree(path)) is None
-    ]
+    trees = {path: _tree(path) for path in _python_files(_PRODUCT)}
 
-    assert not silent
+    assert not [_place(path) for path, tree in trees.items() if tree.body and ast.get_docstring(tree) is None]
 
 
 def test_the_environment_is_read_in_few_places() -> None:
     readers = {
         _place(path)
         for path in _python_files(_PRODUCT)
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "os"
@@ -180,7 +183,7 @@ def test_no_test_mocks_our_own_code() -> None:
     mocking = [
         _place(path, node.lineno)
         for path in _python_files(("tests",))
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if (isinstance(node, ast.ImportFrom) and node.module in {"unittest.mock", "mock"})
         or (isinstance(node, ast.Import) and any(name.name in {"unittest.mock", "mock"} for name in node.names))
     ]

@@ -180,7 +180,7 @@ def called(
 
 def warm_program(folder: Path) -> Path:
     """Write our command as a program for others to start: it is forked, and killed with that program."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     program = folder / "soong"
     program.write_text(PROGRAM.format(python=sys.executable, address=warm_parent().channel.getpeername()))
     program.chmod(0o700)

@@ -20,6 +20,7 @@ from tests.integration.http.mcp_clients import done, refused
 from tests.integration.mcp.scene import SERVER, stdio_config
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, interrupted, scene, until, writes
 from tests.system.test_acp_child import questions
+from tests.warm import warm_program
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -45,8 +46,9 @@ def service() -> Iterator[CliHarness]:
 @asynccontextmanager
 async def served(cli: CliHarness, *arguments: str, wire: str = "auto") -> AsyncIterator[Client]:
     """Start `soong mcp serve` as a client does, in the folder of the scene."""
+    program = warm_program(cli.home / "warm")
     command = StdioServerParameters(
-        command=CONSOLE_SCRIPT[0], args=["mcp", "serve", *arguments], env=cli.env, cwd=cli.folder
+        command=str(program), args=["mcp", "serve", *arguments], env=cli.env, cwd=cli.folder
     )
     async with Client(command, mode=wire, read_timeout_seconds=120) as client:
         yield client

@@ -101,8 +101,9 @@ class Newcomer:
 
 
 @pytest.fixture
-def newcomer(built: Distributions) -> Iterator[Newcomer]:
-    pipx = Path(pipx_program())
+def newcomer(request: pytest.FixtureRequest) -> Iterator[Newcomer]:
+    pipx = Path(pipx_program())  # nothing is built for one that is not there
+    built: Distributions = request.getfixturevalue("built")
     with tempfile.TemporaryDirectory(prefix="soong-new-") as name:
         home, folder, programs = (Path(name) / part for part in ("home", "downloads", "bin"))
         for made in (home, folder, programs):

@@ -131,18 +131,21 @@ def installed(built: Distributions) -> Iterator[Path]:
         yield environment
 
 
-@pytest.fixture(params=[None, "."], ids=["no PYTHONPATH", "PYTHONPATH=."])
-def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
-    """A folder that has modules with the names of ours and of a library that we use: importing any of them fails."""
+def write_our_names(folder: Path) -> None:
+    """Write modules with the names of ours and of a library that we use: importing any of them fails."""
+    for name in (*PARTS, "celery"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
+
+
+@pytest.fixture
+def cli() -> Iterator[CliHarness]:
+    """A folder of Python modules that has modules with the names of ours."""
     with scene(is_warm=False) as one:
-        for name in PARTS:
-            (one.folder / name).mkdir()
-            (one.folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
-        (one.folder / "celery.py").write_text("raise RuntimeError('celery of the project')\n")
+        write_our_names(one.folder)
+        one.environment["PYTHONPATH"] = "."
         for name in ("hello.yaml", "hello.py"):
             shutil.copy(ROOT / "examples" / name, one.folder)
-        if request.param is not None:
-            one.environment["PYTHONPATH"] = request.param
         yield one
 
 
@@ -248,9 +251,7 @@ def test_the_audit_runs_from_the_wheel_and_writes_its_report_here(installed: Pat
 @pytest.mark.parametrize("sitting", WALK)
 def test_the_newcomers_walk_is_what_happens_with_the_wheel(sitting: Sitting, installed: Path, tmp_path: Path) -> None:
     """Word by word, in a home with nothing in it but a project that has packages with our names."""
-    for name in PARTS:
-        (tmp_path / "home" / "project" / name).mkdir(parents=True)
-        (tmp_path / "home" / "project" / name / "__init__.py").write_text(f"raise RuntimeError('{name}')\n")
+    write_our_names(tmp_path / "home" / "project")
 
     done = perform(sitting, tmp_path / "home", installed / "bin")
 

@@ -1,10 +1,8 @@
 """What is watched is what the rows say; reading it costs what is open, not what has been; it is told over HTTP."""
 
 import json
-import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -35,6 +33,8 @@ from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner, make_request, make_step, make_worker, open_session
 from tests.model.clock import FakeClock
 from tests.servers import free_port
+from tests.waiting import wait_until
+from tests.warm import WarmProcess, warm_parent
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -272,22 +272,28 @@ async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source:
 
 
 @contextmanager
-def orchestrating(url: str, redis_url: str, home: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run ``soong orchestrator`` as a deployment does."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "soong.orchestrator.cli", "orchestrator", *options],
-        env={**environ, "SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(home)},
-        cwd=home,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def orchestrating(url: str, redis_url: str, home: Path, *options: str) -> Iterator[tuple[WarmProcess, Path]]:
+    """Run ``soong orchestrator`` as a deployment does; yield the process and the file of what it says."""
+    said = home / "said"
+    env = {**environ, "SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(home)}
+    with said.open("wb") as file:
+        process = warm_parent().start(
+            "soong.orchestrator.cli",
+            ["orchestrator", *options],
+            env=env,
+            cwd=home,
+            stdout=file.fileno(),
+            stderr=file.fileno(),
+        )
     try:
-        yield process
+        yield process, said
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.terminate()
+        process.wait(30)
+
+
+def until_ready(said: Path) -> None:
+    wait_until(lambda: "ready" in said.read_text(), what=said.read_text)
 
 
 def answer(port: int, path: str) -> tuple[int, bytes]:
@@ -303,9 +309,8 @@ def test_an_orchestrator_answers_for_an_autoscaler_and_on_loopback_only(
     url: str, redis_url: str, tmp_path: Path
 ) -> None:
     port = free_port()
-    with orchestrating(url, redis_url, tmp_path, "--metrics-port", str(port)) as process:
-        assert process.stderr is not None
-        assert "ready" in process.stderr.readline()
+    with orchestrating(url, redis_url, tmp_path, "--metrics-port", str(port)) as (process, said):
+        until_ready(said)
 
         status, body = answer(port, "/metrics")
         open_ = psutil.Process(process.pid).net_connections(kind="inet")
@@ -322,9 +327,8 @@ def test_metrics_say_503_while_the_rows_cannot_be_read_and_the_process_is_still_
     redis_url: str, tmp_path: Path
 ) -> None:
     port, path = free_port(), tmp_path / "soong.db"
-    with orchestrating(f"sqlite:///{path}", redis_url, tmp_path, "--metrics-port", str(port)) as process:
-        assert process.stderr is not None
-        assert "ready" in process.stderr.readline()
+    with orchestrating(f"sqlite:///{path}", redis_url, tmp_path, "--metrics-port", str(port)) as (_, said):
+        until_ready(said)
         for name in tmp_path.glob("soong.db*"):
             name.unlink()
         path.mkdir()
@@ -339,11 +343,10 @@ def test_a_port_that_is_taken_is_said_to_be(redis_url: str, tmp_path: Path) -> N
         taken.listen()
         port = str(taken.getsockname()[1])
         url = f"sqlite:///{tmp_path / 'soong.db'}"
-        with orchestrating(url, redis_url, tmp_path, "--metrics-port", port) as process:
-            _, said = process.communicate(timeout=30)
+        with orchestrating(url, redis_url, tmp_path, "--metrics-port", port) as (process, said):
+            assert process.wait(30) == 1
 
-    assert process.returncode == 1
-    assert f"port {port}" in said
+    assert f"port {port}" in said.read_text()
 
 
 def document_of(view: WorkersSchema) -> dict[str, object]:

@@ -1,7 +1,6 @@
 import asyncio
+import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
 from tests.integration.test_sql_database import url
 from tests.schema_scripts import head, scripts
+from tests.warm import warm_parent
 
 __all__ = ["url"]
 
@@ -115,7 +115,7 @@ async def test_a_newer_schema_is_not_migrated_either(url: str) -> None:
 
 
 async def test_processes_that_start_together_migrate_once(url: str) -> None:
-    codes = await asyncio.to_thread(_prepare_in_processes, url, 3)
+    codes = await asyncio.to_thread(_migrate_in_processes, url, 3)
 
     assert codes == [0, 0, 0]
 
@@ -156,12 +156,13 @@ def _definitions(connection: Connection) -> dict[str, str]:
     return {row[0]: " ".join(row[1].split()) for row in rows if "alembic_version" not in row[0]}
 
 
-def _prepare_in_processes(url: str, number: int) -> list[int]:
-    """Prepare the database from several processes at once; return their exit codes."""
-    sql = "soong.shared.storage.sql.engine"
-    names = f"from {sql}.engine import parse_url; from {sql}.schema import prepare"
-    script = f"{names}; prepare(parse_url({url!r}), migrate=True)"
-    started = [subprocess.Popen([sys.executable, "-P", "-c", script]) for _ in range(number)]
+def _migrate_in_processes(url: str, number: int) -> list[int]:
+    """Migrate the database from several processes at once; return their exit codes."""
+    env = {**os.environ, "SOONG_DATABASE_URL": url}
+    started = [
+        warm_parent().start("soong.orchestrator.cli", ["migrate"], env=env, cwd=Path("/"), stdout=1, stderr=2)
+        for _ in range(number)
+    ]
     return [process.wait(60) for process in started]
 
 

@@ -1,16 +1,16 @@
 """Every tool of the default registry is called without a model, through the SDK and one service (EXE-12)."""
 
+import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import pytest
-from llmock.testing import LLMockServer
 
 import soong
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ToolResult
 from tests.answering import allow
+from tests.system.cli_scene import CliHarness
 from tests.system.test_cli_ask import WORKER, worker
 from tests.wires.wire import Wires
 
@@ -62,28 +62,22 @@ CALLS: Final[tuple[tuple[str, Mapping[str, Json], str], ...]] = (
 
 
 @pytest.mark.spec("EXE-12.a", "EXE-12.b")
-async def test_every_registered_tool_is_called_without_a_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skill = folder / "home" / "skills" / "notes" / "SKILL.md"
+async def test_every_registered_tool_is_called_without_a_model(cli: CliHarness, wires: Wires) -> None:
+    skill = cli.home / "skills" / "notes" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: notes\ndescription: d\n---\nWrite.\n")
-    (folder / "home" / "config.toml").write_text(CONFIG)
-    (folder / "project").mkdir()
+    (cli.home / "config.toml").write_text(CONFIG)
+    wires.will(*(worker(text="yes") for _ in range(3)))
+    await asyncio.to_thread(cli.serve, "run")
     ended: list[tuple[str, ToolResult]] = []
-    with LLMockServer() as server:
-        wires = Wires(server)
-        for name, value in wires.environment.items():
-            monkeypatch.setenv(name, value)
-        wires.will(*(worker(text="yes") for _ in range(3)))
-        async with soong.open_tools(
-            agent_home=folder / "home", project=folder / "project", permission_callback=allow, workers=1
-        ) as session:
-            registered = {tool.name for tool in session.registry.definitions()}
-            for tool, arguments, _ in CALLS:
-                while tool == "agent.task_complete":  # the newest task ends by itself
-                    told = (await session.call("agent.task_get", {})).data
-                    if isinstance(told, dict) and told["status"] != "running":
-                        break
-                ended.append((tool, await session.call(tool, arguments)))
+    async with soong.open_tools(agent_home=cli.home, project=cli.folder, permission_callback=allow) as session:
+        registered = {tool.name for tool in session.registry.definitions()}
+        for tool, arguments, _ in CALLS:
+            while tool == "agent.task_complete":  # the newest task ends by itself
+                told = (await session.call("agent.task_get", {})).data
+                if isinstance(told, dict) and told["status"] != "running":
+                    break
+            ended.append((tool, await session.call(tool, arguments)))
 
     assert registered == {tool for tool, _, _ in CALLS}
     errors = [(tool, "" if result.error is None else result.error.type.value) for tool, result in ended]

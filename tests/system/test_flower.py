@@ -5,8 +5,6 @@ import base64
 import json
 import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +28,7 @@ from tests.scripted import call, calls
 from tests.servers import free_port
 from tests.system.browser_scene import drive
 from tests.system.deployment import Deployment, end
+from tests.warm import warm_parent
 
 AUTH = "watcher:a-long-password"
 AGENT = "default_worker_agent"
@@ -93,13 +92,10 @@ def flower_process(redis_url: str, folder: Path) -> Iterator[Flower]:
     auth, port = folder / "flower.auth", free_port()
     auth.write_text(AUTH)
     words = ("flower", "--auth-file", str(auth), "--port", str(port))
+    env = {**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")}
     with (folder / "flower.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "soong.orchestrator.cli", *words],
-            env={**os.environ, "SOONG_REDIS_URL": redis_url, "SOONG_AGENT_HOME": str(folder / "flower-home")},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
+        process = warm_parent().start(
+            "soong.orchestrator.cli", words, env=env, cwd=folder, stdout=log.fileno(), stderr=log.fileno()
         )
     try:
         yield Flower(port)

@@ -292,7 +292,7 @@ async def test_a_broken_answer_is_an_error_of_the_server(raw: bytes) -> None:
     ids=["deep", "comments", "many", "attributes"],
 )
 async def test_a_page_that_is_built_to_take_long_ends_in_time(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "CONVERSION", timedelta(seconds=3))
+    monkeypatch.setattr(document, "CONVERSION", timedelta(seconds=1))
     async with serving_web({"/": answer(page, "text/html")}) as web:
         async with asyncio.timeout(30):
             result = await web.fetch("/")

@@ -146,9 +146,11 @@ ROWS: Final[dict[str, Row]] = {
 }  # fmt: skip
 
 
-def cpu_s(read: Callable[[Any], object], value: Any, runs: int) -> float:
+def cpu_s(read: Callable[[Any], object], value: Any, runs: int, enough: float = 0.0) -> float:
+    """Return the least of so many runs, or the first that is enough: a slow one may be the machine's."""
     best = float("inf")
-    for _ in range(runs):
+    while runs and best >= enough:
+        runs -= 1
         begun = time.process_time()
         try:
             read(value)
@@ -173,9 +175,10 @@ def test_four_times_the_text_takes_about_four_times_as_long(name: str, tmp_path:
 
     before, factor = 0.0, 1
     while factor <= FACTOR**4:  # as far as the reader's own limits let its time be judged
-        taken = cpu_s(read, input_of(size * factor), 3)
-        if before >= LEAST_S / FACTOR:
-            assert taken < LEAST_S or taken / before < MOST, f"{before:.4f} s, then {taken:.4f} s"
+        is_judged, most = before >= LEAST_S / FACTOR, max(LEAST_S, before * MOST)
+        taken = cpu_s(read, input_of(size * factor), 3, most if is_judged else 0.0)
+        if is_judged:
+            assert taken < most, f"{before:.4f} s, then {taken:.4f} s"
             break
         before, factor = taken, factor * FACTOR
 
@@ -186,4 +189,4 @@ def test_a_preview_of_the_worst_lines_is_made_in_a_moment(kinds: int) -> None:
     most = write_file.MAX_COMPARED_LINES
     old, new = [f"{at % kinds}\n" for at in range(most)], [f"{(most - at) % kinds}\n" for at in range(most)]
 
-    assert cpu_s(lambda lines: write_file._diff(lines[0], lines[1], "x"), (old, new), 2) < 0.6
+    assert cpu_s(lambda lines: write_file._diff(lines[0], lines[1], "x"), (old, new), 2, 0.6) < 0.6

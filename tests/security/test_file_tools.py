@@ -25,7 +25,7 @@ from tests.security.scene import CANARY, PolicyGate, SecurityHarness, make_scene
 from tests.unit.tools.parts import make_identity, make_run_dirs
 from tests.unit.toolsets.parts import Project
 
-IsEnough: TypeAlias = Callable[[Sequence[ToolResult]], bool]
+Enough: TypeAlias = Callable[[Sequence[ToolResult]], bool]
 
 
 def deny_what_asks(project: Project) -> None:
@@ -248,7 +248,7 @@ def exchanging(first: Path, second: Path) -> Iterator[Swaps]:
 
 
 async def _raced(
-    scene: SecurityHarness, call: tuple[str, dict[str, Json]], seconds: float, is_enough: IsEnough
+    scene: SecurityHarness, call: tuple[str, dict[str, Json]], seconds: float, is_enough: Enough
 ) -> list[ToolResult]:
     """Call again and again until the time is over, or the results are enough."""
     tool, arguments = call
@@ -261,12 +261,8 @@ async def _raced(
     return results
 
 
-def _are_fifty(results: Sequence[ToolResult]) -> bool:
-    return len(results) >= 50
-
-
 async def _hold(
-    scene: SecurityHarness, swap: str, call: str, seconds: float, is_enough: IsEnough = _are_fifty
+    scene: SecurityHarness, swap: str, call: str, seconds: float, is_enough: Enough = lambda results: len(results) >= 50
 ) -> list[ToolResult]:
     places = _arranged(scene, swap)
 
@@ -295,11 +291,10 @@ async def test_a_swapped_path_is_never_read_or_written_through(scene: SecurityHa
 async def test_a_swapped_directory_is_never_read_or_written_through(scene: SecurityHarness, call: str) -> None:
     # A tree's own walk steps over what it meets as a link; a path that leads through one is refused or asked.
     ends = {False} if call in ("list-all", "search") else {False, True}
-
-    def are_enough(results: Sequence[ToolResult]) -> bool:
-        return _are_fifty(results) and ends <= {result.is_error for result in results}
-
-    results = await _hold(scene, "folder-of-keys", call, 1, are_enough)
+    results = await _hold(
+        *(scene, "folder-of-keys", call, 1),
+        lambda results: len(results) >= 50 and ends <= {result.is_error for result in results},
+    )
 
     assert ends <= {result.is_error for result in results}
 

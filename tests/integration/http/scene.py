@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from mcp.server.mcpserver.tools import Tool
 from msgspec.structs import asdict
 
 from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
@@ -48,13 +47,7 @@ ADA, BOB = "ada", "bob"
 class _OnceMade(ToolEntry):
     """A tool that is described once for all servers of a process: that of all takes 80 ms."""
 
-    def made(self) -> Tool:
-        return _made(self)
-
-
-@cache
-def _made(entry: ToolEntry) -> Tool:
-    return ToolEntry.made(entry)
+    made = cache(ToolEntry.made)
 
 
 _TOOLS = tuple(_OnceMade(**asdict(entry)) for entry in TOOLS)

@@ -23,7 +23,7 @@ from tests.notification_receivers import HttpReceiver, http_receiver
 from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
 from tests.spec_document import ROOT
-from tests.system.cli_scene import scene
+from tests.system.cli_scene import CliHarness
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, kill
 from tests.system.test_consent import PARKS, answer, appends, stands
 from tests.waiting import others_run
@@ -188,16 +188,16 @@ def drawn(collector: OtlpReceiver) -> list[str]:
 
 
 @pytest.mark.spec("OPS-05.a")
-def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: OtlpReceiver) -> None:
+def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(cli: CliHarness, collector: OtlpReceiver) -> None:
     page = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
-    with scene(is_warm=False) as cli:
-        cli.environment.update(OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_METRICS_EXPORTER="none")
+    cli.environment.update(OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_METRICS_EXPORTER="none")
+    cli.serve_with("hello", ROOT / "examples")
 
-        done = cli.run("run", str(ROOT / "examples" / "hello.yaml"))
+    done = cli.run("run", str(ROOT / "examples" / "hello.yaml"))
 
-        assert done.returncode == 0, done.stdout + done.stderr
-        cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
+    assert done.returncode == 0, done.stdout + done.stderr
+    cli.assert_nothing_left()  # the service sends what is left before it ends
     assert drawn(collector) == [re.sub(r"(?<=\w) {2,}(?=\w)", " ", line) for line in shown]
 
 
@@ -272,20 +272,20 @@ async def _is_sent(service: Deployment) -> bool:
 
 
 @pytest.mark.spec("OPS-11.a", "OPS-11.c")
-def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver) -> None:
+def test_the_first_minute_of_the_page_sends_what_it_shows(cli: CliHarness, receiver: HttpReceiver) -> None:
     text = (ROOT / "docs" / "reference" / "notifications.md").read_text(encoding="utf-8")
     page = text.partition("## First minute")[2]
     config, commands, shown = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "sh", "text"))
-    with scene(is_warm=False) as cli:
-        cli.environment["WEBHOOK_KEY"] = SECRET
-        cli.home.mkdir(parents=True, exist_ok=True)
-        cli.home.joinpath("config.toml").write_text(config.replace("http://127.0.0.1:8099", receiver.url))
+    cli.environment["WEBHOOK_KEY"] = SECRET
+    cli.home.mkdir(parents=True, exist_ok=True)
+    cli.home.joinpath("config.toml").write_text(config.replace("http://127.0.0.1:8099", receiver.url))
+    cli.serve_with("hello", ROOT / "examples")
 
-        for line in commands.splitlines():
-            if line.startswith("soong "):
-                done = cli.run(*line.replace("examples/", f"{ROOT}/examples/").split()[1:])
-                assert done.returncode == 0, done.stdout + done.stderr
-        cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
+    for line in commands.splitlines():
+        if line.startswith("soong "):
+            done = cli.run(*line.replace("examples/", f"{ROOT}/examples/").split()[1:])
+            assert done.returncode == 0, done.stdout + done.stderr
+    cli.assert_nothing_left()  # the service sends what is left before it ends
 
     told = [(taken.json["type"], taken.json["data"]["title"]) for taken in receiver.taken]
     assert told == [tuple(line.split(maxsplit=1)) for line in shown.splitlines()]

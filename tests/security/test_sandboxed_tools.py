@@ -16,7 +16,7 @@ from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.declarative.running import DeclarativeTools
-from tests.architecture.document_examples import Sitting, agrees, perform, sittings
+from tests.architecture.document_examples import Sitting, agrees, perform_warm, sittings
 from tests.extra import bubblewrap
 from tests.spec_document import ROOT
 from tests.unit.tools.parts import make_bench, make_tool
@@ -147,7 +147,7 @@ async def test_a_long_lived_program_of_another_starter_is_wrapped(tmp_path: Path
 @pytest.mark.spec("CMD-07.f", "CMD-07.b")
 @pytest.mark.parametrize("sitting", list(sittings(SANDBOX_PAGE.read_text(encoding="utf-8"))), ids=lambda one: one.title)
 def test_what_the_document_shows_is_what_happens(sitting: Sitting, tmp_path: Path) -> None:
-    done = perform(sitting, tmp_path / "home")
+    done = perform_warm(sitting, tmp_path / "home")
 
     assert len(done) == len(sitting.commands)
     wrong = [f"$ {command.line}\n" + "\n".join(said) for command, said in done if not agrees(command.expected, said)]

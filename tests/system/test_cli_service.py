@@ -184,11 +184,14 @@ def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
 ) -> None:
     cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
     cli.is_warm = False
+    early = cli.run("run", cli.plan(ECHO))
     assert cli.run("migrate").returncode == 0
     owner, worker = cli.start("orchestrator"), cli.start("worker")
 
     report = cli.json("run", cli.plan(ECHO))
 
+    assert (early.returncode, "the database has no schema yet" in early.stderr) == (1, True)
+    assert "Traceback" not in early.stderr
     assert report["exit_code"] == 0
     assert cli.json("doctor")["ok"] is True
     assert not (cli.home / "service.json").exists()
@@ -196,17 +199,6 @@ def test_a_deployment_of_two_urls_runs_with_parts_started_on_their_own(
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode == 0
-
-
-def test_a_deployment_without_migration_says_so(cli: CliHarness, postgres_url: str, redis_tcp_url: str) -> None:
-    cli.environment |= {"SOONG_DATABASE_URL": postgres_url, "SOONG_REDIS_URL": redis_tcp_url}
-    cli.is_warm = False
-
-    done = cli.run("run", cli.plan(ECHO))
-
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "the database has no schema yet" in done.stderr
 
 
 @pytest.mark.spec("OPS-02.b")

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from llmock.scenarios import ToolCall
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from tests.architecture.document_examples import agrees, perform_warm, sittings
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, until
 from tests.system.test_cli_ask import PLANNER, planner
+from tests.system.test_cli_run import as_a_run
 from tests.wires.wire import Wires
 
 LONG = "The suite is slow because each test starts a server of its own and none is shared. " * 8
@@ -62,19 +62,16 @@ def test_no_run_accepts_a_memory_or_writes_one(cli: CliHarness) -> None:
     note = cli.home / "memory" / "user" / "language.md"
     note.parent.mkdir(parents=True)
     note.write_text("Answer in German.\n")
-    marked = (
-        "import os, resource, sys; resource.setrlimit(int(sys.argv[1]), (9, 9)); os.execv(sys.executable, sys.argv[2:])"
-    )
 
     for command in ("accept", "reject", "forget"):
-        words = [sys.executable, "-P", "-m", "soong.orchestrator.cli", "memory", command, "language"]
         done = subprocess.run(
-            [sys.executable, "-c", marked, str(RLIMIT_LOCKS), *words],
+            [*CONSOLE_SCRIPT, "memory", command, "language"],
             env={**os.environ, **cli.env},
             cwd=cli.folder,
             capture_output=True,
             text=True,
             check=False,
+            preexec_fn=as_a_run,
         )
         assert done.returncode != 0
         assert "a run started this command" in done.stderr

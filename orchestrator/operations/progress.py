@@ -113,7 +113,7 @@ class TaskWatch:
 
     async def look(self) -> "tuple[TaskWatch, int]":
         """Read what has changed; return this with its version, for comparisons."""
-        status = await self.store.tasks.status(self.task_id)
+        status, _session = await self.store.tasks.status(self.task_id)
         if self._task is None or self._task.status is not status:
             self._task = await self.store.tasks.task(self.task_id)
         states = await self.store.tasks.step_states(self.task_id)
@@ -341,8 +341,8 @@ async def stream_task(service: Service, caller: Reader, task_id: TaskId) -> Resp
     (`GET /v1/tasks/{id}/step?id=…`). A reader that connects again begins with `task`, and has lost nothing. When
     the task has ended and nothing of it runs, an event `end` is the last.
     """
-    task = await service.store.tasks.task(task_id)
-    return EventStream(task_frames(service, task_id, task.session_id), service, caller)
+    _status, session_id = await service.store.tasks.status(task_id)
+    return EventStream(task_frames(service, task_id, session_id), service, caller)
 
 
 @router.get("/v1/tasks/{task_id}/step")

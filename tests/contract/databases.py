@@ -1,6 +1,7 @@
 """SQL deployments for the contract tests, migrated once in a run of the tests and empty at the start of each test."""
 
 import asyncio
+import atexit
 import shutil
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,9 @@ def empty_postgres(url: str) -> None:
 def _connected(url: str) -> psycopg.Connection:
     """Return the connection that deletes: a new one plans forty statements anew."""
     plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    return psycopg.connect(plain_url, autocommit=True)
+    connection = psycopg.connect(plain_url, autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 _DELETE_ALL: Final = "; ".join(f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)).encode()

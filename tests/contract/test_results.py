@@ -280,7 +280,7 @@ async def test_a_task_is_read_with_its_steps(scene: ContractHarness) -> None:
 
     assert (task, list(steps)) == (await scene.store.tasks.task(task_id), await scene.store.tasks.steps(task_id))
     assert [step.step_id for step in steps] == ["a", "b"]
-    assert await scene.store.tasks.status(task_id) is TaskStatus.RUNNING
+    assert await scene.store.tasks.status(task_id) == (TaskStatus.RUNNING, task.session_id)
     for read in (scene.store.tasks.task_with_steps, scene.store.tasks.status):
         with pytest.raises(NotFoundError):
             await read("task_none")

@@ -127,8 +127,8 @@ class TaskStore(Protocol):
     async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
         """Return a task and its steps, in the order in which they were inserted. Raises: NotFoundError."""
 
-    async def status(self, task_id: str) -> TaskStatus:
-        """Return the status of a task without reading its plan. Raises: NotFoundError."""
+    async def status(self, task_id: str) -> tuple[TaskStatus, str]:
+        """Return the status and the session of a task without reading its plan. Raises: NotFoundError."""
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:

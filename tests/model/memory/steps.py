@@ -101,8 +101,8 @@ class MemorySteps(Part):
         return self.rows.task(task_id), self.rows.steps_of(task_id)
 
     @transaction
-    def status(self, task_id: str) -> TaskStatus:
-        return self.rows.task(task_id).status
+    def status(self, task_id: str) -> tuple[TaskStatus, str]:
+        return (task := self.rows.task(task_id)).status, task.session_id
 
     @transaction
     def counts(self, task_id: str) -> Mapping[StepStatus, int]:

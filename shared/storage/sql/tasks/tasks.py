@@ -79,7 +79,7 @@ STEP_STATES: Final = Statement(
 ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = table_read("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
-TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
+TASK_STATUS: Final = Statement("task status", "SELECT status, session_id FROM tasks WHERE id = :task_id")
 STEP_COUNTS: Final = Statement(
     "step counts: of a task by status",
     "SELECT status, count(*) AS steps FROM steps WHERE task_id = :task_id GROUP BY status",
@@ -175,11 +175,10 @@ class SqlTasks(StorePart):
             lambda tx: (read_task(tx, task_id), read_steps(tx, STEPS_OF_TASK, task_id=task_id))
         )
 
-    async def status(self, task_id: str) -> TaskStatus:
-        found = await self._database.read(lambda tx: tx.value(TASK_STATUS, task_id=task_id))
-        if found is None:
-            raise NotFoundError("task", task_id)
-        return TaskStatus(found)
+    async def status(self, task_id: str) -> tuple[TaskStatus, str]:
+        for status, session_id in await self._database.read(lambda tx: tx.rows(TASK_STATUS, task_id=task_id)):
+            return TaskStatus(status), session_id
+        raise NotFoundError("task", task_id)
 
     async def counts(self, task_id: str) -> Mapping[StepStatus, int]:
         found = await self._database.read(lambda tx: tx.rows(STEP_COUNTS, task_id=task_id))

@@ -1,11 +1,13 @@
 """What every test stands on: a clean environment, a home of its own, and real servers that are started once."""
 
 import gc
+import importlib
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import execnet
@@ -16,6 +18,7 @@ from hypothesis import settings
 
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.spec_plugin import SpecResults
+from tests.warm import ROOT
 
 # Modules and tests are no garbage: looking for it among them is a quarter of the collection, in each process of a run.
 gc.set_threshold(1_000_000, 20, 20)
@@ -97,6 +100,16 @@ def pytest_xdist_setupnodes(specs: Sequence[execnet.XSpec]) -> None:
     os.environ["TEST_RUN"] = f"{os.getpid()}"
     for spec in specs:
         spec.python = f"{sys.executable} -P {Path(__file__).with_name('forked.py')}"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin to import tests at another place in each process: of a fresh checkout each compiles its share for all."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        paths = sorted(path for place in session.config.args for path in Path(place).rglob("test_*.py"))
+        start = len(paths) * int(worker.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        for path in (*paths[start:], *paths[:start]):
+            with suppress(Exception, pytest.skip.Exception):  # its collection shows it
+                importlib.import_module(".".join(path.resolve().relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from hypothesis import settings
 
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.spec_plugin import SpecResults
-from tests.warm import ROOT
+from tests.warm import ROOT, warm_program
 
 # Modules and tests are no garbage: looking for it among them is a quarter of the collection, in each process of a run.
 gc.set_threshold(1_000_000, 20, 20)
@@ -98,8 +99,9 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_setupnodes(specs: Sequence[execnet.XSpec]) -> None:
     """Fork the processes of a run from one that has imported what all of them need."""
     os.environ["TEST_RUN"] = f"{os.getpid()}"
+    program = warm_program(Path(_OWN_HOME, "forked"), "tests.forked")
     for spec in specs:
-        spec.python = f"{sys.executable} -P {Path(__file__).with_name('forked.py')}"
+        spec.python = shlex.join([sys.executable, "-IS", str(program)])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -41,11 +41,12 @@ OUT_OF_THE_WAY: Final = 200
 """Descriptors are taken there before each goes to the number that the process is to have it under."""
 
 PROGRAM: Final = """#!{python} -IS
-import json, os, select, socket, sys
+import json, os, select, signal, socket, sys
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the forked process
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as parent:
     parent.connect({address!r})
-    wanted = dict(module="soong.orchestrator.cli", argv=sys.argv[1:], env=dict(os.environ), cwd=os.getcwd())
+    wanted = dict(module={module!r}, argv=sys.argv[1:], env=dict(os.environ), cwd=os.getcwd())
     socket.send_fds(parent, [json.dumps(wanted | dict(targets=[0, 1, 2])).encode()], [0, 1, 2])
     pid = json.loads(parent.recv(100))["pid"]
     select.select([os.pidfd_open(pid)], [], [])
@@ -178,11 +179,12 @@ def called(
         return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
 
-def warm_program(folder: Path) -> Path:
-    """Write our command as a program for others to start: it is forked, and killed with that program."""
+def warm_program(folder: Path, module: str = "soong.orchestrator.cli") -> Path:
+    """Write a module as a program for others to start: it is forked, and killed with that program."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "soong"
-    program.write_text(PROGRAM.format(python=sys.executable, address=warm_parent().channel.getpeername()))
+    address = warm_parent().channel.getpeername()
+    program.write_text(PROGRAM.format(python=sys.executable, address=address, module=module))
     program.chmod(0o700)
     return program
 

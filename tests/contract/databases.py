@@ -38,7 +38,7 @@ def empty_postgres(url: str) -> None:
 
 @cache
 def _connected(url: str) -> psycopg.Connection:
-    """Return the connection that deletes: a new one plans forty statements anew."""
+    """Return the connection that deletes: a new one would plan forty statements again."""
     plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     connection = psycopg.connect(plain_url, autocommit=True)
     atexit.register(connection.close)

@@ -55,7 +55,7 @@ def test_two_terminals_at_once_and_commands_one_after_another_share_one_service(
 
     assert [report["exit_code"] for report in reports] == [0, 0]
     for _ in range(4):
-        time.sleep(0.6)  # less than it stays after the last
+        time.sleep(0.6)  # a pause between commands, shorter than the second for which the service stays
         assert cli.run("run", cli.plan(ECHO)).returncode == 0
     # One of two services that were started at once found the home held and ended.
     ready = [log for log in (cli.home / "logs").glob("service-*.log") if "soong is up" in log.read_text()]

@@ -135,7 +135,7 @@ def test_the_demo_runs_without_optional_parts(run: int, partial: CliHarness) -> 
 
     assert (done.returncode, "Ada" in done.stdout) == (0, True), done.stdout + done.stderr
     assert "starting a service" not in done.stderr, f"the partial service did not start: {partial.logs()}"
-    assert "child_died" not in partial.logs(), "it was started anew, with all parts"
+    assert "child_died" not in partial.logs(), "a child was started again, with all parts"
 
 
 def test_a_command_of_a_part_that_is_left_out_says_so(partial: CliHarness) -> None:

@@ -1,4 +1,4 @@
-"""``soong`` in an installation that lacks the modules in ``LEFT_OUT``: a program to fork, which imports ours anew."""
+"""``soong`` in an installation that lacks the modules in ``LEFT_OUT``: a program to fork, which imports ours again."""
 
 import os
 import runpy

@@ -1,12 +1,12 @@
 """The SDK against a real service: plans, goals, forms of its documents, elicitations of MCP servers."""
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llmock.scenarios import StreamFault
+from llmock.testing import LLMockServer
 
 from soong import (
     AnswerDelta,
@@ -26,7 +26,6 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Budget, session_scope
 from tests.integration.mcp.scene import stdio_config
 from tests.scripted import call, calls, error_of
-from tests.system.cli_scene import CliHarness
 from tests.system.deployment import ON_SQLITE, Deployment
 from tests.system.test_cli_ask import PLANNER, planner
 from tests.wires.wire import Wires
@@ -124,18 +123,21 @@ def _taken_away(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in found]
 
 
-async def test_a_program_gets_an_answer_while_it_is_written(cli: CliHarness, wires: Wires) -> None:
+async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[AnswerDelta, bool]] = []
-    wires.will(
-        StreamFault("stall", after_chunks=6, stall_seconds=8.0), planner(text="It is all as it was before, says I.")
-    )
-    await asyncio.to_thread(cli.serve, "ask")
+    with LLMockServer() as server:
+        wires = Wires(server)
+        for name, value in wires.environment.items():
+            monkeypatch.setenv(name, value)
+        wires.will(
+            StreamFault("stall", after_chunks=6, stall_seconds=8.0), planner(text="It is all as it was before, says I.")
+        )
 
-    def take(delta: AnswerDelta) -> None:
-        seen.append((delta, bool(wires.server.state.journal.records())))
+        def take(delta: AnswerDelta) -> None:
+            seen.append((delta, bool(server.state.journal.records())))
 
-    async with Soong.embedded(agent_home=cli.home) as soong:
-        ended = await soong.ask("Look.", model=PLANNER, project=cli.folder, on_answer=take)
+        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+            ended = await soong.ask("Look.", model=PLANNER, project=folder, on_answer=take)
 
     assert ended.answer == "It is all as it was before, says I."
     early = [delta for delta, has_ended in seen if not has_ended]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TaskResult,
     )
     from soong.orchestrator.sdk import PlanSource, Soong
+    from soong.shared.agents.own.registration import register_agent
     from soong.shared.core.errors import (
         ConflictError,
         InvalidPlanError,
@@ -73,6 +74,7 @@ _HOMES = {
         *("DeliverableSchema", "DenialSchema", "ExitCode", "StepDetail", "StepErrorSchema", "TaskResult"),
     ),
     "soong.orchestrator.sdk": ("PlanSource", "Soong"),
+    "soong.shared.agents.own.registration": ("register_agent",),
     "soong.shared.core.errors": (
         "ConflictError",
         "InvalidPlanError",
@@ -170,6 +172,7 @@ __all__ = [
     "post_hook",
     "pre_hook",
     "pydantic_ai_toolset",
+    "register_agent",
     "risk_classifier",
     "scripted_agent",
     "step_function",

@@ -21,8 +21,8 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock
-from soong.shared.engine.tasks.functions import known_functions, known_scripts
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
+from soong.shared.engine.tasks.functions import known_agents, known_functions, known_scripts
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, OWN_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, catalogue_of, functions_needed, project_needed, tools_needed
@@ -209,7 +209,7 @@ def abilities(registry: ToolRegistry, settings: Settings, servers: Iterable[str]
     return (
         *tools_needed((*schemas, *(f"mcp.{server}.*" for server in servers))),
         catalogue_of(schemas),
-        *functions_needed((*known_functions(), *known_scripts())),
+        *functions_needed((*known_functions(), *known_scripts(), *(f"{OWN_PREFIX}{name}" for name in known_agents()))),
         *projects,
     )
 

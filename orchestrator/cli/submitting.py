@@ -117,14 +117,14 @@ def check_models(settings: "Settings", names: frozenset[str]) -> None:
     from soong.shared.agents.acp_agents import acp_agent
     from soong.shared.agents.model import SCRIPT, resolve_model
     from soong.shared.core.config import load_config
-    from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
+    from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, OWN_PREFIX
 
     record = read_record(settings.home) if settings.is_embedded else None
     if settings.is_embedded and (record is None or not record.is_process_alive):
         for name in names - {SCRIPT}:
             if name.startswith(ACP_PREFIX):
                 acp_agent(name, load_config(settings.home)).program()
-            else:
+            elif not name.startswith(OWN_PREFIX):
                 resolve_model(name)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from soong.shared.core import timing
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.functions import called_tools, known_functions, known_scripts
+from soong.shared.engine.tasks.functions import called_tools, known_agents, known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import Registered
 from soong.shared.toolsets.modules import import_own
 
@@ -33,7 +33,7 @@ def import_here(modules: Sequence[str], functions: Sequence[str], folders: Seque
     scripts = {
         name: () if name.startswith("builtin.") else called_tools(one.body) for name, one in known_scripts().items()
     }
-    return Registered(frozenset(known_functions()), scripts)
+    return Registered(frozenset(known_functions()), scripts, frozenset(known_agents()))
 
 
 def import_apart(
@@ -60,7 +60,7 @@ def import_apart(
         child.communicate()
     if "error" in answer:
         raise InvalidConfigError(answer["error"])
-    return Registered(frozenset(answer["functions"]), answer["scripts"])
+    return Registered(frozenset(answer["functions"]), answer["scripts"], frozenset(answer["agents"]))
 
 
 def _answer() -> None:
@@ -70,6 +70,7 @@ def _answer() -> None:
     try:
         found = import_here(*json.load(sys.stdin))
         answer: dict[str, object] = {"functions": sorted(found.functions), "scripts": dict(found.scripts)}
+        answer["agents"] = sorted(found.agents)
     except InvalidConfigError as error:
         answer = {"error": str(error)}
     with answer_to:

@@ -22,7 +22,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.expansion import expand_map
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames, bind_step
+from soong.shared.engine.tasks.plan.plan import FOREIGN_PREFIXES, PlanNames, bind_step
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.spec import BoundStep, StepEvent, StepSpec, StepStatus, TaskKind, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task
@@ -139,7 +139,7 @@ class Replayer(Value):
         name = record.task.title if step is None else step.step_id
         if step is not None and not step.kind.traits.is_agent:
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=FUNCTION)
-        if one.run.identity.definition.startswith(ACP_PREFIX):
+        if one.run.identity.definition.startswith(FOREIGN_PREFIXES):
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=OUTSIDE)
         if not one.nodes:
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=NOT_BEGUN)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
 from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
 ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
@@ -151,7 +152,12 @@ class AgentDefinitionRegistry:
         self._definitions[definition.id] = definition
 
     def get(self, definition_id: str) -> AgentDefinition:
-        """Raises: NotFoundError."""
+        """Return a definition; a registered agent of another library has its own instructions and tools.
+        Raises: NotFoundError.
+        """
+        if definition_id.startswith(OWN_PREFIX):
+            name = definition_id.removeprefix(OWN_PREFIX)
+            return AgentDefinition(definition_id, name, "", "", model=definition_id, suggested_tools=())
         try:
             return self._definitions[definition_id]
         except KeyError:

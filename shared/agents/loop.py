@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
 from soong.shared.agents.compaction import (
@@ -31,7 +31,7 @@ from soong.shared.agents.early_reads import EarlyReads, stop_of
 from soong.shared.agents.messages import calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
-from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, AnswerView, RunTranscript
+from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, AnswerFollower, AnswerView, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_for
 from soong.shared.agents.requests import ModelRequests, Spending, limit_reached
 from soong.shared.agents.run_models import NO_FALLBACKS, Fallbacks, Pacing, RunModel, Sleep
@@ -41,7 +41,7 @@ from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetSpentError
-from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.events import EventType, Node
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents, unknown_after_crash
@@ -73,9 +73,11 @@ async def run_agent(
     budgets: Spending | None = None,
     pacing: Pacing | None = None,
     fallbacks: Fallbacks = NO_FALLBACKS,
+    loop_type: "type[AgentLoop] | None" = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
+    ``loop_type`` is the loop of an agent that has its own (:mod:`soong.shared.agents.own.loop`).
     ``view`` shows answers as they arrive; requests count against ``budgets``, wait as ``pacing`` says, and go to
     ``fallbacks`` where ``model`` fails for good. ``incidents`` gets denials and unknown effects as they occur (DAG-10).
     Raises: LeaseLostError, the run is no longer ours; asyncio.CancelledError, it was interrupted.
@@ -86,7 +88,8 @@ async def run_agent(
     name = task.identity.model or model.model_name
     own = RunModel(name, model, task.price, task.compaction.window, pacing)
     requests = ModelRequests(task, own, talk, sleep, budgets, fallbacks)
-    loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or AnswerView())
+    made = loop_type or AgentLoop
+    loop = made(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or AnswerView())
     try:
         return await loop.run(transcript)
     finally:
@@ -98,7 +101,9 @@ async def run_agent(
 
 
 @dataclass(slots=True)
-class _Loop:
+class AgentLoop:
+    """One run of an agent whose turns Soong makes."""
+
     task: AgentTask
     model: Model[Any]
     executor: Executor
@@ -180,13 +185,19 @@ class _Loop:
         if not nodes:
             self.talk.begin(opening_nodes(task.system, task.instructions, task.inputs, task.run_dirs))
             return
-        tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
-        for result in self.talk.restore(nodes):
-            self._account(result, tools.get(result.tool_call_id, ""))
         turns = results_by_turn(node for node in nodes if not inherited(node))
+        await self._restore(nodes)
         self.repeats.restore(turns[:-1] if self.talk.answer else turns)  # the last one is still under way
-        await self.requests.restore(own_answers(nodes))
         await self._settle_unfinished(transcript, names)
+
+    async def _restore(self, nodes: Sequence[Node]) -> Sequence[ToolResult]:
+        """Take a history up, and count what its answers used and its calls met; return the results in it."""
+        tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
+        results = self.talk.restore(nodes)
+        for result in results:
+            self._account(result, tools.get(result.tool_call_id, ""))
+        await self.requests.restore(own_answers(nodes))
+        return results
 
     async def _settle_unfinished(self, transcript: RunTranscript, names: NameTable) -> None:
         """After a crash: a write that had started may have happened, so it ends as unknown and is not repeated.
@@ -226,7 +237,7 @@ class _Loop:
             if not self.talk.is_compacted and (cut := due(self.talk.messages, self.requests.compaction)):
                 await self._compact(cut)
             try:
-                return await self._ask()
+                return await self._ask(self.talk.messages, self.offer.parameters, self.early)
             except ProviderFailedError as error:
                 is_full = isinstance(error, ContextFullError)
                 if is_full or (error.is_of_request and not self.talk.is_compacted and has_grown(self.talk.messages)):
@@ -258,12 +269,15 @@ class _Loop:
         self.talk.note(EventType.CONTEXT_COMPACTED, facts)
         await self.talk.compact(node)
 
-    async def _ask(self) -> ModelResponse:
+    async def _ask(
+        self, messages: list[ModelMessage], parameters: ModelRequestParameters, follower: AnswerFollower
+    ) -> ModelResponse:
+        """Send a request and return its answer, which is in the history then. Raises as :meth:`ModelRequests.send`."""
         turn = self.talk.turns + 1
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": self.requests.model.name})
         started_s = self.clock.monotonic_s()
         self.view.begin(turn)
-        response = await self.requests.send(self.talk.messages, self.offer.parameters, self.early)
+        response = await self.requests.send(messages, parameters, follower)
         self.view.complete()
         self.talk.add_answer(response)
         elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import install_line
 from soong.shared.engine.tasks.functions import resolve_script
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
+from soong.shared.engine.tasks.plan.plan import FOREIGN_PREFIXES
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
     """Check that a provider of this name exists, without its package or key: for a client of another machine's workers.
     Raises: InvalidConfigError, no provider is known by it; names the nearest known models.
     """
-    if name == SCRIPT or name.startswith(ACP_PREFIX):
+    if name == SCRIPT or name.startswith(FOREIGN_PREFIXES):
         return  # plans are checked for which agents there are
     provider, separator, model = name.partition(":")
     if not separator or not model or not _is_provider(provider):

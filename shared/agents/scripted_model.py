@@ -156,7 +156,7 @@ def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequenc
         was = recorded[number] if number < len(recorded) else None
         now = wanted[number] if number < len(wanted) else None
         is_same_tool = was is not None and now is not None and was.tool_name == _provider_name(now.tool)
-        if was is None or now is None or not is_same_tool or not _is_same(was.args, shown_arguments(now.arguments)):
+        if was is None or now is None or not is_same_tool or not is_recorded(was.args, shown_arguments(now.arguments)):
             name = "" if was is None else unmangle(was.tool_name) if "__" in was.tool_name else was.tool_name
             then = "the end" if was is None else _shown(name, was.args)
             came = "the end" if now is None else _shown(now.tool, now.arguments)
@@ -164,15 +164,15 @@ def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequenc
             raise ScriptFailedError(f"{words}; a scripted agent must be deterministic", type="replay_differs")
 
 
-def _is_same(recorded: object, came: object) -> bool:
+def is_recorded(recorded: object, came: object) -> bool:
     """Say whether arguments are the recorded ones; any text matches a secret that the record lacks."""
     if isinstance(recorded, str) and MARK in recorded:
         pattern = ".*".join(map(re.escape, recorded.split(MARK)))
         return isinstance(came, str) and re.fullmatch(pattern, came, re.DOTALL) is not None
     if isinstance(recorded, Mapping) and isinstance(came, Mapping):
-        return recorded.keys() == came.keys() and all(_is_same(recorded[key], came[key]) for key in recorded)
+        return recorded.keys() == came.keys() and all(is_recorded(recorded[key], came[key]) for key in recorded)
     if isinstance(recorded, list) and isinstance(came, list | tuple):
-        return len(recorded) == len(came) and all(map(_is_same, recorded, came))
+        return len(recorded) == len(came) and all(map(is_recorded, recorded, came))
     return recorded == came
 
 

@@ -129,6 +129,10 @@ class ToolPipeline:
         limits = (self.config.max_result_chars, self.config.max_data_chars)
         self._fitter = Fitter(*limits, redactor=self.redactor, artifacts=self.artifacts)
 
+    def add(self, definition: ToolDefinition) -> None:
+        """Let a tool be called in this run that its surface does not have: one of its agent's own."""
+        self.tools[definition.name] = definition
+
     def resolve(self, name: str) -> ToolDefinition | None:
         """Return a tool of the surface by canonical name or alias."""
         return self.tools.get(self._aliases.get(name, name))

@@ -6,13 +6,14 @@ meet the store.
 """
 
 import asyncio
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
@@ -40,6 +41,8 @@ from soong.shared.core.startup import settle_gc
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.functions import StepContext
+from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
@@ -59,6 +62,9 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.surface import Surface, narrow
 
 _logger = get_logger(__name__)
+
+OWN_LOOP: Final = "soong.shared.agents.own.loop"
+"""The loop of agents of other libraries; with it come the model library and the adapters."""
 
 Waiting = Callable[[str], AbstractContextManager[object]]
 
@@ -145,8 +151,14 @@ class AgentRuntime:
         Raises: InvalidConfigError, this process cannot run it: it lacks the model's package or its key; NotFoundError,
         UsageError, its stored form cannot be run anywhere; LeaseLostError, the run is no longer ours.
         """
-        fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
-        model = await self._first_model(claim, fallbacks)
+        if claim.identity.definition.startswith(OWN_PREFIX):
+            model = await self._own_model(claim)
+            claim = replace(claim, identity=replace(claim.identity, model=model.agent.model_name))
+            own = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
+            fallbacks = own if model.agent.has_fallbacks else Fallbacks()
+        else:
+            fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
+            model = await self._first_model(claim, fallbacks)
         calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting, around=around)
         if describes_untrusted(calls.task.tools):
             run_id, now_us = claim.identity.run_id, self.clock.now_us()
@@ -217,6 +229,7 @@ class AgentRuntime:
         transcript = agent.transcript
         budgets = StoredBudget(self.store.budgets, self.clock, transcript.run_id, transcript.fence)
         view = AnswerBroadcast(self.notifier, self.redactor, agent.task.identity.run_id)
+        is_own = agent.task.identity.definition.startswith(OWN_PREFIX)
         try:
             return await run_agent(
                 agent.task,
@@ -231,6 +244,7 @@ class AgentRuntime:
                 budgets=budgets,
                 pacing=self._pacing(agent.task.identity.model or self.settings.model, agent.model),
                 fallbacks=agent.fallbacks,
+                loop_type=importlib.import_module(OWN_LOOP).OwnAgentLoop if is_own else None,
             )
         except asyncio.CancelledError:
             if not interruption.goes_on_elsewhere:
@@ -276,6 +290,21 @@ class AgentRuntime:
         return with_search(tools, deferred), deferred
 
     # -- models
+    async def _own_model(self, claim: Claim) -> Any:
+        """Return the model of an agent of another library, which has the agent. Raises as :meth:`prepare`."""
+        name, identity = claim.identity.model, claim.identity
+        is_own = name in ("", SCRIPT) or name.startswith(OWN_PREFIX)
+        model = None if is_own else await self._resolved(name)
+        context = StepContext(identity, claim.attempt, claim.step_key, self._runs / identity.run_id)
+
+        def opened() -> Any:
+            importlib.import_module(OWN_LOOP)
+            return open_agent(identity.definition.removeprefix(OWN_PREFIX), context, model)
+
+        from soong.shared.agents.own.registration import open_agent  # as in run()
+
+        return (await asyncio.to_thread(opened)).model
+
     async def _first_model(self, claim: Claim, fallbacks: Fallbacks) -> Any:
         """Return the run's own model; one that cannot be asked here says so to the run where it has fallbacks.
 

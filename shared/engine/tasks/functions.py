@@ -212,6 +212,45 @@ def known_scripts() -> Mapping[str, ScriptedAgent]:
     return dict(_SCRIPTS)
 
 
+Deps: TypeAlias = Callable[[JsonObject, StepContext], Any]
+
+
+class RegisteredAgent(Value):
+    """An agent of another library that steps name as ``python:NAME`` (:mod:`soong.shared.agents.own.registration`)."""
+
+    name: str
+    agent: Any
+    deps: Deps | None = None
+    readonly: frozenset[str] = frozenset()
+    origin: str = ""
+    """File and line that registered it."""
+
+
+_AGENTS: dict[str, RegisteredAgent] = {}
+
+
+def keep_agent(registered: RegisteredAgent) -> None:
+    """Keep an agent under its name. Raises: InvalidConfigError, another one has the name."""
+    known = _AGENTS.get(registered.name)
+    if known is not None and known.agent is not registered.agent and known.origin != registered.origin:
+        origins = f"{known.origin}, {registered.origin}"
+        raise InvalidConfigError(f"two agents are registered as {registered.name!r}: {origins}; rename one")
+    _AGENTS[registered.name] = registered
+
+
+def resolve_agent(name: str) -> RegisteredAgent:
+    """Return the registered agent of that name. Raises: NotFoundError."""
+    try:
+        return _AGENTS[name]
+    except KeyError:
+        raise NotFoundError("registered agent", name, Unknown(name, _AGENTS, after=WHERE_AGENTS).text()) from None
+
+
+def known_agents() -> Mapping[str, RegisteredAgent]:
+    """Return what is registered in this process now."""
+    return dict(_AGENTS)
+
+
 def called_tools(body: ScriptBody) -> tuple[str, ...]:
     """Return the tools that the source of a scripted agent calls by name; none where there is no source to read."""
     try:
@@ -229,6 +268,7 @@ def called_tools(body: ScriptBody) -> tuple[str, ...]:
 
 
 WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"
+WHERE_AGENTS: Final = "; modules that call `register_agent` are named by SOONG_FUNCTIONS or by the plan's `modules`"
 
 
 @scripted_agent("builtin.echo", cheap=True)

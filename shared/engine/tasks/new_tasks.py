@@ -22,7 +22,7 @@ from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, scope_of
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, OWN_PREFIX, Plan, scope_of
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind
@@ -276,11 +276,12 @@ def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], mode
     """Return the capabilities that a worker must announce: the plan's needs, and those of the step's parts.
 
     These are the version of this program, and the called function; or the needs of the surface's tools (``needed``),
-    their project, and the scripted agent of a step without a model.
+    their project, and the scripted agent of a step without a model, or the registered agent.
     """
     if not step.kind.traits.is_agent:
         return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *functions_needed([step.call]))
-    script = functions_needed([step.script] if model == "script" else ())
+    own = step.agent if step.agent.startswith(OWN_PREFIX) else ""
+    script = functions_needed([step.script if model == "script" else "", own])
     return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *script, *needed, *(project if needed else ()))
 
 

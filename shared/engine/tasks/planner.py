@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import DispatchDocument, Update, planned
 from soong.shared.engine.tasks.new_tasks import SurfaceOf, check_total, grown, retried_step
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
+from soong.shared.engine.tasks.plan.plan import FOREIGN_PREFIXES, Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Path, Problems
 from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, FailurePolicy, StepSpec
@@ -145,7 +145,7 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     # References may name the inputs that the task was given.
     plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
     check_plan(plan, known, _at_dispatch(report))
-    if step.agent.startswith(ACP_PREFIX):
+    if step.agent.startswith(FOREIGN_PREFIXES):
         report(("agent",), f"{step.agent!r} takes no steps by itself", "name another agent")
     problems.refuse()
     return Dispatch(asked.count, known.with_model(step), asked.max_steps)

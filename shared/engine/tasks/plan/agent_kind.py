@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from soong.shared.core.errors import BudgetExceededError, TemplateError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.functions import WHERE, known_scripts
+from soong.shared.engine.tasks.functions import WHERE, WHERE_AGENTS, known_scripts
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
@@ -32,7 +32,16 @@ from soong.shared.engine.tasks.plan.fields import (
     check_work,
     sequence,
 )
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, OnFailure, Plan, PlanNames, Report
+from soong.shared.engine.tasks.plan.plan import (
+    ACP_PREFIX,
+    FOREIGN_PREFIXES,
+    ORCHESTRATOR,
+    OWN_PREFIX,
+    OnFailure,
+    Plan,
+    PlanNames,
+    Report,
+)
 from soong.shared.engine.tasks.plan.template import Scope, as_text, render
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, problem, unexpected
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Path, Problems, Unknown
@@ -238,7 +247,8 @@ def _check(step: StepSpec, path: Path, names: References, known: PlanNames, repo
     check_work(step, path, names, report)
     if step.permissions:
         check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
-    if step.output is not None and step.output.get("type") != "object":
+    is_own = step.agent.startswith(OWN_PREFIX)
+    if step.output is not None and step.output.get("type") != "object" and not is_own:
         report((*path, "output"), "an agent's output is not an object", "set `type: object`")
     if step.claim is ClaimMode.PULL:
         _check_pulled(step, path, report)
@@ -257,14 +267,22 @@ def _check_pulled(step: StepSpec, path: Path, report: Report) -> None:
 
 
 def _check_agent(step: StepSpec, path: Path, names: References, known: PlanNames, report: Report) -> None:
-    if not step.instructions.strip() and not step.script:
-        report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
-    if known.definitions is not None and step.agent not in known.definitions:
-        hint = Unknown(step.agent, known.definitions, names_all=True)
-        report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
-    if (ACP_PREFIX in (step.agent[:4], step.model[:4])) and step.model not in ("", step.agent):
+    is_own = step.agent.startswith(OWN_PREFIX)
+    if not step.instructions.strip() and not step.script and not (is_own and step.inputs):
+        more = "or `inputs:` for your agent" if is_own else "(and a `script:` for the script model)"
+        report(path, "the step does not say what to do", f"add `instructions:` {more}")
+    if is_own:
+        name, agents = step.agent.removeprefix(OWN_PREFIX), known.agents
+        if agents is not None and name not in agents:
+            report((*path, "agent"), f"no agent is registered as {name!r}", Unknown(name, agents, after=WHERE_AGENTS))
+    elif known.definitions is not None and step.agent not in known.definitions:
+        near = Unknown(step.agent, known.definitions, names_all=True)
+        report((*path, "agent"), f"there is no agent definition {step.agent!r}", near)
+    is_others = step.agent.startswith(ACP_PREFIX) or step.model.startswith(FOREIGN_PREFIXES)
+    if is_others and step.model not in ("", step.agent):
         words = f"the agent {step.agent!r} does not run on the model {step.model!r}"
-        report((*path, "model"), words, f"an agent of others ({ACP_PREFIX}NAME) has its own model: leave it out")
+        hint = f"an agent of others ({ACP_PREFIX}NAME) has its own model: leave it out"
+        report((*path, "model"), words, "name a model as provider:name" if is_own else hint)
     if step.agent == ORCHESTRATOR and not known.may_name_orchestrator:
         words = f"{ORCHESTRATOR!r} plans and delegates, and the agent of a step starts no other agents"
         report((*path, "agent"), words, "give the goal with `soong ask`, or write what it would plan as steps")

@@ -216,7 +216,11 @@ def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
         return known
     last = found[-1]
     return (
-        replace(known, functions=last.functions, scripts=frozenset(last.scripts), calls=last.scripts) if last else known
+        replace(
+            known, functions=last.functions, scripts=frozenset(last.scripts), calls=last.scripts, agents=last.agents
+        )
+        if last
+        else known
     )
 
 

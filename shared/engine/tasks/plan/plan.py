@@ -31,6 +31,10 @@ INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", 
 
 ACP_PREFIX = "acp:"
 """Before the name of an agent of others (ACP-01), as definition and as the model of its runs."""
+OWN_PREFIX = "python:"
+"""Before the name of a registered agent of another library (BYO-01), as definition and as the model of its runs."""
+FOREIGN_PREFIXES = (ACP_PREFIX, OWN_PREFIX)
+"""Agents whose own loop runs: what they name as their model is no model of a provider."""
 ORCHESTRATOR = "orchestrator"
 """The definition of agents that plan and delegate."""
 MAX_MAP_ITEMS = 10_000
@@ -88,6 +92,8 @@ class Registered(Value):
 
     functions: frozenset[str]
     scripts: Mapping[str, Sequence[str]]
+    agents: frozenset[str] = frozenset()
+    """Agents of other libraries, by name without prefix."""
 
 
 ModuleLoader: TypeAlias = Callable[[str], Registered | None]
@@ -105,6 +111,8 @@ class PlanNames(Value):
     definitions: frozenset[str] | None = None
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
+    agents: frozenset[str] | None = None
+    """Registered agents of other libraries, by name without prefix."""
     calls: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     """The tools that the source of scripted agents calls by name, as far as it is known."""
     load_module: ModuleLoader | None = None
@@ -121,7 +129,8 @@ class PlanNames(Value):
         """Return a step with the model of its agent definition, where it names none itself."""
         if step.step is not None:
             return replace(step, step=self.with_model(step.step))
-        named = self.definition_models.get(step.agent, "")
+        own = step.agent if step.agent.startswith(OWN_PREFIX) else ""
+        named = self.definition_models.get(step.agent, own)
         return replace(step, model=named) if named and step.is_own_agent and not step.model else step
 
 

@@ -1,0 +1,128 @@
+"""The seam between an agent's own loop and the run that serves it.
+
+An agent of another library runs its own loop. It reaches its run through a :class:`Session` alone: a request to its
+model and a call of a tool wait there for their answer. In a run that was taken up from its record, recorded answers
+and results are given at once, until the loop is where it was.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import timedelta
+from inspect import isawaitable
+from typing import Any, Final, Protocol
+
+import msgspec
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition as ToolForModel
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.value import Value
+from soong.shared.engine.tasks.functions import RegisteredAgent, StepContext
+from soong.shared.tools.result import ToolResult
+
+LONGEST: Final = timedelta(days=1)
+"""The time of a tool that sets none; the longest time of the deployment holds as well."""
+RAISED: Final = "raised"
+"""In the details of a failure: a tool of the agent's own raised, which its loop handles itself."""
+MAX_TOOL_CHARS: Final = 64
+_NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9_-]+|^-")
+
+
+class OwnRequest(Value):
+    """A request of an agent's own loop.
+
+    ``texts`` are the prompts that the agent's code adds to the history since its last answer: they are recorded, and
+    must be the recorded ones when the run is taken up. ``answered`` are texts by which the agent itself answers calls
+    of the last answer that it does not make (arguments that it refuses), by the calls' ids. ``origin`` is what the
+    adapter's model needs to send the request.
+    """
+
+    messages: list[ModelMessage]
+    parameters: ModelRequestParameters
+    texts: tuple[str, ...] = ()
+    system: str = ""
+    answered: Mapping[str, str] = msgspec.field(default_factory=dict)
+    origin: Any = None
+
+
+class OwnTool(Value):
+    """A call of an agent's own tool. ``make`` makes it: as the agent asked, or with the arguments that a hook wrote."""
+
+    make: Callable[[JsonObject | None], Awaitable[Any]]
+    description: str = ""
+    is_readonly: bool = False
+    timeout: timedelta | None = None
+
+
+class Session(Protocol):
+    """A run as an agent's own loop sees it. Neither method returns when the run has ended: the loop is cancelled."""
+
+    @property
+    def tools(self) -> Sequence[ToolForModel]:
+        """The tools of Soong that the step offers to the agent, by the names under which it calls them."""
+        ...
+
+    async def request(self, request: OwnRequest) -> ModelResponse:
+        """Return the answer to a request: the recorded one, or that of the model, which is recorded first."""
+        ...
+
+    async def call(self, call_id: str, tool: str, arguments: JsonObject, own: OwnTool | None) -> ToolResult:
+        """Return the result of a call: the recorded one, or that of the run's pipeline. ``own`` None: a tool of Soong.
+
+        ``tool`` is the agent's name for it.
+        """
+        ...
+
+
+class OwnModel(Model[Any]):
+    """The model of a run of such an agent: sends ``pending``, as the agent asked for it."""
+
+    agent: "OwnAgent"
+    pending: OwnRequest
+
+
+class OwnAgent(Protocol):
+    """An agent of one library, for one run.
+
+    ``name`` is the registered one, ``model_name`` is ``provider:name``. ``has_fallbacks``: another model of Soong can
+    be sent its requests.
+    """
+
+    name: str
+    model_name: str
+    has_fallbacks: bool
+
+    @property
+    def model(self) -> OwnModel: ...
+
+    async def run(self, prompt: str, inputs: JsonObject, session: Session) -> Json:
+        """Run the agent to its end and return its output as JSON. Raises: any error of the agent."""
+        ...
+
+
+class OwnToolError(Exception):
+    """A tool of the agent's own raised; its words are the text. Raised where the agent's loop awaits the call."""
+
+
+class OwnAgentError(Exception):
+    """The agent ended in a way that its step cannot take. ``type`` is that of the step's error."""
+
+    def __init__(self, message: str, type: str) -> None:
+        self.type = type
+        super().__init__(message)
+
+
+def own_tool_name(tool: str) -> str:
+    """Return the last part of the canonical name of an agent's own tool."""
+    return _NOT_IN_A_NAME.sub("_", tool.lower())[:MAX_TOOL_CHARS] or "_"
+
+
+async def dependencies(
+    registered: RegisteredAgent, inputs: JsonObject, context: StepContext, stack: AsyncExitStack
+) -> Any:
+    """Return what the agent's ``deps`` gives for a run; what it opens is closed with ``stack``."""
+    given = None if registered.deps is None else registered.deps(inputs, context)
+    given = await given if isawaitable(given) else given
+    return await stack.enter_async_context(given) if isinstance(given, AbstractAsyncContextManager) else given

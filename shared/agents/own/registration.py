@@ -1,0 +1,93 @@
+"""Registers agents of other libraries, so that a step runs them as they are: ``agent: python:NAME`` (BYO-01, BYO-02).
+
+Importing the module that registers is all that a worker needs. The library of an agent is found by its class; its
+adapter is imported when an agent of it is registered or run.
+"""
+
+import inspect
+import re
+from collections.abc import Collection
+from importlib import import_module
+from typing import Any, Final
+
+from soong.shared.agents.own.port import OwnAgent
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.foreign import shown
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.functions import Deps, RegisteredAgent, StepContext, keep_agent, resolve_agent
+from soong.shared.tools.definition import NAMESPACE_TAGS
+
+MAX_NAME_CHARS: Final = 60
+_NAME: Final = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z0-9_][a-z0-9_-]*)*", re.ASCII)
+_ADAPTERS: Final = {
+    "pydantic_ai": "soong.shared.agents.own.pydantic_ai_agent",
+    "agents": "soong.shared.agents.own.openai_agent",
+    "langgraph": "soong.shared.agents.own.langgraph_agent",
+}
+"""The module of the adapter, by the package of the library."""
+
+
+def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly: Collection[str] = ()) -> None:
+    """Register an agent of Pydantic AI, an agent of the OpenAI Agents SDK or a compiled LangGraph graph under ``name``.
+
+    A step runs it with ``agent: python:NAME``. The text input ``prompt`` is its prompt; without one the step's
+    ``instructions`` are, and without these all inputs as JSON.
+
+    Args:
+        name: a part before the names of its own tools, such as ``reviewers.bug_finder``.
+        agent: the object, as its library makes it.
+        deps: called with the step's inputs and its :class:`StepContext`, once in each process that takes the run up;
+            returns the agent's dependencies (the ``context`` of the OpenAI Agents SDK, the ``context`` of a graph), or
+            an awaitable of them, or an asynchronous context manager, which is entered and left with the run.
+        readonly: the agent's own tools that change nothing. They are not asked for, and run again when a crash cut
+            them off. All other tools of its own are writes, and ask.
+
+    Raises:
+        InvalidConfigError: the name is not dotted lower-case ASCII or is taken, the agent is of no known library, it
+            has a part that cannot be kept, or ``readonly`` names a tool that it does not have.
+    """
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS or name.partition(".")[0] in NAMESPACE_TAGS:
+        own = ", ".join(sorted(NAMESPACE_TAGS))
+        raise InvalidConfigError(
+            f"{name!r} is not the name of an agent; use parts of a-z, 0-9, '_' or '-' joined by dots, at most "
+            f"{MAX_NAME_CHARS} characters, such as 'reviewers.bug_finder'; the first part is none of {own}"
+        )
+    frame = inspect.currentframe()
+    caller = None if frame is None else frame.f_back
+    origin = "" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    registered = RegisteredAgent(name, agent, deps, frozenset(readonly), origin)
+    own_tools = adapter_of(agent, name).check(agent)
+    unknown = sorted(registered.readonly - own_tools) if own_tools is not None else []
+    if unknown:
+        known = ", ".join(sorted(own_tools or ())) or "none"
+        raise InvalidConfigError(
+            f"the agent {name!r} has no tool {unknown[0]!r} of its own; readonly can name: {known}"
+        )
+    keep_agent(registered)
+
+
+def output_schema_of(agent: Any) -> JsonObject | None:
+    """Return the JSON Schema of what an agent gives; None where it is not known. Raises: InvalidConfigError."""
+    schema: JsonObject | None = adapter_of(agent, "").output_schema(agent)
+    return schema
+
+
+def adapter_of(agent: Any, name: str) -> Any:
+    """Return the adapter's module of an agent's library. Raises: InvalidConfigError, no adapter is known for it."""
+    packages = [base.__module__.partition(".")[0] for base in type(agent).__mro__]
+    found = next((package for package in packages if package in _ADAPTERS), "")
+    if not found:
+        raise InvalidConfigError(
+            f"{shown(agent)} cannot be registered as the agent {name!r}: it is not an agent of Pydantic AI, an agent "
+            "of the OpenAI Agents SDK, or a compiled LangGraph graph"
+        )
+    return import_module(_ADAPTERS[found])
+
+
+def open_agent(name: str, context: StepContext, model: Any = None) -> OwnAgent:
+    """Return a registered agent for one run. ``model`` is the step's own, in place of the agent's; None: none.
+    Raises: NotFoundError, InvalidConfigError, it cannot be run here.
+    """
+    registered = resolve_agent(name)
+    opened: OwnAgent = adapter_of(registered.agent, name).open_agent(registered, context, model)
+    return opened

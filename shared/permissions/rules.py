@@ -257,13 +257,15 @@ def parse_allow(
     ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
     ``exact:<the tool's own scope>``; :func:`written_out` reads ``now``. It may be left out only for a tool of
     ``readonly_tools``. It is taken character by character: a blank at its end would name another folder.
-    ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here.
+    ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here. The own tools
+    of a registered agent are known by its runs alone: ``AGENT.TOOL:exact:AGENT``.
     Raises: UsageError, says what is wrong and what to write.
     """
     pattern, separator, wanted = text.lstrip().partition(":")
     if not any(char.isalnum() for char in pattern):
         raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
-    if tools is not None and not any(fnmatchcase(name, pattern) for name in tools):
+    of_agent = wanted.startswith("exact:") and pattern.startswith(f"{wanted.removeprefix('exact:')}.")
+    if tools is not None and not of_agent and not any(fnmatchcase(name, pattern) for name in tools):
         near = get_close_matches(pattern, tools, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`soong tools list` shows the tools"
         raise UsageError(f"{source} {text!r}: there is no tool {pattern!r}; {hint}")

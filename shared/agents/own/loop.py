@@ -26,7 +26,8 @@ from soong.shared.core.foreign import await_foreign, begin_task, cancelled_soon,
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.tools.definition import Permission, ToolContext, ToolDefinition
+from soong.shared.permissions.rules import METADATA_KEY
+from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.execution import parsed
 from soong.shared.tools.limits import UnfitError, plain
 from soong.shared.tools.naming import NameTable
@@ -163,11 +164,13 @@ class OwnAgentLoop(AgentLoop):
         return answer
 
     def _note_request(self, request: OwnRequest) -> None:
+        outputs = {tool.name for tool in request.parameters.output_tools}
         for call_id, text in request.answered.items():
             part = self._parts.get(call_id)
             if part is not None and call_id not in self._results:
+                name = part.tool_name if part.tool_name in outputs else self._tool_name(part, self.names)
                 failure = ToolFailure(ErrorType.INVALID_INPUT, f"the agent did not make this call: {text}")
-                self.talk.refuse(self._tool_name(part, self.names), refusal(call_id, failure))
+                self.talk.refuse(name, refusal(call_id, failure))
         if not self.talk.turns:
             self.talk.begin(opening_nodes(request.system, _joined(request), self.task.inputs, self.task.run_dirs))
             return
@@ -225,8 +228,9 @@ class OwnAgentLoop(AgentLoop):
                 handler=self._handle,
                 permission=Permission.READONLY if own.is_readonly else Permission.WRITE,
                 timeout=own.timeout,
-                open_world=True,
-                metadata={"reads_untrusted": True},
+                open_world=False,  # what is allowed of it, is allowed by the agent's name
+                target=lambda _context, _input: Target("resource", scope=self.own.agent.name, shown=name),
+                metadata={METADATA_KEY: True},
             )
         )
 

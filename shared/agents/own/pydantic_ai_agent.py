@@ -107,12 +107,13 @@ class PydanticAgent:
     def __init__(self, registered: RegisteredAgent, context: StepContext, model: Model[Any] | None) -> None:
         """Open the agent for a run; ``model`` replaces its own. Raises: InvalidConfigError, it has no model here."""
         self.name = registered.name
-        self._registered, self._context, self._override = registered, context, model
+        self._registered, self._context = registered, context
         own = model or registered.agent.model
         if own is None:
             words = f"the agent {self.name!r} has no model; give it one, or name one in the step's `model`"
             raise InvalidConfigError(words)
         used = provider_model(own) if isinstance(own, str) else own
+        self._given = None if used is registered.agent.model else used
         self.model_name = own if isinstance(own, str) else f"{used.system}:{used.model_name}"
         self.model = _AgentModel(used, self)
 
@@ -123,7 +124,7 @@ class PydanticAgent:
                 result = await self._registered.agent.run(
                     prompt,
                     deps=deps,
-                    model=self._override,
+                    model=self._given,
                     run_id=self._context.identity.run_id,
                     toolsets=[_OfferedTools(session)],
                     capabilities=[_InRun(session, self._registered.readonly)],

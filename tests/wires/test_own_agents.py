@@ -1,0 +1,319 @@
+"""An agent of Pydantic AI as it is, on a wire server: its requests, its tools, its crashes (BYO-01)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from llmock.scenarios import Fail, Reply, ToolCall
+from pydantic import BaseModel
+from pydantic_ai import Agent, ModelRetry, RunContext
+from pydantic_ai.messages import BinaryContent, PartDeltaEvent
+from pydantic_ai.toolsets import ExternalToolset
+
+from soong.shared.agents.definition import AgentLimits, ModelOptions
+from soong.shared.agents.model import resolve_model
+from soong.shared.agents.own.registration import output_schema_of, register_agent
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.functions import StepContext
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PreOutcome
+from tests.unit.agents.parts import RuleGate
+from tests.wires.own_run import READ, BorderView, KilledError, Ledger, OwnRun
+from tests.wires.wire import Wires
+
+NAME = "tests.reviewer"
+
+
+class Report(BaseModel):
+    owner: str
+    bugs: int
+
+
+@dataclass
+class World:
+    """What the agent's own tools touch, and how often."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    owners: list[str] = field(default_factory=list)
+    issues: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+
+
+WORLD = World()
+
+
+@asynccontextmanager
+async def opened(inputs: JsonObject, context: StepContext) -> AsyncIterator[str]:
+    """Give a dependency that is open while the agent runs."""
+    WORLD.opened.append(f"{inputs['prompt']} {context.identity.run_id}")
+    yield "blue"
+    WORLD.opened.append("closed")
+
+
+MODEL = "openai-chat:gpt-5"
+agent = Agent(MODEL, deps_type=str, output_type=Report, instructions="You look for bugs.", defer_model_check=True)
+
+
+@agent.tool
+async def owner_of(ctx: RunContext[str], path: str) -> str:
+    """Return who owns a file."""
+    WORLD.owners.append(path)
+    return f"{ctx.deps} owns {path}"
+
+
+@agent.tool_plain
+def file_issue(title: str) -> dict[str, int]:
+    """File an issue."""
+    if title == "vague":
+        raise ModelRetry("say what is wrong")
+    WORLD.issues.append(title)
+    WORLD.ledger.border("the effect of a call")
+    return {"number": len(WORLD.issues)}
+
+
+@agent.output_validator
+def has_bugs(output: Report) -> Report:
+    if output.bugs < 1:
+        raise ModelRetry("look again, there is one")
+    return output
+
+
+REPORT = {"owner": "blue", "bugs": 1}
+ARRIVED = "an answer has arrived"
+REPLIES = (
+    Reply(tool_calls=(ToolCall("owner_of", {"path": "a.py"}), ToolCall("code__read_file", {"path": "a.py"}))),
+    Reply(tool_calls=(ToolCall("file_issue", {"title": "vague"}),)),
+    Reply(tool_calls=(ToolCall("file_issue", {"title": "x is unused"}), ToolCall("owner_of", {"path": "b.py"}))),
+    Reply(tool_calls=(ToolCall("final_result", {"owner": "blue", "bugs": 0}),)),
+    Reply(tool_calls=(ToolCall("final_result", {"owner": "blue", "bugs": 1}),)),
+)
+
+
+@pytest.fixture
+def own(wires: Wires) -> OwnRun:
+    register_agent(NAME, agent, deps=opened, readonly=["owner_of"])
+    WORLD.__init__()  # type: ignore[misc]  # a new one, under the name that the tools know
+    return OwnRun(wires, NAME, REPLIES, tools=(READ,))
+
+
+@pytest.mark.spec("BYO-01.a", "BYO-01.b")
+async def test_an_agent_runs_as_it_is(own: OwnRun) -> None:
+    ledger = Ledger()
+
+    end = await own(ledger)
+
+    assert (end.end_reason, end.outcome, end.output) == (
+        EndReason.COMPLETED,
+        Outcome.CLEAN,
+        {"owner": "blue", "bugs": 1},
+    )
+    assert (WORLD.owners, WORLD.issues) == (["a.py", "b.py"], ["x is unused"])
+    assert [tool for tool, _ in ledger.results] == [
+        *("code.read_file", "final_result"),
+        *(f"{NAME}.file_issue",) * 2,
+        *(f"{NAME}.owner_of",) * 2,
+    ]
+    assert [call.definition.name for call in own.gate.asked] == [f"{NAME}.file_issue"] * 2
+    assert (end.usage.requests, len(own.wires.requests)) == (5, 5)
+    assert WORLD.opened == ["Look at a.py run_1", "closed"]
+
+
+@pytest.mark.spec("BYO-01.c")
+async def test_killed_at_any_border_it_goes_on_and_nothing_is_done_or_charged_twice(own: OwnRun) -> None:
+    WORLD.ledger = whole = Ledger()
+    end = await own(whole)
+    assert len(whole.borders) > 40
+
+    for place, border in enumerate(whole.borders, 1):
+        WORLD.__init__(dying := Ledger(dies_at=place))  # type: ignore[misc]
+        own.gate = RuleGate()
+        with pytest.raises(KilledError):
+            await own(dying)
+        sent = len(own.wires.requests)
+        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
+        WORLD.ledger = again = dying.resumed()
+
+        last = await own(again)
+
+        # An answer that had arrived and was not recorded yet is asked for again, and counted once.
+        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
+        assert (sent, len(own.wires.requests)) == (dying.answers + is_lost, 5 - dying.answers), (place, border)
+        assert last.output == REPORT, (place, border)
+        assert last.usage.requests == end.usage.requests, (place, border)
+        if is_cut_write:  # it may have happened: it is not repeated, and the step says so
+            assert WORLD.issues in ([], ["x is unused"]), (place, border)
+            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
+        else:
+            assert (WORLD.issues, again.results) == (["x is unused"], whole.results), (place, border)
+            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+
+
+@pytest.mark.spec("BYO-01.c")
+@pytest.mark.parametrize("what", ["prompt", "tool"])
+async def test_an_agent_that_does_something_else_than_recorded_ends_its_run(own: OwnRun, what: str) -> None:
+    dying = Ledger(dies_at=20)
+    with pytest.raises(KilledError):
+        await own(dying)
+    again = dying.resumed()
+    if what == "prompt":
+        own.overrides = {"inputs": {"prompt": "Look at b.py"}}
+    else:
+        nodes = [node for node in again.written if node.kind is NodeKind.TOOL_RESULT]
+        nodes[0].payload["tool"] = "code.other"  # type: ignore[index]
+
+    end = await own(again)
+
+    assert end.error is not None
+    assert (end.error.type, end.error.retryable) == ("replay_differs", False)
+    assert "Look at b.py" in end.error.message or "code.other" in end.error.message
+    assert own.wires.requests == []
+
+
+@pytest.mark.spec("BYO-01.b")
+async def test_a_denied_call_is_the_agents_to_handle(own: OwnRun) -> None:
+    own.gate = RuleGate(allows=lambda call: False)
+
+    end = await own()
+
+    assert (end.outcome, end.output, WORLD.issues) == (Outcome.PARTIAL, REPORT, [])
+    assert {one["tool"] for one in end.denials} == {f"{NAME}.file_issue"}
+    told = str(own.wires.requests[-1].body)
+    assert "permission_denied" in told
+
+
+@pytest.mark.spec("BYO-01.b")
+async def test_a_hook_rewrites_the_call_of_an_own_tool(own: OwnRun) -> None:
+    async def elsewhere(_call: HookCall) -> PreOutcome:
+        return PreOutcome(call_input={"path": "c.py"})
+
+    own.hooks = Hooks((NamedHook("elsewhere", elsewhere, Matcher(f"{NAME}.owner_of")),))
+
+    await own()
+
+    assert WORLD.owners == ["c.py", "c.py"]
+
+
+@pytest.mark.spec("BYO-01.a")
+async def test_answers_are_shown_while_they_arrive(own: OwnRun) -> None:
+    view = BorderView(Ledger())
+    own.view = lambda _ledger: view
+
+    await own()
+
+    assert sum(isinstance(piece, PartDeltaEvent) for piece in view.pieces) > 5
+
+
+@pytest.mark.spec("BYO-01.a")
+async def test_busy_providers_are_asked_again_and_a_final_failure_ends_the_step_for_another_attempt(
+    own: OwnRun,
+) -> None:
+    own.replies = (Fail(503, times=2), *REPLIES)  # type: ignore[assignment]
+    busy = await own(ledger := Ledger())
+    own.replies = (Fail(503, times=None),)  # type: ignore[assignment]
+
+    down = await own()
+
+    assert busy.output == REPORT
+    assert ledger.events.count(EventType.MODEL_FAILED) == 2
+    assert down.error is not None
+    assert (down.end_reason, down.error.retryable) == (EndReason.PROVIDER_FAILED, True)
+
+
+@pytest.mark.spec("BYO-01.a")
+async def test_a_limit_ends_the_run_before_the_next_request(own: OwnRun) -> None:
+    own.overrides = {"limits": AgentLimits(max_turns=2)}
+
+    end = await own()
+
+    assert (end.end_reason, len(own.wires.requests)) == (EndReason.MAX_TURNS, 2)
+
+
+@pytest.mark.spec("BYO-01.a")
+async def test_the_steps_model_and_settings_replace_the_agents(own: OwnRun) -> None:
+    own.overrides = {"options": ModelOptions(max_tokens=77)}
+
+    await own(model=resolve_model("anthropic:claude-sonnet-5-5"))
+
+    body = own.wires.requests[0].body
+    assert (body["model"], body["max_tokens"]) == ("claude-sonnet-5-5", 77)
+
+
+@pytest.mark.spec("BYO-01")
+@pytest.mark.parametrize(
+    ("reply", "type", "words"),
+    [
+        (Reply(text="no report"), "invalid_output", "gave up"),
+        (Reply(tool_calls=(ToolCall("breaks", {}),)), "execution_failed", "ValueError: it broke"),
+    ],
+)
+async def test_what_ends_the_agent_fails_its_step(wires: Wires, reply: Reply, type: str, words: str) -> None:
+    failing = Agent(MODEL, output_type=Report, defer_model_check=True)
+
+    @failing.tool_plain
+    def breaks() -> str:
+        raise ValueError("it broke")
+
+    register_agent("tests.failing", failing)
+
+    end = await OwnRun(wires, "tests.failing", (reply,) * 9)()
+
+    assert end.error is not None
+    assert (end.error.type, end.error.retryable) == (type, True)
+    assert words in end.error.message
+
+
+@pytest.mark.spec("BYO-01")
+async def test_files_in_results_and_calls_that_ask_for_approval_keep_their_meaning(wires: Wires) -> None:
+    looking = Agent(MODEL, defer_model_check=True)
+
+    @looking.tool_plain
+    def picture() -> list[str | BinaryContent]:
+        return ["a cat", BinaryContent(b"\x89PNG", media_type="image/png")]
+
+    @looking.tool_plain(requires_approval=True)
+    def buy() -> str:
+        return "bought"
+
+    register_agent("tests.looking", looking, readonly=["picture", "buy"])
+    calls = (ToolCall("picture", {}), ToolCall("buy", {}))
+    own = OwnRun(wires, "tests.looking", (Reply(tool_calls=calls), Reply(text="done")))
+
+    end = await own()
+
+    assert end.output == "done"
+    assert [call.definition.name for call in own.gate.asked] == ["tests.looking.buy"]
+    assert "iVBORw==" not in str(own.wires.requests[-1].body["messages"][-1]["content"])[:20]
+    assert "image/png;base64" in str(own.wires.requests[-1].body)
+
+
+@pytest.mark.spec("BYO-01")
+@pytest.mark.parametrize(
+    ("name", "given", "readonly", "words"),
+    [
+        ("Reviewers", agent, (), "'Reviewers' is not the name of an agent"),
+        ("code.reviewer", agent, (), "the first part is none of"),
+        ("tests.other", object(), (), "is not an agent of Pydantic AI"),
+        ("tests.other", agent, ("owner",), "no tool 'owner' of its own; readonly can name: file_issue, owner_of"),
+        ("tests.other", Agent(toolsets=[ExternalToolset([])]), (), "ExternalToolset"),
+        (NAME, Agent(), (), "two agents are registered as 'tests.reviewer'"),
+    ],
+)
+def test_what_cannot_be_registered_says_why(
+    own: OwnRun, name: str, given: object, readonly: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        register_agent(name, given, readonly=readonly)
+
+
+@pytest.mark.spec("BYO-01")
+def test_the_schema_of_an_agents_output_is_that_of_its_type() -> None:
+    schema = output_schema_of(agent)
+
+    assert schema is not None
+    assert schema["required"] == ["owner", "bugs"]

@@ -20,7 +20,9 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("Soong", "PlanSource", "TaskResult", "StepDetail", "StepErrorSchema", "DeliverableSchema", "DenialSchema"),
         *("AnswerDelta", "TaskStatus", "StepStatus", "ExitCode"),
     ),
-    "Steps": ("step_function", "StepContext", "scripted_agent", "AgentHandle", "Json", "JsonObject"),
+    "Steps": (
+        *("step_function", "StepContext", "scripted_agent", "AgentHandle", "register_agent", "Json", "JsonObject"),
+    ),
     "Permissions": (
         *("PermissionCallback", "PermissionRequest", "PermissionDecision", "Choice", "StepGrant", "Preview"),
         *("StepPreview", "CheckedPermission", "ElicitationCallback", "ElicitationRequest", "ElicitationAnswer"),

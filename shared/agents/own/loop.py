@@ -2,7 +2,7 @@
 
 Each request of the agent becomes a turn of the run: paced, charged, streamed and recorded like that of any agent. Each
 call of a tool goes through the run's pipeline. A run that another process takes up runs the agent again from its start
-and gives it the recorded answers and results; from the first that is missing on, it goes on. So the agent's own code
+and gives it the recorded answers and results; from the first that is missing on, it continues. So the agent's own code
 must do the same again between them.
 """
 
@@ -43,7 +43,7 @@ MAX_SHOWN_CHARS = 300
 
 @dataclass(slots=True)
 class OwnAgentLoop(AgentLoop):
-    """Implements :class:`soong.shared.agents.own.port.Session`."""
+    """Implements :class:`soong.shared.agents.own.port.HostRun`."""
 
     _recorded: deque[tuple[str, ModelResponse]] = field(default_factory=deque)
     """The recorded answers that the agent has not got yet, each with the texts of its request."""

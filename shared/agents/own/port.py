@@ -1,6 +1,6 @@
 """The seam between an agent's own loop and the run that serves it.
 
-An agent of another library runs its own loop. It reaches its run through a :class:`Session` alone: a request to its
+An agent of another library runs its own loop. It reaches its run through a :class:`HostRun` alone: a request to its
 model and a call of a tool wait there for their answer. In a run that was taken up from its record, recorded answers
 and results are given at once, until the loop is where it was.
 """
@@ -56,7 +56,7 @@ class OwnTool(Value):
     timeout: timedelta | None = None
 
 
-class Session(Protocol):
+class HostRun(Protocol):
     """A run as an agent's own loop sees it. Neither method returns when the run has ended: the loop is cancelled."""
 
     @property
@@ -97,7 +97,7 @@ class OwnAgent(Protocol):
     @property
     def model(self) -> OwnModel: ...
 
-    async def run(self, prompt: str, inputs: JsonObject, session: Session) -> Json:
+    async def run(self, prompt: str, inputs: JsonObject, host: HostRun) -> Json:
         """Run the agent to its end and return its output as JSON. Raises: any error of the agent."""
         ...
 

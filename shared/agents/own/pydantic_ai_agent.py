@@ -47,12 +47,12 @@ from soong.shared.agents.model import provider_model
 from soong.shared.agents.own.port import (
     LONGEST,
     RAISED,
+    HostRun,
     OwnAgentError,
     OwnModel,
     OwnRequest,
     OwnTool,
     OwnToolError,
-    Session,
     dependencies,
 )
 from soong.shared.core.errors import InvalidConfigError
@@ -117,7 +117,7 @@ class PydanticAgent:
         self.model_name = own if isinstance(own, str) else f"{used.system}:{used.model_name}"
         self.model = _AgentModel(used, self)
 
-    async def run(self, prompt: str, inputs: JsonObject, session: Session) -> Json:
+    async def run(self, prompt: str, inputs: JsonObject, host: HostRun) -> Json:
         async with AsyncExitStack() as stack:
             deps = await dependencies(self._registered, inputs, self._context, stack)
             try:
@@ -126,8 +126,8 @@ class PydanticAgent:
                     deps=deps,
                     model=self._given,
                     run_id=self._context.identity.run_id,
-                    toolsets=[_OfferedTools(session)],
-                    capabilities=[_InRun(session, self._registered.readonly)],
+                    toolsets=[_OfferedTools(host)],
+                    capabilities=[_InRun(host, self._registered.readonly)],
                     infer_name=False,
                 )
             except UsageLimitExceeded as error:
@@ -150,14 +150,14 @@ class PydanticAgent:
 class _InRun(AbstractCapability[Any]):
     """Serves one run of the agent by the run of its step."""
 
-    session: Session
+    host: HostRun
     readonly: frozenset[str]
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
-        return _CallsOfRun(toolset, self.session, self.readonly, count(1))
+        return _CallsOfRun(toolset, self.host, self.readonly, count(1))
 
     def get_wrapper_model(self, model: Model[Any]) -> Model[Any]:
-        return _RequestsOfRun(model, self.session)
+        return _RequestsOfRun(model, self.host)
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
@@ -180,9 +180,9 @@ class _Asked:
 class _RequestsOfRun(WrapperModel):
     """The model as the agent sees it: what it is asked becomes a turn of the run."""
 
-    def __init__(self, wrapped: Model[Any], session: Session) -> None:
+    def __init__(self, wrapped: Model[Any], host: HostRun) -> None:
         super().__init__(wrapped)
-        self._session = session
+        self._host = host
 
     async def request(
         self,
@@ -191,7 +191,7 @@ class _RequestsOfRun(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         asked = _Asked(self.wrapped, model_settings, None)
-        return await self._session.request(request_of(messages, model_request_parameters, asked))
+        return await self._host.request(request_of(messages, model_request_parameters, asked))
 
     @asynccontextmanager
     async def request_stream(
@@ -202,7 +202,7 @@ class _RequestsOfRun(WrapperModel):
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
         asked = _Asked(self.wrapped, model_settings, run_context)
-        answer = await self._session.request(request_of(messages, model_request_parameters, asked))
+        answer = await self._host.request(request_of(messages, model_request_parameters, asked))
         yield CompletedStreamedResponse(answer, model_request_parameters=model_request_parameters, replay_events=True)
 
 
@@ -283,8 +283,8 @@ def _shown(item: Any) -> str:
 class _OfferedTools(AbstractToolset[Any]):
     """The tools of Soong that the step offers to the agent. Their calls never come here: the run makes them."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, host: HostRun) -> None:
+        self._host = host
 
     @property
     def id(self) -> str | None:
@@ -294,7 +294,7 @@ class _OfferedTools(AbstractToolset[Any]):
         del ctx
         return {
             tool.name: ToolsetTool(toolset=self, tool_def=tool, max_retries=0, args_validator=TOOL_SCHEMA_VALIDATOR)
-            for tool in self._session.tools
+            for tool in self._host.tools
         }
 
     async def call_tool(self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: Any) -> Any:
@@ -305,7 +305,7 @@ class _OfferedTools(AbstractToolset[Any]):
 class _CallsOfRun(WrapperToolset[Any]):
     """The agent's complete toolset, whose calls are those of the run."""
 
-    session: Session
+    host: HostRun
     readonly: frozenset[str]
     numbers: "count[int]"
     """For calls that no answer of the model made."""
@@ -317,7 +317,7 @@ class _CallsOfRun(WrapperToolset[Any]):
         call_id = ctx.tool_call_id or f"own{next(self.numbers)}"
         given: JsonObject = to_jsonable_python(tool_args, fallback=str, serialize_unknown=True)
         if isinstance(tool.toolset, _OfferedTools):
-            return _value_of(await self.session.call(call_id, about.name, given, None), is_own=False)
+            return _value_of(await self.host.call(call_id, about.name, given, None), is_own=False)
         is_readonly = about.name in self.readonly and about.kind != "unapproved"
 
         async def make(changed: JsonObject | None) -> Any:
@@ -333,7 +333,7 @@ class _CallsOfRun(WrapperToolset[Any]):
 
         limit = LONGEST if about.timeout is None else timedelta(seconds=about.timeout)
         own = OwnTool(_as_failures(make), about.description or "", is_readonly, limit)
-        return _value_of(await self.session.call(call_id, about.name, given, own), is_own=True)
+        return _value_of(await self.host.call(call_id, about.name, given, own), is_own=True)
 
 
 def _as_failures(make: Any) -> Any:

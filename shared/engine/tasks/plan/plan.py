@@ -34,7 +34,7 @@ ACP_PREFIX = "acp:"
 OWN_PREFIX = "python:"
 """Before the name of a registered agent of another library (BYO-01), as definition and as the model of its runs."""
 FOREIGN_PREFIXES = (ACP_PREFIX, OWN_PREFIX)
-"""Agents whose own loop runs: what they name as their model is no model of a provider."""
+"""Agents whose own loop runs: what they name as their model is not a model of a provider."""
 ORCHESTRATOR = "orchestrator"
 """The definition of agents that plan and delegate."""
 MAX_MAP_ITEMS = 10_000

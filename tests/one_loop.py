@@ -125,7 +125,7 @@ class LoopWorker:
         self.incarnation = Incarnation(self.store.sessions, clock, "w@localhost", self.slots_count, ("default",), ())
         self.incarnation.abilities = functions_needed(known_functions())
         limits = TaskLimits(self.store.budgets, clock)
-        runner = StepRunner(FunctionStepRunner(), NoAgents(), limits=limits)
+        runner = StepRunner(FunctionStepRunner(), NoAgents(), NoAgents(), limits=limits)
         self.slots = Slots(
             self.slots_count, self.store.claims, clock, runner, NoFlower(), UnendedRuns(self.store.claims, clock)
         )

@@ -25,7 +25,14 @@ from soong.shared.engine.tasks.functions import known_agents, known_functions, k
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, OWN_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.engine.wire.notifier import Notifier, catalogue_of, functions_needed, project_needed, tools_needed
+from soong.shared.engine.wire.notifier import (
+    Notifier,
+    app_needed,
+    catalogue_of,
+    functions_needed,
+    project_needed,
+    tools_needed,
+)
 from soong.shared.permissions.configured import WORKER_SOURCE
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
@@ -210,6 +217,7 @@ def abilities(registry: ToolRegistry, settings: Settings, servers: Iterable[str]
         *tools_needed((*schemas, *(f"mcp.{server}.*" for server in servers))),
         catalogue_of(schemas),
         *functions_needed((*known_functions(), *known_scripts(), *(f"{OWN_PREFIX}{name}" for name in known_agents()))),
+        *map(app_needed, (*settings.functions, *([""] if settings.celery_app else []))),
         *projects,
     )
 

@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any, Final
 
 from celery import Celery, signals
+from celery._state import _set_task_join_will_block
 from celery.exceptions import InvalidTaskError
 from celery.worker.strategy import default
 
+from soong.shared.agents.runtime.call_log import WORKER_STOPS
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core import timing
 from soong.shared.core.config import Config, load_config, with_config
@@ -40,6 +42,7 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.toolsets.modules import import_own
 from soong.worker.agent_step import AgentStepRunner
+from soong.worker.celery_step import CeleryStepRunner, celery_app
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.heartbeat import Incarnation
 from soong.worker.lifetime import (
@@ -131,6 +134,11 @@ def make_worker(app: Celery, settings: Settings, node_name: str) -> Any:
         loglevel=settings.log_level.upper(),
     )
     worker.consumer.connection_errors += UNREADABLE
+    # Celery forbids `result.get()` in a worker: a task that waits for a task can take the last process of its pool.
+    # This worker has only our own dispatches. A step waits on a thread of its own, for tasks of other workers.
+    _set_task_join_will_block(False)
+    if settings.celery_app:  # Celery has made ours the default, to which `@shared_task` of a step's module would send
+        celery_app(settings.celery_app, settings).set_default()
     return worker
 
 
@@ -275,7 +283,7 @@ class Handover(Value):
     async def complete(self, store: Store) -> None:
         """Hand the steps back. Raises: SoongError; what the database does not take is freed when the lease ends."""
         leases, now_us = await store.claims.leases(self.worker_id), SystemClock().now_us()
-        await store.claims.release(self.worker_id, leases, reason="the worker stops", now_us=now_us)
+        await store.claims.release(self.worker_id, leases, reason=WORKER_STOPS, now_us=now_us)
         await store.sessions.set_worker_state(self.worker_id, ProcessState.GONE)
 
 
@@ -322,7 +330,9 @@ async def _build(
     isolated = IsolatedCalls(
         tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
     )
-    runner = StepRunner(FunctionStepRunner(settings.runs, isolated), agents, clean, TaskLimits(store.budgets, clock))
+    functions = FunctionStepRunner(settings.runs, isolated)
+    celery = CeleryStepRunner(store.runs, clock, settings, agents.lent)
+    runner = StepRunner(functions, agents, celery, clean, TaskLimits(store.budgets, clock))
     connections = Connections(
         store, notifier, subscriber, closers=(agents.close, inbox.close), wires=(notifier.close, clients.close)
     )

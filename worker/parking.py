@@ -1,4 +1,4 @@
-"""Runs that wait give their slots to others: parked, for consent (PER-13), or lent, for their provider.
+"""Runs that wait give their slots to others: parked, for consent (PER-13), or lent, for a provider or a Celery task.
 
 A run parks when every call of it that is under way has waited for consent for the set time. The rows are written first,
 while the run still waits: only when the write succeeds is it stopped here, to continue elsewhere. After an answer that
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from soong.shared.agents.run_models import LIFTED
 from soong.shared.agents.runtime.call_log import StopSignal
@@ -152,6 +152,10 @@ class RunParking:
             self.poll(self.lot.again_s)
 
 
+MAX_LENT: Final = 1000
+"""Runs of a process that do without a slot; each is a row in memory and a lease."""
+
+
 class Capacity(Protocol):
     """The slots of the process."""
 
@@ -170,14 +174,16 @@ class Capacity(Protocol):
 
 @dataclass(slots=True)
 class LentSlots:
-    """Counts the runs of a process that wait without a slot: at most as many as it has slots.
+    """Counts the runs of a process that wait without a slot.
 
-    ``after_s`` is how long a wait must be, in seconds, for the slot to be worth more to others.
+    ``after_s`` is how long a sleep must be, in seconds, for the slot to be worth more to others.
     """
 
     after_s: float = float("inf")
     count: int = 0
     """Runs that hold no slot now, with those that are to have one again."""
+    sleeping: int = 0
+    """Those of them that need a slot again: at most as many as the process has."""
     returning: int = 0
     """Those whose wait is over: the next places are theirs."""
     slots: Capacity | None = None
@@ -185,36 +191,51 @@ class LentSlots:
     """A slot was given back."""
     _looking: asyncio.Task[None] | None = None
 
-    async def sleep(self, seconds: float) -> None:
-        """Sleep; for a long time without a slot, which the run has again when this returns."""
+    @contextmanager
+    def without_slot(self) -> Iterator[None]:
+        """Give the slot to others meanwhile. It is not given back: what follows must be short, such as a step's end."""
         slots = self.slots
-        if slots is None or seconds <= self.after_s or self.count >= slots.capacity:
-            await asyncio.sleep(seconds)
+        if slots is None or self.count >= MAX_LENT:
+            yield
             return
-        log.info("slot_lent", seconds=round(seconds, 1))
         self.count += 1
         try:
             if self._looking is None:
                 self._looking = asyncio.get_running_loop().create_task(self._look(slots))
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError as signal:
-                if signal.args != (LIFTED,):
-                    raise
-            self.returning += 1
-            try:
-                while await slots.settled_places() <= 0:
-                    self.freed.clear()
-                    await self.freed.wait()
-            finally:
-                self.returning -= 1
+            slots.fill()
+            yield
         finally:
             self.count -= 1
             if not self.count and self._looking is not None:
                 self._looking.cancel()
                 self._looking = None
 
+    async def sleep(self, seconds: float) -> None:
+        """Sleep; for a long time without a slot, which the run has again when this returns."""
+        slots = self.slots
+        if slots is None or seconds <= self.after_s or self.sleeping >= slots.capacity:
+            await asyncio.sleep(seconds)
+            return
+        log.info("slot_lent", seconds=round(seconds, 1))
+        self.sleeping += 1
+        try:
+            with self.without_slot():
+                try:
+                    await asyncio.sleep(seconds)
+                except asyncio.CancelledError as signal:
+                    if signal.args != (LIFTED,):
+                        raise
+                self.returning += 1
+                try:
+                    while await slots.settled_places() <= 0:
+                        self.freed.clear()
+                        await self.freed.wait()
+                finally:
+                    self.returning -= 1
+        finally:
+            self.sleeping -= 1
+
     async def _look(self, slots: Capacity) -> None:
         while True:
-            slots.fill()
             await asyncio.sleep(timing.POLL_ROWS_S)
+            slots.fill()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from soong.shared.agents.runtime.call_log import StopReason
+from soong.shared.agents.runtime.call_log import WORKER_STOPS, StopReason
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -222,7 +222,7 @@ class WorkerProcess:
         await self.claim_loop.settled()
         self._hurry()
         if not await self._idle_in_time():
-            self.slots.stop_all("release", "the worker stops")
+            self.slots.stop_all("release", WORKER_STOPS)
             self.slots.leave_functions()
             await self.slots.until_idle(timing.RELEASE_LIMIT_S)
         try:

@@ -65,8 +65,8 @@ from soong.shared.toolsets.modules import import_own
 log = get_logger(__name__)
 
 
-class AgentSteps(Protocol):
-    """Runs a child agent (:mod:`soong.worker.agent_step`)."""
+class BoundSteps(Protocol):
+    """Runs the steps of a kind: :mod:`soong.worker.agent_step`, :mod:`soong.worker.celery_step`."""
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd: ...
 
@@ -104,7 +104,8 @@ class StepRunner:
     """The one place that maps what happened in a step to how the step ends."""
 
     functions: "FunctionStepRunner"
-    agents: AgentSteps
+    agents: BoundSteps
+    celery: BoundSteps
     redactor: Redactor = field(default_factory=Redactor)
     limits: TaskLimits | None = None
     """None: no task here has limits."""
@@ -130,8 +131,9 @@ class StepRunner:
                         if limit.timeout.expired():  # its function ignored its cancellation
                             raise TimeoutError
                         return end
-                    case StepKind.AGENT:
-                        return await self.agents.run(claim, bound, limit, interruption)
+                    case StepKind.AGENT | StepKind.CELERY as kind:
+                        steps = {StepKind.AGENT: self.agents, StepKind.CELERY: self.celery}[kind]
+                        return await steps.run(claim, bound, limit, interruption)
                     case StepKind.MAP:
                         return claim.failed("execution_failed", "a map step is never claimable")
                     case other:

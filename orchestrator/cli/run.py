@@ -109,7 +109,8 @@ def run_plan(given: RunArguments) -> int:
     if given.is_previewed or given.allowed_steps:
         grants = _consented(given, checked)
         body["step_grants"] = [{"step": grant.step_id, "grant_digest": grant.digest} for grant in grants]
-    has_modules = "modules" in body["plan"] and bool(checked.plan.modules)
+    is_possible = any(word in body["plan"] for word in ("modules", "celery"))
+    has_modules = is_possible and bool(checked.plan.modules)
     keep = checked.keep_modules if has_modules else None
     is_detached, is_json = given.detach, given.is_json
     wanted = submit(

@@ -59,6 +59,8 @@ class Catalogue(Value, dict=True):
     """The same as they are now; None where they do not change."""
     load_module: ModuleLoader | None = None
     """Makes the modules of a plan known; None: plans name none."""
+    imports_apps: bool = False
+    """Workers import the modules of the Celery apps that a plan names."""
     module_hint: str = PlanNames().module_hint
 
     @cached_property
@@ -118,6 +120,7 @@ class Catalogue(Value, dict=True):
             tools=self.names,
             definitions=self.definitions.ids,
             load_module=self.load_module,
+            imports_apps=self.imports_apps,
             module_hint=self.module_hint,
             definition_models=models,
             choosable_models=frozenset(choosable),

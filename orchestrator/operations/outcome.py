@@ -29,7 +29,7 @@ from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
-from soong.shared.engine.wire.notifier import FUNCTION
+from soong.shared.engine.wire.notifier import APP, FUNCTION
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 
@@ -140,17 +140,18 @@ def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict
 
 
 def missing_function(needed: Iterable[tuple[str, Sequence[str]]], workers: Sequence[Worker]) -> str:
-    """Say which function no living worker has, of steps that are ready, by their ids and needs; empty for none."""
-    live = [worker for worker in workers if worker.state is ProcessState.LIVE]
-    words = (word for worker in live for word in worker.capabilities)
-    known = frozenset(word.removeprefix(FUNCTION) for word in words if word.startswith(FUNCTION))
+    """Say which function or Celery app no living worker has, of steps that are ready; empty for none.
+
+    The steps are given by their ids and needs.
+    """
+    words = {word for worker in workers if worker.state is ProcessState.LIVE for word in worker.capabilities}
     for step_id, needs in needed:
-        functions = (need.removeprefix(FUNCTION) for need in needs if need.startswith(FUNCTION))
-        if missing := next((name for name in functions if name not in known), ""):
-            return (
-                f"step {step_id!r} needs the function {missing!r}, which no worker of the running service has; "
-                f"{suggestion(missing, known)}"
-            )
+        for kind, noun in ((FUNCTION, "function"), (APP, "Celery app")):
+            missing = (need.removeprefix(kind) for need in needs if need.startswith(kind) and need not in words)
+            if name := next(missing, ""):
+                known = frozenset(word.removeprefix(kind) for word in words if word.startswith(kind))
+                lack = f"step {step_id!r} needs the {noun} {name!r}, which no worker of the running service has"
+                return f"{lack}; {suggestion(name, known)}"
     return ""
 
 

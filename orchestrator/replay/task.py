@@ -62,7 +62,7 @@ class ReplayVerdict(StrEnum):
     GIVEN = "given"
 
 
-FUNCTION: Final = "a function's step: its result is the recorded one"
+FUNCTION: Final = "a {noun}'s step: its result is the recorded one"
 OUTSIDE: Final = "an agent of others: what it did is the recorded one"
 NOT_BEGUN: Final = "it never began"
 
@@ -138,7 +138,7 @@ class Replayer(Value):
         step = record.step_of(one.run)
         name = record.task.title if step is None else step.step_id
         if step is not None and not step.kind.traits.is_agent:
-            return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=FUNCTION)
+            return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=FUNCTION.format(noun=step.kind.traits.noun))
         if one.run.identity.definition.startswith(FOREIGN_PREFIXES):
             return RunVerdict(name, one.run.id, ReplayVerdict.GIVEN, note=OUTSIDE)
         if not one.nodes:

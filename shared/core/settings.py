@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from soong.shared.core.amounts import WorkerRange
 from soong.shared.core.errors import InvalidConfigError
@@ -107,6 +107,10 @@ class Settings(BaseModel):
     )
     functions: tuple[str, ...] = Field(
         default=(), description="Modules imported by workers that register step functions."
+    )
+    celery_app: str = Field(
+        default="",
+        description="Your Celery app as `module:attribute`, for celery steps without `app`; workers import its module.",
     )
     tools: tuple[str, ...] = Field(
         default=(), description="Modules that add tools, imported by workers and clients alike."
@@ -237,6 +241,14 @@ class Settings(BaseModel):
     def key_file(self) -> Path:
         """The deployment's private key: the configured file, or the one in the home."""
         return self.signing_key_file or self.home / "signing.key"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_celery_app(cls, values: Any) -> Any:
+        """Import the module of the Celery app as those of functions."""
+        module = str(values.get("celery_app") or "").partition(":")[0]
+        named = dict.fromkeys((*(values.get("functions") or ()), module))
+        return values | {"functions": tuple(named)} if module else values
 
     @property
     def import_folders(self) -> tuple[str, ...]:

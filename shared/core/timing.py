@@ -66,6 +66,8 @@ POLL_ROWS_S: Final = 1.0
 """Between two readings of rows: the longest delay of a lost notification."""
 POLL_PROCESS_S: Final = 0.05
 """Between two looks at a process that starts or ends, and at a lock."""
+FIRST_LOOK_S: Final = 0.02
+"""Between the first looks for the result of a Celery task; each pause is longer, up to ``POLL_ROWS_S``."""
 LEAST_PAUSE_S: Final = 0.2
 """The shortest pause between two readings, notifications or calls of the same, however often it changes."""
 FOLLOW_LOGS_S: Final = 2.0

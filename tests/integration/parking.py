@@ -148,7 +148,7 @@ class Site:
         )
         process = WorkerProcess(
             Connections(self.store, self.board, self.board, closers=(inbox.close,)),
-            RunParts(StepRunner(FunctionStepRunner(), agents, Redactor()), NoFlower(), hurry=agents.lot.hurry),
+            RunParts(StepRunner(FunctionStepRunner(), agents, agents, Redactor()), NoFlower(), hurry=agents.lot.hurry),
             own,
             incarnation,
             self.clock,

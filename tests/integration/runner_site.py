@@ -84,4 +84,4 @@ class RunnerSite:
         capabilities = incarnation.capabilities
         turn = await take_turn(self.store, worker_id, (), claim=1, capabilities=capabilities, now_us=CLOCK.now_us())
         (claim,) = turn.claims
-        return claim, StepRunner(FunctionStepRunner(), agents, redactor(self.secrets)), worker_id
+        return claim, StepRunner(FunctionStepRunner(), agents, agents, redactor(self.secrets)), worker_id

@@ -286,7 +286,7 @@ class WorkerActor(Actor):
         work = ScriptedWork(self.store, self.clock, self, ground.bench, asked)
         self.process = WorkerProcess(
             Connections(self.store, self.notifier, ground.board),
-            RunParts(StepRunner(FunctionStepRunner(), work), _NoWatcher(), self.additional, hurry=lot.hurry),
+            RunParts(StepRunner(FunctionStepRunner(), work, work), _NoWatcher(), self.additional, hurry=lot.hurry),
             settings,
             self.incarnation,
             self.clock,

@@ -2666,10 +2666,12 @@ export interface components {
         };
         /**
          * StepKind
-         * @description AGENT runs a child agent; PYTHON calls a registered function; MAP grows children and is never claimable.
+         * @description AGENT runs a child agent; PYTHON calls a registered function; CELERY sends a task of the user's Celery app.
+         *
+         *     MAP grows children and is never claimable.
          * @enum {string}
          */
-        StepKind: "agent" | "python" | "map";
+        StepKind: "agent" | "python" | "celery" | "map";
         /**
          * StepStatus
          * @description The status of a step (DAG-04).

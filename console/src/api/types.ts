@@ -33,7 +33,7 @@ export interface Page<T> {
 export interface LiveStep {
   id: string;
   title: string;
-  kind: "agent" | "python" | "map";
+  kind: "agent" | "python" | "celery" | "map";
   map: string;
   depends_on: string[];
   definition: string;

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -63,6 +63,10 @@ class RunningCalls:
                     del self._calls[call.id]
 
 
+WORKER_STOPS: Final = "the worker stops"
+"""The reason of a run that is handed back because its worker ends; others continue it at once."""
+
+
 @dataclass(slots=True)
 class StopSignal:
     """Set once, by the slot that holds the run or by its parking, before its task is cancelled.
@@ -89,6 +93,11 @@ class StopSignal:
     @property
     def is_set(self) -> bool:
         return self.stop is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Say whether its task is paused, and not only its worker about to stop."""
+        return self.stop == "release" and self.reason != WORKER_STOPS
 
     @property
     def goes_on_elsewhere(self) -> bool:

@@ -56,6 +56,12 @@ class EventType(StrEnum):
     """The plan of an agent of others (ACP-01), as it reports it."""
     AGENT_CALL = "agent_call"
     """A call of such an agent's own tool has ended; ``asked``: it went through the gate."""
+    CELERY_SENT = "celery_sent"
+    """The Celery task of the step was sent; written after the broker has it."""
+    CELERY_FAILED = "celery_failed"
+    """The traceback of its failure."""
+    CELERY_REVOKED = "celery_revoked"
+    """By a pause. When it does not run, it is sent again under another id."""
 
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"
@@ -127,6 +133,8 @@ class NodeKind(StrEnum):
     SKILL = "skill"
     COMPACTION = "compaction"
     """How the answers before it are shown to the model from here on."""
+    CELERY_TASK = "celery_task"
+    """The Celery task of the step, ``sent`` or ``revoked`` by a pause: a next life of the run waits for it."""
     REFUSED = "refused"
     """The usage of an answer of which nothing was taken. It is billed; no model reads it."""
 

@@ -345,7 +345,7 @@ def _by_place(requested: RequestedStep, pools: Collection[str], capabilities: Co
     return ClaimRefusal(Refusal.INCAPABLE, problem, _ANOTHER)
 
 
-SCOPE_HELP: Final = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION for a python step) or session:ID."
+SCOPE_HELP: Final = "pool:NAME, model:NAME, definition:NAME (python:FUNCTION or celery:TASK for a step) or session:ID."
 
 
 def limit_scope(text: str) -> str:

@@ -25,11 +25,12 @@ from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, OWN_PREFIX, Plan, scope_of
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepSpec, TaskKind
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepSpec, TaskKind
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.wire.notifier import (
     PROTOCOL,
     PROTOCOLS,
+    app_needed,
     declared,
     functions_needed,
     project_needed,
@@ -275,11 +276,12 @@ def _new_steps(
 def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
     """Return the capabilities that a worker must announce: the plan's needs, and those of the step's parts.
 
-    These are the version of this program, and the called function; or the needs of the surface's tools (``needed``),
-    their project, and the scripted agent of a step without a model, or the registered agent.
+    These are the version of this program, and the called function or the Celery app; or the needs of the surface's
+    tools (``needed``), their project, and the scripted agent of a step without a model, or the registered agent.
     """
     if not step.kind.traits.is_agent:
-        return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *functions_needed([step.call]))
+        called = [app_needed(step.app)] if step.kind is StepKind.CELERY else functions_needed([step.call])
+        return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *called)
     own = step.agent if step.agent.startswith(OWN_PREFIX) else ""
     script = functions_needed([step.script if model == "script" else "", own])
     return (*declared(step.needs), f"{PROTOCOLS}{PROTOCOL}", *script, *needed, *(project if needed else ()))

@@ -41,6 +41,8 @@ class BoundStep(Value):
 
     instructions: str
     inputs: JsonObject
+    args: tuple[Json, ...] = ()
+    """The positional arguments of a Celery task."""
 
 
 class KindTraits(Value):
@@ -60,10 +62,14 @@ class KindTraits(Value):
 
 
 class StepKind(StrEnum):
-    """AGENT runs a child agent; PYTHON calls a registered function; MAP grows children and is never claimable."""
+    """AGENT runs a child agent; PYTHON calls a registered function; CELERY sends a task of the user's Celery app.
+
+    MAP grows children and is never claimable.
+    """
 
     AGENT = "agent"
     PYTHON = "python"
+    CELERY = "celery"
     MAP = "map"
 
     @property
@@ -91,10 +97,10 @@ class StepSpec(Value, omit_defaults=True):
     """The work of one step. Durations are in seconds.
 
     ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
-    (:mod:`soong.shared.engine.tasks.plan.template`) until they are bound. ``agent``, ``model``, ``settings``,
-    ``allowed_tools``, ``permissions``, ``script`` and ``claim`` belong to an agent step, ``call`` and ``isolation`` to
-    a python step, ``over``, ``item_name``, ``item_key``, ``step``, ``max_items``, ``on_item_failure`` and
-    ``child_surface`` to a map step.
+    (:mod:`soong.shared.engine.tasks.plan.template`) until they are bound, and so are ``args``. ``agent``, ``model``,
+    ``settings``, ``allowed_tools``, ``permissions``, ``script`` and ``claim`` belong to an agent step, ``call`` and
+    ``isolation`` to a python step, ``call``, ``args``, ``app``, ``queue`` and ``terminate`` to a celery step, ``over``,
+    ``item_name``, ``item_key``, ``step``, ``max_items``, ``on_item_failure`` and ``child_surface`` to a map step.
     """
 
     id: str = ""
@@ -125,6 +131,14 @@ class StepSpec(Value, omit_defaults=True):
     call: str = ""
     isolation: str | None = None
     """``thread`` or ``process``; None: as its function was registered."""
+    args: tuple[Json, ...] = ()
+    """The positional arguments of its Celery task; ``inputs`` are those by keyword."""
+    app: str = ""
+    """The Celery app as ``module:attribute``; empty: that of the worker (``SOONG_CELERY_APP``)."""
+    queue: str = ""
+    """The queue of the app; empty: as the app routes the task."""
+    terminate: bool = False
+    """Whether a stop of the step ends the process that works on its Celery task."""
     script: str = ""
     """The scripted agent that runs without a model (:mod:`soong.shared.engine.tasks.functions`)."""
     over: Json = None
@@ -161,6 +175,7 @@ class StepSpec(Value, omit_defaults=True):
 _TRAITS: Final[Mapping[StepKind, KindTraits]] = {
     StepKind.AGENT: KindTraits(("[", "]"), is_agent=True),
     StepKind.PYTHON: KindTraits(("([", "])"), is_round=True, noun="function", is_untrusted=True),
+    StepKind.CELERY: KindTraits(("[/", "/]"), is_round=True, noun="Celery task", is_untrusted=True),
     StepKind.MAP: KindTraits(("[[", "]]"), has_items=True),
 }
 """A new kind of step is a row here, a row of ``KINDS`` in ``plan/checks.py``, and a runner in the worker."""

@@ -238,15 +238,16 @@ def delta_of(payload: str) -> AnswerDelta | None:
 PROTOCOLS: Final = "protocol:"
 TOOL: Final = "tool:"
 FUNCTION: Final = "function:"
+APP: Final = "Celery app:"
 PROJECT: Final = "project:"
 HOST: Final = "host:"
 VERSION: Final = "version:"
 CATALOGUE: Final = "catalogue:"
 
-ANNOUNCED: Final = (PROTOCOLS, TOOL, FUNCTION, PROJECT, HOST, VERSION, CATALOGUE)
+ANNOUNCED: Final = (PROTOCOLS, TOOL, FUNCTION, APP, PROJECT, HOST, VERSION, CATALOGUE)
 """Kinds that every worker announces by itself; everything else is a label."""
 
-COMPUTED: Final = (PROTOCOLS, TOOL, FUNCTION, PROJECT)
+COMPUTED: Final = (PROTOCOLS, TOOL, FUNCTION, APP, PROJECT)
 """Kinds that a step's need is computed of; a plan may name the others."""
 
 BUILTIN: Final = "builtin."
@@ -271,6 +272,11 @@ def _of_server(name: str) -> str:
 def functions_needed(names: Iterable[str]) -> tuple[str, ...]:
     """Return the capabilities of a worker that has these step functions."""
     return tuple(f"{FUNCTION}{name}" for name in names if name and not name.startswith(BUILTIN))
+
+
+def app_needed(app: str) -> str:
+    """Return the capability of a worker that imports the module of a Celery app; empty: the app of its setting."""
+    return f"{APP}{app.partition(':')[0] or '(set SOONG_CELERY_APP)'}"
 
 
 def project_needed(id: str, path: str) -> tuple[str, ...]:

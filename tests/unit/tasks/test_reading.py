@@ -88,7 +88,7 @@ step-is-text
   p.yaml:3 steps[0] | a step is a text | write a mapping
 unknown-kind
   - {id: a, kind: agnet, instructions: x}
-  p.yaml:3 steps[0].kind | 'agnet' is not one of agent, python, map | did you mean 'agent'?
+  p.yaml:3 steps[0].kind | 'agnet' is not one of agent, python, celery, map | did you mean 'agent'?
 depends-on-text
   - {id: a, instructions: x, depends_on: b}
   p.yaml:3 steps[0].depends_on | 'b' cannot be used | a list of texts

@@ -60,7 +60,7 @@ def make_claim(**spec: Json) -> Claim:
 
 
 async def ended(agent: Stuck, **spec: Json) -> StepEnd:
-    return await StepRunner(FunctionStepRunner(), agent).run(make_claim(**spec), StopSignal())
+    return await StepRunner(FunctionStepRunner(), agent, agent).run(make_claim(**spec), StopSignal())
 
 
 @pytest.mark.spec("DAG-10", "DAG-10.b", "DIS-07.d")

@@ -18,6 +18,7 @@ from soong.shared.engine.tasks.plan.agent_kind import AGENT, AgentStep, AgentWor
 from soong.shared.engine.tasks.plan.fields import (
     ON_FAILURE,
     RESERVED,
+    Flag,
     Kind,
     Name,
     NodeDocument,
@@ -32,6 +33,7 @@ from soong.shared.engine.tasks.plan.fields import (
     check_references,
     check_work,
     safe_references,
+    sequence,
 )
 from soong.shared.engine.tasks.plan.plan import MAX_MAP_ITEMS, OnFailure, Plan, PlanNames, Registered, Report
 from soong.shared.engine.tasks.plan.validation import Expected, branch, problem
@@ -75,6 +77,49 @@ def _check_call(step: StepSpec, path: Path, names: References, known: PlanNames,
 FUNCTION: Final = Kind(PythonStep, PythonWork, _check_call)
 
 
+AppName: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"),
+    Expected("a module and an attribute, such as `shop.celery:app`"),
+]
+
+
+class CeleryWork(WorkDocument):
+    """The work of a task of the user's Celery app."""
+
+    model_config = ConfigDict(title="celery step without an id")
+
+    kind: Literal["celery"] = Field(description="A task of your Celery app does it.")
+    call: Title = Field(description="Name of the Celery task.")
+    app: AppName = Field(
+        default="", description="The Celery app as `module:attribute`; left out: the one of SOONG_CELERY_APP."
+    )
+    args: Annotated[tuple[Any, ...], Field(strict=False), BeforeValidator(sequence)] = Field(
+        default=(), description="Positional arguments of the task; `inputs` are those by keyword."
+    )
+    queue: Text = Field(default="", description="Queue of the app; left out: as the app routes the task.")
+    terminate: Flag = Field(
+        default=False,
+        description="Whether cancelling, pausing or the time limit also ends the process that works on the task.",
+    )
+
+
+class CeleryStep(CeleryWork, NodeDocument):
+    """A step that a task of the user's Celery app does."""
+
+    model_config = ConfigDict(title="celery step")
+
+    on_failure: Annotated[OnFailure, Field(strict=False)] | None = Field(default=None, description=ON_FAILURE)
+
+
+def _check_celery(step: StepSpec, path: Path, names: References, _known: PlanNames, report: Report) -> None:
+    check_work(step, path, names, report)
+    check_references(step.args, (*path, "args"), names, report)
+
+
+CELERY: Final = Kind(CeleryStep, CeleryWork, _check_celery)
+
+
 def _no_map(value: Any) -> Any:
     if isinstance(value, Mapping) and value.get("kind") == "map":
         raise problem("a map step is inside a map step", "let a step after it map over its results")
@@ -82,7 +127,9 @@ def _no_map(value: Any) -> Any:
 
 
 ChildDocument: TypeAlias = Annotated[
-    Annotated[AgentWork, Tag(branch("child", "agent"))] | Annotated[PythonWork, Tag(branch("child", "python"))],
+    Annotated[AgentWork, Tag(branch("child", "agent"))]
+    | Annotated[PythonWork, Tag(branch("child", "python"))]
+    | Annotated[CeleryWork, Tag(branch("child", "celery"))],
     by_kind("child"),
     BeforeValidator(_no_map),
 ]
@@ -106,7 +153,9 @@ class MapStep(NodeDocument):
     )
     on_item_failure: Policy | None = Field(default=None, description="As on_failure, for each child.")
     priority: Priority = Field(default=0, description="Higher first, among steps that are ready.")
-    step: ChildDocument = Field(description="The child: an agent or python step without id, depends_on and on_failure.")
+    step: ChildDocument = Field(
+        description="The child: an agent, python or celery step without id, depends_on and on_failure."
+    )
     on_failure: Policy | None = Field(default=None, description=ON_FAILURE)
 
     def planned(self, **values: Any) -> StepSpec:
@@ -125,17 +174,22 @@ def _check_map(step: StepSpec, path: Path, names: References, known: PlanNames, 
         report((*path, "over"), "it is not a list", "write one reference, or a list")
     check_references(step.over, (*path, "over"), names, report)
     check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
-    _CHILDREN[step.work.kind].check(step.work, (*path, "step"), names.with_item(step.item_name), known, report)
+    KINDS[step.work.kind].check(step.work, (*path, "step"), names.with_item(step.item_name), known, report)
 
 
-_CHILDREN: Final = {StepKind.AGENT: AGENT, StepKind.PYTHON: FUNCTION}
 MAP: Final = Kind(MapStep, None, _check_map)
 
 
-KINDS: Final[Mapping[StepKind, Kind]] = {StepKind.AGENT: AGENT, StepKind.PYTHON: FUNCTION, StepKind.MAP: MAP}
+KINDS: Final[Mapping[StepKind, Kind]] = {
+    StepKind.AGENT: AGENT,
+    StepKind.PYTHON: FUNCTION,
+    StepKind.CELERY: CELERY,
+    StepKind.MAP: MAP,
+}
 StepDocument: TypeAlias = Annotated[
     Annotated[AgentStep, Tag(branch("step", "agent"))]
     | Annotated[PythonStep, Tag(branch("step", "python"))]
+    | Annotated[CeleryStep, Tag(branch("step", "celery"))]
     | Annotated[MapStep, Tag(branch("step", "map"))],
     by_kind("step"),
 ]
@@ -153,7 +207,7 @@ NOTHING: Standing = MappingProxyType({})
 
 def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
     """Report every problem between the parts of a plan, and between them and the steps that are ``standing``."""
-    known = _with_modules(plan, known, report) if plan.modules else known
+    known = _with_modules(plan, known, report) if modules_of(plan, known) else known
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
     inputs = frozenset(one.name for one in plan.inputs)
@@ -199,6 +253,15 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Stan
         report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
 
 
+def modules_of(plan: Plan, known: PlanNames) -> dict[str, Path]:
+    """Return the modules that workers import for a plan, with their places: its own, and those of its Celery apps."""
+    found: dict[str, Path] = {}
+    if known.imports_apps:
+        apps = ((step.work.app.partition(":")[0], index) for index, step in enumerate(plan.steps))
+        found = {module: ("steps", index) for module, index in apps if module}
+    return {name: ("modules", index) for index, name in enumerate(plan.modules)} | found
+
+
 def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
     """Return what a plan may name once its modules are known."""
     if known.load_module is None:
@@ -206,11 +269,11 @@ def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
         report(("modules",), "a plan that is submitted in this way cannot name modules", hint)
         return known
     found: list[Registered | None] = []
-    for index, name in enumerate(plan.modules):
+    for name, path in modules_of(plan, known).items():
         try:
             found.append(known.load_module(name))
         except InvalidConfigError as error:
-            report(("modules", index), str(error), known.module_hint)
+            report(path, str(error), known.module_hint)
             found.append(None)
     if None in found:
         return known

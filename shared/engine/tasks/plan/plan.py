@@ -116,6 +116,8 @@ class PlanNames(Value):
     calls: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     """The tools that the source of scripted agents calls by name, as far as it is known."""
     load_module: ModuleLoader | None = None
+    imports_apps: bool = False
+    """The modules of the Celery apps of its steps count as its own: only of a local file that its user runs."""
     module_hint: str = "name a module next to the plan's file that can be imported"
     may_name_orchestrator: bool = False
     """Only of a fork, which has the definition of its parent and the rights of a child."""
@@ -233,4 +235,6 @@ def bind(spec: StepSpec, scope: Scope, budget: ExpansionBudget) -> BoundStep:
     budget.spend(budget.size_of(inputs))
     instructions = render_text(spec.instructions, scope, budget)
     budget.spend_text(budget.size_of(instructions))
-    return BoundStep(as_text(instructions), inputs)
+    args = render(spec.args, scope, budget)
+    budget.spend(budget.size_of(args))
+    return BoundStep(as_text(instructions), inputs, tuple(args) if isinstance(args, list | tuple) else ())

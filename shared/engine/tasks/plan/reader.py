@@ -21,7 +21,7 @@ from pydantic_core import core_schema
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import EXPECTED, MOST_FAULTS, Json, JsonObject, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
-from soong.shared.engine.tasks.plan.checks import BRANCHES, KINDS, StepDocument, check_plan
+from soong.shared.engine.tasks.plan.checks import BRANCHES, KINDS, StepDocument, check_plan, modules_of
 from soong.shared.engine.tasks.plan.fields import (
     MOST_COUNTED,
     MOST_USD,
@@ -172,6 +172,8 @@ def _read(document: Document, known: PlanNames) -> Plan:
         check_plan(plan, known, report)
     if problems.count or plan is None:
         raise problems.error()
+    if known.imports_apps:
+        plan = replace(plan, modules=tuple(modules_of(plan, known)))
     return replace(plan, steps=tuple(map(known.with_model, plan.steps))) if known.definition_models else plan
 
 
@@ -230,10 +232,12 @@ def _elsewhere(model: type[BaseModel], name: str) -> str:
         return _OF_THE_MAP[name]
     if name in WorkDocument.model_fields and not issubclass(model, WorkDocument):
         return "a map step is not run itself; write it into its `step`"
+    if name in _OTHER_WORDS:
+        return _OTHER_WORDS[name]
     kinds = [name_of for name_of, kind in KINDS.items() if name in field_names(kind.document)]
-    if len(kinds) == 1:
-        return f"only a step of `kind: {kinds[0]}` has it; set the kind, or remove it"
-    return _OTHER_WORDS.get(name, "")
+    if len(kinds) in (1, 2):
+        return f"only a step of {' or '.join(f'`kind: {kind}`' for kind in kinds)} has it; set the kind, or remove it"
+    return ""
 
 
 _CALL: Final = "a step with `kind: python` calls a step function, by `call:`"

@@ -124,7 +124,7 @@ CREATE TABLE nodes (
     preceding TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_nodes PRIMARY KEY (run_id, number),
     CONSTRAINT ck_nodes_number CHECK (number >= 1 AND parent < number),
-    CONSTRAINT ck_nodes_kind CHECK (kind IN ('system', 'user', 'assistant', 'tool_result', 'result', 'memory_context', 'skill', 'compaction', 'refused')),
+    CONSTRAINT ck_nodes_kind CHECK (kind IN ('system', 'user', 'assistant', 'tool_result', 'result', 'memory_context', 'skill', 'compaction', 'celery_task', 'refused')),
     CONSTRAINT ck_nodes_numbers CHECK (number BETWEEN 0 AND 9007199254740991 AND parent BETWEEN 0 AND 9007199254740991 AND created_us BETWEEN 0 AND 9007199254740991)
 );
 CREATE TABLE notices (

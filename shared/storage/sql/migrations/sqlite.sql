@@ -126,7 +126,7 @@ CREATE TABLE nodes (
     preceding TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_nodes PRIMARY KEY (run_id, number),
     CONSTRAINT ck_nodes_number CHECK (number >= 1 AND parent < number),
-    CONSTRAINT ck_nodes_kind CHECK (kind IN ('system', 'user', 'assistant', 'tool_result', 'result', 'memory_context', 'skill', 'compaction', 'refused')),
+    CONSTRAINT ck_nodes_kind CHECK (kind IN ('system', 'user', 'assistant', 'tool_result', 'result', 'memory_context', 'skill', 'compaction', 'celery_task', 'refused')),
     CONSTRAINT ck_nodes_numbers CHECK (number BETWEEN 0 AND 9007199254740991 AND parent BETWEEN 0 AND 9007199254740991 AND created_us BETWEEN 0 AND 9007199254740991)
 );
 CREATE TABLE notices (
@@ -289,7 +289,7 @@ CREATE TABLE steps (
     CONSTRAINT ck_steps_map_unclaimed CHECK (kind <> 'map' OR status NOT IN ('ready', 'running', 'blocked')),
     CONSTRAINT ck_steps_lease_holder CHECK (status <> 'running' OR worker_id <> ''),
     CONSTRAINT ck_steps_unlocked CHECK (status NOT IN ('ready', 'running') OR open_deps = 0),
-    CONSTRAINT ck_steps_kind CHECK (kind IN ('agent', 'python', 'map')),
+    CONSTRAINT ck_steps_kind CHECK (kind IN ('agent', 'python', 'celery', 'map')),
     CONSTRAINT ck_steps_claim_mode CHECK (claim_mode IN ('assigned', 'pull')),
     CONSTRAINT ck_steps_is_pull_worker CHECK (is_pull_worker IN (0, 1)),
     CONSTRAINT ck_steps_on_failure CHECK (on_failure IN ('skip_dependents', 'fail_task', 'keep')),

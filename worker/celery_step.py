@@ -186,7 +186,7 @@ class CeleryStepRunner:
         except CeleryTaskError as error:
             return error.end
         except asyncio.CancelledError:
-            if interruption.stop not in ("drop", "release") or interruption.is_paused:
+            if task.is_begun and (interruption.stop not in ("drop", "release") or interruption.is_paused):
                 await _uninterrupted(task.revoke(is_paused=interruption.is_paused))
             raise
 
@@ -201,6 +201,8 @@ class CeleryTask:
     claim: Claim
     bound: BoundStep
     number: int = 0
+    is_begun: bool = False
+    """The broker may have it."""
 
     @property
     def id(self) -> str:
@@ -240,7 +242,7 @@ class CeleryTask:
         nodes = await self.runner.runs.nodes(self.claim.identity.run_id)
         states = [node.payload.get("state") for node in nodes if node.kind is NodeKind.CELERY_TASK]
         if states:
-            self.number = states.count("sent") - 1
+            self.is_begun, self.number = True, max(0, states.count("sent") - 1)
             return True, states[-1] == "revoked"
         try:
             return (await self.reader.read(self.id))["status"] != PENDING, False
@@ -248,6 +250,7 @@ class CeleryTask:
             raise self._unread(error) from error
 
     async def _send(self) -> None:
+        self.is_begun = True
         try:
             await in_celery(self._apply)
         except Exception as error:

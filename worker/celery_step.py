@@ -1,14 +1,11 @@
 """Steps that are tasks of the user's own Celery app (CEL-01): sent to its broker, waited for in its result backend.
 
-Owns the sending, the waiting, the revoking and the meaning of what the task left in the backend. A step waits without a
-slot and without a thread: all waiting steps of an app are read together.
+A step waits without a slot and without a thread: the results of an app's waiting steps are read together. The id of a
+Celery task is that of its run, which is one attempt of its step. The send is recorded in the run once the broker has
+the task, and a next life of the run waits for the recorded task. If its worker dies between the two, within
+milliseconds, the task is sent again under the same id, unless the backend has a state of it.
 
-The id of a Celery task is that of its run, which is one attempt of its step. The send is recorded in the run's log
-once the broker has the task. A run that continues elsewhere waits for the recorded task and sends nothing. If a worker
-dies between the broker's answer and the record, some milliseconds, the task is sent again under the same id, unless its
-backend has a state of it already.
-
-A pause revokes the task. One that runs all the same has its result counted when the step continues; one that was
+A pause revokes the task. One that runs all the same has its result counted when the step continues. One that was
 revoked is sent again, with a number behind the id.
 """
 
@@ -45,7 +42,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.tools.limits import TimeLimit, plain
 from soong.shared.toolsets.modules import import_own, look_in
 from soong.worker.parking import LentSlots
-from soong.worker.run import MAX_OUTPUT_BYTES, decoded, encoded
+from soong.worker.run import MAX_OUTPUT_BYTES, encoded
 
 log = get_logger(__name__)
 
@@ -263,17 +260,16 @@ class CeleryTask:
 
     def _apply(self) -> None:
         spec, claim = self.claim.spec, self.claim
-        keyed = {"effect_key": claim.step_key, "attempt": claim.attempt, "run": claim.identity.run_id}
-        options: dict[str, Any] = {"task_id": self.id, "headers": {"soong": keyed}}
+        names = {"effect_key": claim.step_key, "attempt": claim.attempt, "run": claim.identity.run_id}
+        options: dict[str, Any] = {"task_id": self.id, "headers": {"soong": names}}
         if spec.queue:
             options["queue"] = spec.queue
         if spec.timeout_s is not None:  # what waits in the queue for longer does not begin any more
             options["expires"] = spec.timeout_s
-        given = decoded(encoded({"args": self.bound.args, "kwargs": self.bound.inputs}))
         self.app.backend.on_task_call = lambda *_: None  # of this thread; it would subscribe to the result
         known = self.app.tasks
         send = known[spec.call].apply_async if spec.call in known else partial(self.app.send_task, spec.call)
-        send(given["args"], given["kwargs"], **options)
+        send(list(self.bound.args), dict(self.bound.inputs), **options)
 
     async def _record(self, type_: EventType, state: str) -> None:
         data: JsonObject = {"task_id": self.id, "task": self.claim.spec.call, "queue": self.claim.spec.queue}

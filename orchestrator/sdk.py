@@ -23,7 +23,7 @@ from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
-from soong.orchestrator.operations.events import pass_on_answers
+from soong.orchestrator.operations.events import follow_lines, pass_on_answers
 from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
 from soong.orchestrator.operations.outcome import missing_function, read_result, snapshot_of
 from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
@@ -35,6 +35,7 @@ from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json, require_text
+from soong.shared.core.log_lines import LogLine
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode, ProcessState
@@ -368,6 +369,23 @@ class Soong:
         """Return the current state of a task. Raises: NotFoundError."""
         require_text("the task id", task_id)
         return await read_result(self._service.store, task_id, self._service.client.settings.runs)
+
+    async def logs(self, run_id: str, *, after: int = 0, follow: bool = False) -> AsyncIterator[LogLine]:
+        """Yield the lines that the code of a run printed, logged and raised, after one; without secrets.
+
+        ``follow``: continue until the run has ended. Raises: NotFoundError.
+        """
+        require_text("the run id", run_id)
+        await self._client.store.runs.run(run_id)
+        if follow:
+            async with contextlib.aclosing(follow_lines(self._service, run_id, after=after)) as following:
+                async for line in following:
+                    yield line
+            return
+        while page := await self._client.store.runs.lines(run_id, after=after):
+            for line in page:
+                yield line
+            after = page[-1].number
 
     async def _until_over(self, task_id: str, session_id: str) -> TaskStatus:
         store, next_s = self._client.store, 0.0

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from soong.shared.core.jsontext import Json, JsonObject
+    from soong.shared.core.log_lines import LogLine
     from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent, step_function
     from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
     from soong.shared.engine.wire.notifier import AnswerDelta
@@ -85,6 +86,7 @@ _HOMES = {
         "UsageError",
     ),
     "soong.shared.core.jsontext": ("Json", "JsonObject"),
+    "soong.shared.core.log_lines": ("LogLine",),
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.request": (
         *("Choice", "ElicitationCallback", "ElicitationRequest"),
@@ -128,6 +130,7 @@ __all__ = [
     "InvalidPlanError",
     "Json",
     "JsonObject",
+    "LogLine",
     "Memory",
     "MemoryProvider",
     "MemoryScope",

@@ -11,10 +11,11 @@ import sys
 import threading
 
 from soong.shared.core.errors import SoongError, UsageError
-from soong.shared.core.foreign import STEP_THREADS, words_of
+from soong.shared.core.foreign import words_of
 from soong.shared.core.jsontext import require_text
 from soong.shared.core.settings import load_settings
 from soong.shared.core.startup import begin, guard_streams, leave_gc
+from soong.shared.core.step_work import STEP_THREADS
 from soong.shared.sandbox.family import forbid_inspection, mark_family
 from soong.shared.sandbox.subreaper import end_own_descendants
 from soong.worker.lifetime import StatusPipe

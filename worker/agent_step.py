@@ -103,6 +103,9 @@ class AcpStepRunner:
             await view.close()
 
 
+async def _nothing() -> None: ...
+
+
 @dataclass(slots=True)
 class AgentStepRunner:
     """Runs child agents of one worker process."""
@@ -124,6 +127,8 @@ class AgentStepRunner:
     """The slots of the same process that runs do without while they wait for their provider."""
     close: Callable[[], Awaitable[None]] = field(init=False)
     """Lets go of what tools hold open, such as MCP servers."""
+    flush_lines: Callable[[], Awaitable[None]] = _nothing
+    """Writes what the runs of this process have printed: none is written for a run that is parked."""
     _runtime: AgentRuntime = field(init=False)
     _acp: AcpStepRunner = field(init=False)
 
@@ -165,7 +170,12 @@ class AgentStepRunner:
         log = self._runtime.call_log(claim, interruption)
         task = asyncio.current_task()
         assert task is not None
-        parking = RunParking(self.lot, worker_id, claim.lease, interruption, task, log.flush)
+
+        async def flush() -> None:
+            await self.flush_lines()
+            await log.flush()
+
+        parking = RunParking(self.lot, worker_id, claim.lease, interruption, task, flush)
         try:
             if is_acp(claim):
                 with self.lot.entered(parking):

@@ -8,10 +8,12 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from celery import Celery, signals
@@ -25,6 +27,7 @@ from soong.shared.core import timing
 from soong.shared.core.config import Config, load_config, with_config
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import configure, get_logger
+from soong.shared.core.log_lines import install, install_handler
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
@@ -32,6 +35,7 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.wire.notifier import DISPATCH_TASK, queue_of
+from soong.shared.sandbox.own_folder import can_move_thread, install_temporary_folder, remove_idle
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.celery.app import make_celery
@@ -45,6 +49,7 @@ from soong.worker.agent_step import AgentStepRunner
 from soong.worker.celery_step import CeleryStepRunner, celery_app
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.heartbeat import Incarnation
+from soong.worker.isolated_calls import IsolatedCalls
 from soong.worker.lifetime import (
     EXIT_RETIRED,
     InheritedPipe,
@@ -56,8 +61,9 @@ from soong.worker.lifetime import (
     restart_in_place,
     unblock_signals,
 )
+from soong.worker.log_lines import LineKeeper
 from soong.worker.process import Connections, LoopThread, RunParts, WorkerProcess
-from soong.worker.run import FunctionStepRunner, IsolatedCalls, StepRunner, TaskLimits
+from soong.worker.run import FunctionStepRunner, StepRunner, TaskLimits
 
 log = get_logger(__name__)
 
@@ -201,6 +207,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     unblock_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(timing.TICK_S)
+    _give_to_runs(settings)
     for module in dict.fromkeys(settings.functions):
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
@@ -232,11 +239,23 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         watcher.stop()
         thread.submit(process.stop()).result(timeout=timing.PATIENCE_S)
         thread.stop()
+        remove_idle(settings.runs)
     if retirement.is_due and not recycle_limits.is_told_to_stop:
         return EXIT_RETIRED
     if recycle_limits.is_over or recycle_limits.left:
         restart_in_place(recycle_limits)
     return code
+
+
+def _give_to_runs(settings: Settings) -> None:
+    """Let what this process writes, and its temporary files, be those of its runs."""
+    install()
+    install_temporary_folder()
+    remove_idle(settings.runs)
+    signals.after_setup_logger.connect(lambda **_: install_handler(), weak=False)
+    if not can_move_thread():
+        os.chdir(tempfile.mkdtemp(prefix="soong-worker-"))
+        log.warning("functions_share_folder", folder=str(Path.cwd()), reason="unshare(CLONE_FS) is refused")
 
 
 def _ready_words(settings: Settings, node_name: str) -> str:
@@ -314,13 +333,13 @@ async def _build(
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
-    inbox = DecisionInbox(store.consent, subscriber, "")
+    inbox, artifacts = DecisionInbox(store.consent, subscriber, ""), open_artifact_store(settings)
     agents = AgentStepRunner(
         store=store,
         notifier=notifier,
         inbox=inbox,
         incarnation=incarnation,
-        artifacts=open_artifact_store(settings),
+        artifacts=artifacts,
         clock=clock,
         settings=settings,
         config=config,
@@ -330,9 +349,11 @@ async def _build(
     isolated = IsolatedCalls(
         tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
     )
-    functions = FunctionStepRunner(settings.runs, isolated)
+    lines = LineKeeper(store.runs, artifacts, notifier, clean)
+    agents.flush_lines = lines.flush
+    functions = FunctionStepRunner(settings.runs, isolated, artifacts, clean)
     celery = CeleryStepRunner(store.runs, clock, settings, agents.lent)
-    runner = StepRunner(functions, agents, celery, clean, TaskLimits(store.budgets, clock))
+    runner = StepRunner(functions, agents, celery, clean, TaskLimits(store.budgets, clock), lines)
     connections = Connections(
         store, notifier, subscriber, closers=(agents.close, inbox.close), wires=(notifier.close, clients.close)
     )

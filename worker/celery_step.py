@@ -41,8 +41,8 @@ from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.tools.limits import TimeLimit, plain
 from soong.shared.toolsets.modules import import_own, look_in
+from soong.worker.call_outcome import MAX_OUTPUT_BYTES, encoded
 from soong.worker.parking import LentSlots
-from soong.worker.run import MAX_OUTPUT_BYTES, encoded
 
 log = get_logger(__name__)
 

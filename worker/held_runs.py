@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from soong.shared.agents.runtime.call_log import StopSignal, clean_end
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError, TemplateError, UnavailableError
-from soong.shared.core.foreign import StepWork
 from soong.shared.core.log import get_logger
+from soong.shared.core.step_work import StepWork
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason

@@ -14,8 +14,9 @@ from typing import Final, Protocol, assert_never
 from soong.shared.agents.runtime.call_log import StopReason, StopSignal, cancel_until_done
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError, UnavailableError
-from soong.shared.core.foreign import StepWork, holding, place_of
+from soong.shared.core.foreign import place_of
 from soong.shared.core.log import get_logger
+from soong.shared.core.step_work import StepWork, holding
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore

@@ -23,8 +23,8 @@ async def write(inputs: JsonObject, agent: AgentHandle) -> JsonObject:
     return inputs
 
 
-# A function works in the folder of its worker: it opens files by absolute paths, or below context.run_dir. Its
-# prints are in the log of the worker: ~/.soong/logs/service-*.log.
+# Relative paths of a function start in a folder of its own, context.folder; the project is context.project. Its prints
+# are kept with the run: soong runs logs TASK/total.
 @step_function("steps.total")
 def total(inputs: JsonObject, _context: StepContext) -> JsonObject:
     return {"files": len(inputs["counted"]), "words": sum(each["words"] for each in inputs["counted"])}

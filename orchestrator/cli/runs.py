@@ -1,5 +1,6 @@
 """``soong runs`` and ``soong replay``: runs and their logs, and a task replayed offline from its record."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -87,7 +88,7 @@ async def show(
         run_id = await api.find("run", run)
         if is_transcript:
             nodes = await _all_of(api, run_id, "nodes", "number")
-            show_result(nodes, lambda: "\n\n".join(map(node_text, nodes)), is_json=is_json)
+            show_result(nodes, lambda: transcript(nodes), is_json=is_json)
             return
         found = await api.get(f"/v1/runs/{run_id}")
         error = "" if is_json else await _error(api, found)
@@ -140,6 +141,40 @@ async def tail(
         _print_event(event, is_json=False)
 
 
+@app.command()
+async def logs(
+    run: str = _RUN,
+    *,
+    follow: bool = typer.Option(False, "--follow", "-f", help="Follow the run until its end."),
+    start: int = typer.Option(1, "--from", min=1, help="Begin at this line."),
+    tail: int = typer.Option(0, "--tail", min=0, max=MOST_OF_A_PAGE, help="Only so many of the last lines."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document, or a line each with --follow."),
+) -> None:
+    """Show what the code of a run printed, logged and raised: functions, tools of modules, scripted agents."""
+    from soong.orchestrator.terminal.display import followed
+
+    async with Api() as api:
+        run_id = await api.find("run", run)
+        path = f"/v1/runs/{run_id}/logs"
+        if follow:
+            # An unreachable deployment is an error, not one to wait for.
+            begun = (await api.get(path, tail=tail or 1))["items"]
+            seen = int(begun[0]["number"]) - 1 if tail and begun else start - 1
+            async for _name, line in followed(api, f"{path}/stream", "number", seen):
+                emit(line, is_line=True) if is_json else output(line_text(line))
+            return
+        if tail:
+            lines = (await api.get(path, tail=tail))["items"]
+        else:
+            lines = await _all_of(api, run_id, "logs", "number", after=start - 1)
+    show_result(lines, lambda: "\n".join(map(line_text, lines)) or "it has written nothing", is_json=is_json)
+
+
+def line_text(line: Document) -> str:
+    """Return a line of a run: its time, stream or level, and text."""
+    return f"{line['time'][11:23]}  {line['level'] or line['stream']:<9} {visible(line['text'])}"
+
+
 async def _all_of(api: Api, run_id: str, kind: str, number: str, *, after: int = 0) -> list[Document]:
     """Return the entries of a run's log or tree that come after one, page by page."""
     found: list[Document] = []
@@ -149,7 +184,17 @@ async def _all_of(api: Api, run_id: str, kind: str, number: str, *, after: int =
     return found
 
 
-def node_text(node: Document) -> str:
+def transcript(nodes: Sequence[Document]) -> str:
+    """Return a conversation as text, its turns numbered."""
+    turns = 0
+    texts = []
+    for node in nodes:
+        turns += node["kind"] == "assistant"
+        texts.append(node_text(node, turns))
+    return "\n\n".join(texts)
+
+
+def node_text(node: Document, turn: int = 0) -> str:
     """Return a node of a transcript: its kind or tool, then its text, of which a tool's is cut to its first lines."""
     head, payload = str(node["kind"]), node["payload"]
     parts = [compact({name: value for name, value in payload.items() if name != "v"}, 0)]
@@ -159,7 +204,7 @@ def node_text(node: Document) -> str:
         case "user", {"texts": [*texts]}:
             head, parts = "user", [*map(str, texts)]
         case "assistant", {"message": {"parts": [*pieces]}}:
-            head, parts = "agent", [_piece_text(one) for one in pieces]
+            head, parts = f"agent, turn {turn}" if turn else "agent", [_piece_text(one) for one in pieces]
         case "tool_result", {"tool": tool, "content": [*blocks]}:
             head = f"{tool}{' failed' if payload.get('is_error') else ''}"
             parts = [_block_text(one) for one in blocks]

@@ -347,6 +347,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "redis": machine.check_redis,
     "ripgrep": machine.check_ripgrep,
     "sandbox": machine.check_sandbox,
+    "folders": machine.check_function_folders,
     "tools": machine.check_tool_files,
     "agents": machine.check_agent_files,
     "mcp servers": check_servers,

@@ -30,6 +30,7 @@ from soong.shared.permissions.access.token import DatabaseRights
 from soong.shared.sandbox.bubblewrap.wrapped import probe
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.family import HAS_MARK
+from soong.shared.sandbox.own_folder import can_move_thread
 from soong.shared.sandbox.programs import find_own_program
 from soong.shared.sandbox.subreaper import RLIMIT_LOCKS
 from soong.shared.toolsets.declarative.definition import TOOLS_FOLDER
@@ -303,6 +304,16 @@ async def check_sandbox(settings: Settings) -> Finding:
     if wanted == "required":
         return fail(f"required, so no program of a tool runs: {found.problem}", found.hint)
     return warn(f"auto, and programs run without one: {found.problem}", found.hint)
+
+
+async def check_function_folders(_settings: Settings) -> Finding:
+    """Look whether a function on a thread gets a working directory of its own, as a worker would on this machine."""
+    if can_move_thread():
+        return ok("each function works in the folder of its run")
+    return warn(
+        "relative paths of functions start in one folder of their worker: the system refuses unshare(CLONE_FS)",
+        "allow unshare in the seccomp profile of the container, or use context.folder and isolation: process",
+    )
 
 
 async def check_redis(settings: Settings) -> Finding:

@@ -8,10 +8,10 @@ ends when its caller's token does, or when the server stops.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -21,10 +21,12 @@ from soong.orchestrator.operations.authentication import Caller
 from soong.orchestrator.operations.context import Service, ServiceParts
 from soong.orchestrator.operations.documents import END, KEEP_ALIVE, RETRY, frame
 from soong.orchestrator.operations.feeds import Listener
+from soong.orchestrator.schemas.run import LineSchema
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
+from soong.shared.core.log_lines import LogLine
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import AnswerDelta, delta_of
@@ -37,31 +39,66 @@ WAITING: Final = 100
 _Queue: TypeAlias = "asyncio.Queue[Event | AnswerDelta | None]"
 
 
+Entry = TypeVar("Entry")
+
+
 async def follow_log(service: ServiceParts, run_id: str, *, from_seq: int = 1) -> AsyncGenerator[Event]:
     """Yield the log from that number on until the run has ended; a database that is away is waited for.
 
     Raises: NotFoundError when the run does not exist.
     """
-    runs, seen, last_seq, has_ended = service.store.runs, from_seq - 1, 0, False
+    runs = service.store.runs
 
     async def state() -> tuple[int, bool]:
         run = await runs.run(run_id)
         return run.last_seq, run.status.is_terminal
 
-    listen = partial(service.subscriptions.run, run_id)
-    with service.feeds.follow(("run", run_id), state, listen, is_quick=True) as following:
-        while not (has_ended and seen >= last_seq):
+    def read(seen: int) -> Awaitable[Sequence[Event]]:
+        return runs.events(run_id, after_seq=seen, limit=PAGE)
+
+    async for event in _follow(service, ("run", run_id), state, read, lambda event: event.seq, from_seq - 1):
+        yield event
+
+
+async def follow_lines(service: ServiceParts, run_id: str, *, after: int = 0) -> AsyncGenerator[LogLine]:
+    """Yield the lines of a run after one, as :func:`follow_log` yields its events."""
+    runs = service.store.runs
+
+    async def state() -> tuple[int, bool]:
+        is_over = (await runs.run(run_id)).status.is_terminal
+        return (await runs.last_line(run_id))[0], is_over
+
+    def read(seen: int) -> Awaitable[Sequence[LogLine]]:
+        return runs.lines(run_id, after=seen, limit=PAGE)
+
+    async for line in _follow(service, ("lines", run_id), state, read, lambda line: line.number, after):
+        yield line
+
+
+async def _follow(
+    service: ServiceParts,
+    key: tuple[str, str],
+    state: Callable[[], Awaitable[tuple[int, bool]]],
+    read: Callable[[int], Awaitable[Sequence[Entry]]],
+    number: Callable[[Entry], int],
+    seen: int,
+) -> AsyncGenerator[Entry]:
+    """Yield numbered entries of a run; ``state`` is the number of the last one and whether the run has ended."""
+    last, has_ended = 0, False
+    listen = partial(service.subscriptions.run, key[1])
+    with service.feeds.follow(key, state, listen, is_quick=True) as following:
+        while not (has_ended and seen >= last):
             try:
-                if seen >= last_seq:
-                    last_seq, has_ended = await following.next()
+                if seen >= last:
+                    last, has_ended = await following.next()
                     continue
-                page = await following.feed.once(seen, partial(runs.events, run_id, after_seq=seen, limit=PAGE))
+                page = await following.feed.once(seen, partial(read, seen))
             except UnavailableError:
                 await asyncio.sleep(timing.POLL_ROWS_S)
                 continue
-            for event in page:
-                yield event
-            seen = page[-1].seq if page else last_seq
+            for entry in page:
+                yield entry
+            seen = number(page[-1]) if page else last
 
 
 async def follow_live(service: ServiceParts, run_id: str, *, from_seq: int = 1) -> AsyncGenerator[Event | AnswerDelta]:
@@ -130,6 +167,14 @@ async def run_frames(service: ServiceParts, run_id: str, from_seq: int) -> Async
                 yield frame(event.as_json(), event="delta")
             else:
                 yield frame(event.envelope(), id=str(event.seq))
+    yield END
+
+
+async def line_frames(service: ServiceParts, run_id: str, after: int) -> AsyncGenerator[bytes]:
+    """Yield the lines of a run as frames, and its end."""
+    async with aclosing(follow_lines(service, run_id, after=after)) as lines:
+        async for line in lines:
+            yield frame(LineSchema.of(line).model_dump(mode="json"), event="line", id=str(line.number))
     yield END
 
 

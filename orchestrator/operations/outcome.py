@@ -27,7 +27,7 @@ from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.spec import ClaimMode, StepStatus, TaskKind, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.wire.notifier import APP, FUNCTION
 from soong.shared.storage.store import Store
@@ -176,6 +176,9 @@ async def read_result(store: Store, task_id: str, runs: Path, *, brief: bool = F
         for run_id, events in groupby(told.events if told is not None else (), key=lambda event: event.run_id):
             if run_id and run_id in of_task:
                 logs.append(_RunLog(of_task[run_id], tuple(events)))
+    for step in view.steps if view.is_whole else ():
+        if step.kind is StepKind.MAP and step.status is StepStatus.FAILED:
+            _add_outputs(details, step, view.steps)
     denials = [denial for log in logs for denial in log.denials()]
     answer: Json = None  # of a plan, and before the end of an ask
     if view.task.kind is TaskKind.ASK and view.task.status.is_terminal:
@@ -222,6 +225,20 @@ async def step_detail(store: Store, step: Step, granted: Sequence[str], lacks: s
         given = {"denials": list(left.denials), "unknown_effects": list(left.unknown_effects), "partial": left.partial}
     tools = tools_of(step, granted) if step.kind.traits.is_agent else None
     return StepDetail.of(step, lacks=lacks, tools=tools, **given)
+
+
+def _add_outputs(details: dict[str, StepDetail], failed: Step, steps: Sequence[Step]) -> None:
+    """Add the outputs of the items that completed to what is left of a failed map step, in the order of its items."""
+    items = sorted((one for one in steps if one.map_key == failed.key), key=lambda one: one.item_index or 0)
+    left = details[failed.key].partial
+    others = {entry["step"]: entry for entry in left if isinstance(entry, dict)} if isinstance(left, list) else {}
+    told = [
+        {"step": item.step_id, "status": str(item.status), "output": details[item.key].output}
+        if item.status is StepStatus.COMPLETED
+        else others.get(item.step_id, {"step": item.step_id, "status": str(item.status)})
+        for item in items
+    ]
+    details[failed.key] = details[failed.key].model_copy(update={"partial": told})
 
 
 class _RunLog(Value):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from soong.orchestrator.operations.context import Reader, Runner, Service, made_since_us
 from soong.orchestrator.operations.documents import Page, page_of
-from soong.orchestrator.operations.events import EventStream, run_frames
+from soong.orchestrator.operations.events import EventStream, line_frames, run_frames
 from soong.orchestrator.operations.problems import ProblemCode, ProblemError
 from soong.orchestrator.operations.strict import (
     ArtifactDigest,
@@ -24,7 +24,7 @@ from soong.orchestrator.operations.strict import (
     WithTitle,
 )
 from soong.orchestrator.operations.tasks import CommandBody, steered
-from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, NodeSchema, RunDetail, RunSchema
+from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, LineSchema, NodeSchema, RunDetail, RunSchema
 from soong.shared.engine.runs.record import ListFilter, RunStatus
 
 MAX_ARTIFACT_PAGE: Final = 1_000_000
@@ -87,6 +87,46 @@ async def list_events(
     found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
     return _page(events, limit, found[-1].seq if found else run.last_seq, run.last_seq)
+
+
+@router.get("/v1/runs/{run_id}/logs")
+async def list_lines(
+    service: Service,
+    _caller: Reader,
+    run_id: RunId,
+    after: After = 0,
+    limit: Limit = 50,
+    tail: Annotated[int, Query(ge=0, le=200, description="Only so many of the last lines; 0: all.")] = 0,
+) -> Page[LineSchema]:
+    """Read what the code of a run printed, logged and raised, line by line, without secrets.
+
+    If a run writes very much, the first and the last lines are kept. A line of the stream `left_out` stands for those
+    between, and the last line names the artifact that has all of them.
+    """
+    runs = service.store.runs
+    await runs.run(run_id)
+    if tail:
+        after, limit = max(after, (await runs.last_line(run_id))[0] - tail), tail
+    found = await runs.lines(run_id, after=after, limit=limit)
+    return page_of([LineSchema.of(line) for line in found], limit, str(found[-1].number) if found else "")
+
+
+@router.get(
+    "/v1/runs/{run_id}/logs/stream",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Events `line`, then an event `end`."}},
+)
+async def stream_lines(
+    service: Service, caller: Reader, run_id: RunId, after: After = 0, last_event_id: LastEventId = ""
+) -> Response:
+    """Follow the lines of a run: those after a number, then each within about two seconds, until the run has ended.
+
+    Each line has its number as `id`; a reader that connects again sends the last one it saw as `Last-Event-ID` (or
+    `after`).
+    """
+    await service.store.runs.run(run_id)
+    seen = int(last_event_id) if last_event_id else after
+    return EventStream(line_frames(service, run_id, seen), service, caller)
 
 
 def _page(entries: Sequence[BaseModel], limit: int, last: int, last_of_run: int) -> Page[Any]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema, step_id_of
 from soong.shared.agents.definition import DEFINITION
 from soong.shared.core.jsontext import Json
+from soong.shared.core.log_lines import LineStream
 from soong.shared.engine.sessions.session import ApprovalMode
 
 
@@ -108,6 +109,16 @@ class EventSchema(Schema):
     time: Instant
     datacontenttype: str
     data: AnyObject
+
+
+class LineSchema(Schema):
+    """A line that the code of a run printed or logged, or a line of a traceback that it raised; without secrets."""
+
+    number: int = Field(description="Its number, from 1 on; a line of `left_out` has that of the last one left out.")
+    time: Instant
+    stream: LineStream
+    level: str = Field(description="Of a record of `logging`, in lower case; else empty.")
+    text: str
 
 
 class ArtifactPage(Schema):

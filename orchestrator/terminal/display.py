@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 
@@ -10,7 +11,7 @@ from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
 from soong.orchestrator.terminal.summary import ENDED, LIVE, SYMBOLS, TOLD, Document, pull_text, step_line
 from soong.shared.core import timing
-from soong.shared.core.errors import UnavailableError
+from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.wire.notifier import AnswerDelta
 
@@ -20,6 +21,9 @@ MAX_INPUT_CHARS: Final = 100
 _TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
 """Arguments of which the first that is given says what a call is about."""
 DELTA: Final = "delta"
+MOST_TOLD: Final = 5
+LINES_READ: Final = 100
+"""The last lines of a failed function are those of its traceback, whose end is in the error already."""
 MOST: Final = 4
 """Each takes a connection, and nobody reads more than a few."""
 
@@ -92,6 +96,26 @@ class LostLeases:
         ]
 
 
+@dataclass(slots=True)
+class LastLines:
+    """Reads the last line that a failed step has printed, once for each of the first few."""
+
+    api: Api
+    _seen: set[str] = field(default_factory=set)
+
+    async def news(self, view: TaskView) -> list[str]:
+        """Return a sentence for each step that has failed since the last view and has printed something."""
+        failed = [step for step in view.steps if step["status"] == "failed" and step["run"] not in self._seen]
+        found = []
+        for step in failed[: max(0, MOST_TOLD - len(self._seen))]:
+            self._seen.add(step["run"])
+            with suppress(SoongError):
+                page = (await self.api.get(f"/v1/runs/{step['run']}/logs", tail=LINES_READ))["items"]
+                texts = [line["text"] for line in page if line["stream"] != "traceback" and line["text"].strip()]
+                found += [f"  {one_line(step['id'], 60)}: {one_line(texts[-1])}"] if texts else []
+        return found
+
+
 @dataclass
 class LineDisplay:
     """One line on standard error for each change: for pipes, logs and ``--json``."""
@@ -157,12 +181,17 @@ class GrowingAnswer:
         return "\n".join(part for part in (self.text, calls) if part)
 
 
-async def events_of_run(api: Api, run_id: str, seen: int = 0) -> AsyncIterator[tuple[str, Document]]:
+def events_of_run(api: Api, run_id: str, seen: int = 0) -> AsyncIterator[tuple[str, Document]]:
     """Yield the events of a run with their names, after those that were seen; a service that is away is waited for."""
+    return followed(api, f"/v1/runs/{run_id}/stream", "id", seen)
+
+
+async def followed(api: Api, path: str, number: str, seen: int) -> AsyncIterator[tuple[str, Document]]:
+    """Yield the events of a stream of numbered entries with their names, as :func:`events_of_run`."""
     while True:
         try:
-            async for name, event in api.stream(f"/v1/runs/{run_id}/stream", query={"after": seen}):
-                seen = seen if name else int(event["id"])
+            async for name, event in api.stream(path, query={"after": seen}):
+                seen = int(event[number]) if number in event else seen
                 yield name, event
         except UnavailableError:
             await asyncio.sleep(timing.POLL_ROWS_S)

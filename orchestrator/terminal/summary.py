@@ -1,7 +1,6 @@
 """A task for people: its summary with what to try next, and the full results of its steps (DAG-10)."""
 
 import json
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -35,6 +34,7 @@ WAITS_FOR_CONSENT: Final = "waits for consent, without a slot"
 
 ROWS_SHOWN: Final = 60
 DENIALS_SHOWN: Final = 10
+RESULTS_SHOWN: Final = 10
 ANSWER_LINES: Final = 200
 CUT: Final = frozenset({"budget_exceeded", "limit_exceeded"})
 INDENT: Final = "  "
@@ -101,8 +101,13 @@ def step_line(step: Document) -> str:
 
 
 def text_of(task: Document) -> str:
-    """Return the summary of a task's result."""
-    steps, answer = task["steps"], task["answer"]
+    """Return the summary of a task's result; its answer, or its results, are the last thing that a person reads."""
+    return "\n".join(filter(None, (summary_of(task), answer_of(task))))
+
+
+def summary_of(task: Document) -> str:
+    """Return the summary of a task without what it has given."""
+    steps = task["steps"]
     head = f"{inert(task['title'])}: {task['status']}"
     if (task["status"] in ENDED or task["status"] == "paused") and (left := still_running(steps)):
         head += f", {left}"
@@ -122,14 +127,12 @@ def text_of(task: Document) -> str:
         *([f"limits: {', '.join(limits)}"] if limits else []),
         *(["", _steps(task)] if steps or task["kind"] == "plan" else []),
         *(["", waiting] if waiting else []),
-        *_results(task),
+        *_files(task),
         *_shortfalls(task),
-        # The answer of an ask is the last thing before the commands: it is what the person reads first.
-        *([] if answer is None else ["", *_text_lines(answer, task["id"])]),
         "",
         "next:",
     ]
-    return "\n".join([*parts, *(f"  {line}" for line in _next(task))])
+    return "\n".join([*parts, *(f"  {line}" for line in _next(task)), ""])
 
 
 def _steps(task: Document) -> str:
@@ -155,23 +158,29 @@ def _last_steps(task: Document) -> list[Document]:
     return [step for step in own if step["id"] not in waited_for]
 
 
-def _results(task: Document) -> list[str]:
-    if sum(task["step_counts"].values()) > len(task["steps"]):
-        return [
-            "",
-            f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the",
-            "results, files and denials of all",
-        ]
-    # An answer is made of these results.
-    told = [step for step in _last_steps(task) if step["output"] is not None and task["answer"] is None]
+def _files(task: Document) -> list[str]:
     files = task["deliverables"]
     written = [f"wrote {inert(one['path'])}" for one in files[:DENIALS_SHOWN]]
     if (more := len(files) - len(written)) > 0:
         written.append(f"… and {number_of(more, 'file')} more")
-    results = [f"result of {step['id']}: {compact(step['output'])}" for step in told]
+    return ["", *written] if written else []
+
+
+def answer_of(task: Document) -> str:
+    """Return what a task has given: an answer, the text of its only last step, or its results, a line each."""
+    if task["answer"] is not None:  # made of the results
+        return "\n".join(_text_lines(task["answer"], task["id"]))
+    if sum(task["step_counts"].values()) > len(task["steps"]):
+        return (
+            f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the\n"
+            "results, files and denials of all"
+        )
+    told = [step for step in _last_steps(task) if step["output"] is not None]
+    if len(told) > RESULTS_SHOWN:
+        return f"{len(told)} results: {program()} tasks show {task['id']} --result"
     if len(told) == 1 and isinstance(text := told[0]["output"], str) and "\n" in text:
-        results = [f"result of {told[0]['id']}:", *_text_lines(text, task["id"])]
-    return ["", *written, *results] if written or results else []
+        return "\n".join([f"result of {told[0]['id']}:", "", *_text_lines(text, task["id"])])
+    return "\n".join(f"result of {step['id']}: {compact(step['output'])}" for step in told)
 
 
 def _text_lines(value: Json, task_id: str) -> list[str]:
@@ -218,13 +227,10 @@ def _next(task: Document) -> list[str]:
     told = failed or [step for step in _last_steps(task) if step["run"] and step["fence"]]  # that were ever begun
     name = program()
     lines = [f"{name} tasks show {task['id']}"]
-    lines += [f"{name} runs tail {step['run']}    # {one_line(step['id'], 40)}" for step in told[:2]]
-    if any(step["kind"] == "python" for step in failed):
-        from soong.shared.core.settings import load_settings  # Pydantic, not needed where nothing failed
-
-        if (settings := load_settings()).is_embedded:
-            folder = shlex.quote(str(settings.home / "logs"))
-            lines.append(f"less {folder}/service-*.log    # what functions print and log")
+    for step in told[:2]:
+        # A function has no log of turns and calls, but what it prints and raises.
+        act = "logs" if step["kind"] == "python" else "tail"
+        lines.append(f"{name} runs {act} {step['run']}    # {one_line(step['id'], 40)}")
     if task["status"] != "completed":
         limits = {limit: one for limit, one in (task["limits"] or {}).items() if one is not None and limit != "wall_s"}
         more = "".join(f" --limit {limit}=…" for limit, one in limits.items() if one["used"] >= one["limit"])

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api
-from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, say, visible
-from soong.orchestrator.terminal.display import LineDisplay, LostLeases, StepVoices, TaskView, narrate
+from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, output_markdown, say, visible
+from soong.orchestrator.terminal.display import LastLines, LineDisplay, LostLeases, StepVoices, TaskView, narrate
 from soong.orchestrator.terminal.held_service import NO_MODULES, HeldService, Interrupts
-from soong.orchestrator.terminal.summary import ENDED, LIVE, Document, still_running, text_of
+from soong.orchestrator.terminal.summary import ENDED, LIVE, Document, answer_of, still_running, summary_of
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
 
@@ -76,6 +76,7 @@ class Watch:
         Raises: UnavailableError when it waits for what will not come; it has been paused.
         """
         losses, stall_reasons = LostLeases({} if self.is_new else None), _StallLooks(self)
+        last_lines = LastLines(self.api)
         voices = StepVoices(self.api, self.display)
         self._listen(self._view)
         ended_s: float | None = None
@@ -97,7 +98,7 @@ class Watch:
                 self.display.show(view)
                 if self.display.shows_answers:
                     voices.follow(view)
-                for sentence in losses.news(view):
+                for sentence in (*losses.news(view), *await last_lines.news(view)):
                     self.display.note(sentence)
                 await stall_reasons.look(view)
                 status, is_held = view.task["status"], any(step["status"] == "running" for step in view.steps)
@@ -202,7 +203,14 @@ class Watch:
             if all(one["status"] == "completed" for one in tasks):
                 with suppress(UnavailableError):  # asked for, and then done by the next owner
                     await self.api.post(f"{session}/close")
-        emit(result) if self.is_json else output(text_of(result))
+        if self.is_json:
+            emit(result)
+        else:
+            output(summary_of(result))
+            if answer := answer_of(result):
+                # Results of several steps are lines of JSON, of which Markdown would make one paragraph.
+                is_text = result["answer"] is not None or "\n\n" in answer
+                output_markdown(answer) if is_text else output(answer)
         return int(result["exit_code"])
 
 

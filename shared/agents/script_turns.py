@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.log_lines import note_raised
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import ScriptedAgent
 from soong.shared.tools.limits import UnfitError, plain
@@ -70,6 +71,7 @@ class _Handle:
         self._inputs = inputs
 
     def _failed(self, error: BaseException) -> ScriptFailedError:
+        note_raised(error)
         place = place_of(error, self._script.body.__code__.co_filename)
         return ScriptFailedError(words_of(error) + (f" (at {place})" if place else ""), is_retryable=True)
 

@@ -32,8 +32,8 @@ from soong.shared.agents.messages import calls_of
 from soong.shared.agents.provider_schema import SCRIPTED
 from soong.shared.agents.script_turns import CallOutcome, CheapTurns, ScriptTurns, WantedCall
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
-from soong.shared.core.foreign import begin_thread, call_in_thread
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.step_work import begin_thread, call_in_thread
 from soong.shared.engine.tasks.functions import ScriptedAgent
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.execution import shown_arguments

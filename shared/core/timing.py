@@ -159,6 +159,8 @@ CALLED_S: Final = 0.05
 """How long ready steps are left to the worker that was called for them."""
 WRITE_AFTER_S: Final = 0.1
 """The write interval of a run's log: a crash loses the events of at most this time, and repeats a model's request."""
+WRITE_LINES_S: Final = 0.5
+"""How long lines of a run wait before they are written: a crash loses those of at most this time."""
 PUT_OFF_S: Final = 2.0
 """How long work that can wait makes way: the folders of runs for answers, a feed's next reading on a busy machine."""
 SHOW_PIECES_S: Final = 0.05

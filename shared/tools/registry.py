@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.foreign import await_foreign, call_foreign, call_in_task, call_in_thread
+from soong.shared.core.foreign import await_foreign, call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.log_lines import note_raised
+from soong.shared.core.step_work import call_in_task, call_in_thread
 from soong.shared.tools.definition import (
     NAMESPACE_TAGS,
     Handler,
@@ -27,6 +29,7 @@ from soong.shared.tools.definition import (
 )
 from soong.shared.tools.foreign_schema import from_pydantic
 from soong.shared.tools.naming import check_alias, check_name
+from soong.shared.tools.result import ToolError
 from soong.shared.tools.schema import check_schema, close
 
 if TYPE_CHECKING:
@@ -206,9 +209,15 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
         parsed = model.model_validate(dict(call_input))
         given = {fields[0]: parsed} if is_whole else {field: getattr(parsed, field) for field in fields}
         before = (context,) if takes_context else ()
-        if inspect.iscoroutinefunction(function):
-            return _plain(await call_in_task(name, await_foreign(partial(function, *before, **given))))
-        return _plain(await call_in_thread(name, partial(call_foreign, function, *before, **given)))
+        call = partial(function, *before, **given)
+        try:
+            if inspect.iscoroutinefunction(function):
+                return _plain(await call_in_task(name, await_foreign(call)))
+            return _plain(await call_in_thread(name, partial(call_foreign, call)))
+        except Exception as error:
+            if not isinstance(error, ToolError):  # which it means to report
+                note_raised(error)
+            raise
 
     more.setdefault("description", inspect.getdoc(function) or "")
     more.setdefault("validate_input", _validator(model))

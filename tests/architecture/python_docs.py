@@ -18,7 +18,7 @@ Callable_: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Services and tasks": (
         *("Soong", "PlanSource", "TaskResult", "StepDetail", "StepErrorSchema", "DeliverableSchema", "DenialSchema"),
-        *("AnswerDelta", "TaskStatus", "StepStatus", "ExitCode"),
+        *("AnswerDelta", "LogLine", "TaskStatus", "StepStatus", "ExitCode"),
     ),
     "Steps": (
         *("step_function", "StepContext", "scripted_agent", "AgentHandle", "register_agent", "Json", "JsonObject"),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
+from soong.shared.engine.runs.lines import LineRow
 from soong.shared.engine.runs.record import ListFilter, Run, RunStatus
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.sessions.session import Session
@@ -487,3 +488,41 @@ async def test_runs_are_filtered_by_their_own_status_and_time(scene: ContractHar
     assert claim.identity.run_id in {run.id for run in running}
     assert {run.status for run in running} == {RunStatus.RUNNING}
     assert await scene.store.runs.run_page(only=ListFilter(since_us=scene.now_us + 1_000_000)) == []
+
+
+def lines(claim: Claim, place: int, last: int, *texts: str) -> LineRow:
+    return LineRow(claim.identity.run_id, claim.fence, place, last, tuple((1, "stdout", "", text) for text in texts))
+
+
+@pytest.mark.spec("LOG-01.d")
+async def test_a_row_of_lines_replaces_that_of_its_place_and_one_line_stands_for_what_is_left_out(
+    scene: ContractHarness,
+) -> None:
+    claim, runs = await scene.start("a"), scene.store.runs
+    run_id = claim.identity.run_id
+    assert (await runs.last_line(run_id), await runs.lines(run_id)) == ((0, -1), [])
+
+    await runs.write_lines([lines(claim, 0, 1, "one")])
+    await runs.write_lines([lines(claim, 0, 2, "one", "two"), lines(claim, 1, 3, "three")])
+    await runs.write_lines([lines(claim, 1, 9, "eight", "niné")])
+
+    assert await runs.last_line(run_id) == (9, 1)
+    assert [(line.number, line.text) for line in await runs.lines(run_id)] == [
+        (1, "one"),
+        (2, "two"),
+        (7, "5 lines are left out"),
+        (8, "eight"),
+        (9, "niné"),
+    ]
+    assert [line.number for line in await runs.lines(run_id, after=7, limit=1)] == [8]
+
+
+@pytest.mark.spec("OPS-12.c")
+async def test_a_worker_that_lost_its_run_writes_no_lines_into_it(scene: ContractHarness) -> None:
+    claim, runs = await scene.start("a"), scene.store.runs
+    await runs.write_lines([lines(claim, 0, 1, "mine")])
+    await scene.complete(claim, None)
+
+    await runs.write_lines([lines(claim, 0, 2, "mine", "too late"), lines(replace(claim, fence=9), 1, 3, "forged")])
+
+    assert [line.text for line in await runs.lines(claim.identity.run_id)] == ["mine"]

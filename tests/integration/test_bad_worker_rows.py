@@ -332,19 +332,24 @@ WRITTEN = {
     "event": "INSERT INTO events (run_id, seq, type, time_us, data)"
     " SELECT id, last_seq + 1, 'tool_completed', 1, '{}' FROM runs WHERE id = %(run)s",
     "node": f"{NODE} SELECT id, last_node + 1, 0, 'assistant', '{{}}', 1 FROM runs WHERE id = %(run)s",
+    "lines": "INSERT INTO log_lines (run_id, place, number, lines)"
+    """ SELECT id, 0, 1, '[[1,"stdout","","forged"]]' FROM runs WHERE id = %(run)s""",
     "call": f"{CALL} SELECT id, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started' FROM runs WHERE id = %(run)s",
 }
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=pytest.mark.spec(f"OPS-12.c/{row}")) for row in ("event", "node", "call")]
+    "row", [pytest.param(row, marks=pytest.mark.spec(f"OPS-12.c/{row}")) for row in ("event", "node", "call", "lines")]
 )
 async def test_it_writes_nothing_of_a_run_that_it_does_not_hold(deployment: Deployment, row: str) -> None:
     others = await others_runs(deployment)
     store = deployment.bench.store.runs
 
     async def rows() -> list[list[object]]:
-        return [[*await store.events(run), *await store.nodes(run), *await store.calls(run)] for run in others.values()]
+        return [
+            [*await store.events(run), *await store.nodes(run), *await store.calls(run), *await store.lines(run)]
+            for run in others.values()
+        ]
 
     before = await rows()
 

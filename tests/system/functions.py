@@ -24,10 +24,10 @@ HANGS_S = 600.0
 
 @step_function("test.keep")
 def keep(inputs: JsonObject, context: StepContext) -> Json:
-    """Write a file in the run's folder, or only make it."""
-    context.run_dir.joinpath("workspace").mkdir(parents=True)
+    """Write a file in the run's folder, or only a folder."""
+    Path("made").mkdir()
     if inputs.get("writes"):
-        context.run_dir.joinpath("workspace", "notes.txt").write_text("kept")
+        context.folder.joinpath("notes.txt").write_text("kept")
     return None
 
 
@@ -96,7 +96,7 @@ def answer(inputs: JsonObject, context: StepContext) -> Json:
         case "print":
             sys.stdout.write("printed\n")
     identity = context.identity.as_json()
-    return {"inputs": inputs, "half": "\ud800", "task": identity["task_id"], "dir": context.run_dir.is_absolute()}
+    return {"inputs": inputs, "half": "\ud800", "task": identity["task_id"], "dir": context.folder.is_absolute()}
 
 
 @step_function("test.answer_later")

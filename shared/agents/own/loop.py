@@ -22,8 +22,9 @@ from soong.shared.agents.own.port import RAISED, OwnAgentError, OwnModel, OwnReq
 from soong.shared.agents.ports import AgentEnd, RunTranscript
 from soong.shared.agents.scripted_model import is_recorded
 from soong.shared.agents.turn import ToolOffer
-from soong.shared.core.foreign import await_foreign, begin_task, cancelled_soon, place_of, words_of
+from soong.shared.core.foreign import await_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.step_work import begin_task, cancelled_soon
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.permissions.rules import METADATA_KEY

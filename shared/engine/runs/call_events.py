@@ -10,7 +10,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKi
 from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ArtifactStore, StartedCall, ToolCall
-from soong.shared.tools.result import ToolResult
+from soong.shared.tools.result import ArtifactRef, ToolResult
 from soong.shared.tools.results import rendering
 
 MAX_SUMMARY_CHARS = 300
@@ -80,10 +80,15 @@ async def keep_deliverable(result: ToolResult, artifacts: ArtifactStore, redacto
     if result.error is not None or not isinstance(named, dict):
         return None
     path = Path(str(named["path"]))
-    ref = await artifacts.put_made(
+    ref = await keep_file(path, artifacts, redactor)
+    return {"name": path.name, "path": str(path), "digest": ref.digest, "size_bytes": ref.size_bytes}
+
+
+async def keep_file(path: Path, artifacts: ArtifactStore, redactor: Redactor) -> ArtifactRef:
+    """Store a copy of a file without secrets. Raises: as :func:`keep_deliverable`."""
+    return await artifacts.put_made(
         lambda: _without_secrets(_read(path), redactor), "application/octet-stream", path.name
     )
-    return {"name": path.name, "path": str(path), "digest": ref.digest, "size_bytes": ref.size_bytes}
 
 
 def _read(path: Path) -> bytes:

@@ -62,6 +62,8 @@ class EventType(StrEnum):
     """The traceback of its failure."""
     CELERY_REVOKED = "celery_revoked"
     """By a pause. When it does not run, it is sent again under another id."""
+    ARTIFACT_STORED = "artifact_stored"
+    """A function handed a file of its folder on; it is a deliverable of its task."""
 
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"

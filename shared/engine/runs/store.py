@@ -11,8 +11,10 @@ from typing import Final, Protocol
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.log_lines import LogLine
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.lines import LineRow
 from soong.shared.engine.runs.record import EVERYTHING, ListFilter, Run, UnsummedUsage, UsageBy, UsageTotal
 
 _ENDED: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED})
@@ -64,6 +66,10 @@ FAILED_CALLS: Final = (EventType.TOOL_DENIED, EventType.TOOL_FAILED)
 """The events of a run in a task's result, in addition to those that name a deliverable. The result of a run that has
 one of these also contains its decisions: how its calls came to fail.
 """
+
+
+NAMING: Final = (EventType.TOOL_COMPLETED, EventType.ARTIFACT_STORED)
+"""The events that can name a deliverable."""
 
 
 class LastRuns(Value):
@@ -160,6 +166,16 @@ class RunStore(Protocol):
         """
 
     async def calls(self, run_id: str) -> Sequence[CallRow]: ...
+
+    # -- lines
+    async def write_lines(self, rows: Sequence[LineRow]) -> None:
+        """Write rows of lines, each in place of what its place held. Those of a run that is not held are dropped."""
+
+    async def last_line(self, run_id: str) -> tuple[int, int]:
+        """Return the number of the last line of a run, and the place of its row; (0, -1) without a line."""
+
+    async def lines(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
+        """Return the lines whose number is above ``after``, in order."""
 
     # -- page by page
     async def run_page(

@@ -1,8 +1,8 @@
 """Functions that ``python`` steps call, by name.
 
 A function takes the step's inputs and a :class:`StepContext` and returns JSON. Workers import the modules named by
-``SOONG_FUNCTIONS``; importing registers. A plain function runs on a thread of the worker, a coroutine function
-on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop. An
+``SOONG_FUNCTIONS``; importing registers. A plain function runs on a thread, a coroutine function on a thread and an
+event loop of its own; a *cheap* one (no I/O, microseconds) is called on the worker's loop, without a thread hop. An
 isolated one is called in a process of its own.
 
 A scripted agent (DIS-13) runs in place of a model: an async function of the step's inputs and an :class:`AgentHandle`.
@@ -13,30 +13,90 @@ the recorded results, so it must be deterministic.
 import ast
 import asyncio
 import inspect
+import io
+import logging
+import re
 import textwrap
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
-from soong.shared.core.foreign import origin_of
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError, UsageError
+from soong.shared.core.foreign import origin_of, shown
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown, near
 
 
+class RunFiles(Protocol):
+    """Hands files of a run on, and reads those that others handed on."""
+
+    def keep(self, path: Path, title: str) -> JsonObject:
+        """Store a file and return the reference. Blocks. Raises: UsageError, SoongError, OSError."""
+
+    def read(self, digest: str) -> bytes:
+        """Return the bytes of that SHA-256. Blocks. Raises: NotFoundError, SoongError."""
+
+
+class NoFiles(Value):
+    """Implements :class:`RunFiles` for a context without a store, such as that of a cheap function."""
+
+    def keep(self, path: Path, title: str) -> JsonObject:
+        raise UsageError(f"{path.name!r} of {title!r} is not handed on: {_CHEAP}")
+
+    def read(self, digest: str) -> bytes:
+        raise UsageError(f"the artifact {digest!r} is not opened: {_CHEAP}")
+
+
 class StepContext(Value):
     """The run that calls the function, and the number of its attempt, from 1 on.
 
-    ``effect_key`` is the same for every attempt and resume of the step. A function that makes ``run_dir``, for files or
-    for the logs alone, has its run's folder kept; otherwise only one that fails has it (EVT-03).
+    ``effect_key`` is the same for every attempt and resume of the step. ``folder`` is the run's own folder: relative
+    paths and temporary files of the function begin there, and it is kept if the function leaves something in it. A
+    cheap function works in the folder of its worker; for it, ``folder`` is not made. ``project`` is the project folder
+    of the session, which exists on workers that have the project.
     """
+
+    UNSHOWN = frozenset({"files"})
 
     identity: RunIdentity
     attempt: int = 1
     effect_key: str = ""
-    run_dir: Path = Path()
+    folder: Path = Path()
+    project: Path = Path()
+    files: RunFiles = NoFiles()
+
+    @property
+    def log(self) -> logging.Logger:
+        """The logger ``step``: its records of every level are lines of the run."""
+        return _STEP_LOG
+
+    def artifact(self, path: str | Path, title: str = "") -> JsonObject:
+        """Store a file of the folder and return the reference to it, a value that other steps read.
+
+        The reference is ``{"artifact": id, "name": …, "size": bytes, "sha256": …}``. The stored copy has no secrets.
+        Raises: UsageError, it is not a regular file, has more than 64 MiB, or the function is a cheap one; SoongError,
+        it cannot be stored.
+        """
+        return self.files.keep(self.folder / path, title)
+
+    def open(self, artifact: JsonObject | str) -> BinaryIO:
+        """Open the bytes of a reference, or of an artifact's id, for reading; on whichever machine it was stored.
+
+        Raises: UsageError, it is not a reference; NotFoundError, no such artifact is stored.
+        """
+        digest = artifact.get("artifact") if isinstance(artifact, Mapping) else artifact
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            words = 'expected what `context.artifact` returned, such as {"artifact": "<64 hexadecimal digits>"}'
+            raise UsageError(f"not a reference to an artifact: {shown(artifact)}; {words}")
+        return io.BytesIO(self.files.read(digest))
+
+
+_CHEAP: Final = "a cheap function has no files; register it without `cheap=True`"
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+_STEP_LOG: Final = logging.getLogger("step")
+_STEP_LOG.setLevel(logging.DEBUG)
 
 
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]

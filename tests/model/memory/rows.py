@@ -15,6 +15,7 @@ from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundErro
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, Charge, task_scope
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.lines import LineRow
 from soong.shared.engine.runs.record import EndReason, ListFilter, NewRun, Run, RunEvent, RunStatus, Usage, advance_run
 from soong.shared.engine.runs.store import CallAbort, CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
@@ -74,6 +75,8 @@ class Rows:
     events: dict[str, tuple[Event, ...]] = field(default_factory=dict)
     nodes: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     calls: dict[tuple[str, str], CallRow] = field(default_factory=dict)
+    lines: dict[tuple[str, int], LineRow] = field(default_factory=dict)
+    """By run and place."""
     aborts: dict[tuple[str, str], CallAbort] = field(default_factory=dict)
     """By run and tool call."""
     budgets: dict[str, Budget] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.log_lines import LogLine
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
@@ -23,6 +24,7 @@ from soong.shared.engine.runs.budgets import (
     time_words,
 )
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.lines import LineRow, lines_of_rows
 from soong.shared.engine.runs.record import (
     EVERYTHING,
     ListFilter,
@@ -33,7 +35,7 @@ from soong.shared.engine.runs.record import (
     UsageBy,
     UsageTotal,
 )
-from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.runs.store import FAILED_CALLS, NAMING, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.spec import STEP_ENDS, StepKind, StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import RequestState
@@ -124,6 +126,25 @@ class MemoryRuns(Part):
         add_reports(self.rows, run_id, events)
         run = self.rows.run(run_id)
         return Appended(run.last_seq, run.last_node)
+
+    @transaction
+    def write_lines(self, rows: Sequence[LineRow]) -> None:
+        for row in rows:
+            run = self.rows.runs.get(row.run_id)
+            if run is not None and run.fence == row.fence and run.status is RunStatus.RUNNING:
+                self.rows.lines[row.run_id, row.place] = row
+
+    @transaction
+    def last_line(self, run_id: str) -> tuple[int, int]:
+        return max(((row.number, row.place) for row in self._line_rows(run_id)), default=(0, -1))
+
+    @transaction
+    def lines(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
+        rows = sorted((row.number, row.lines) for row in self._line_rows(run_id) if row.number > after)
+        return list(lines_of_rows(rows, after))[:limit]
+
+    def _line_rows(self, run_id: str) -> Iterator[LineRow]:
+        return (row for (of_run, _), row in self.rows.lines.items() if of_run == run_id)
 
     @transaction
     def nodes(self, run_id: str) -> Sequence[Node]:
@@ -283,11 +304,7 @@ def _told_of(log: Sequence[Event]) -> list[Event]:
     """Return what a result tells of a run's log."""
     has_failed = any(event.type in FAILED_CALLS for event in log)
     types = (EventType.PERMISSION_DECIDED, *FAILED_CALLS) if has_failed else ()
-    return [
-        event
-        for event in log
-        if event.type in types or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
-    ]
+    return [event for event in log if event.type in types or (event.type in NAMING and "deliverable" in event.data)]
 
 
 def last_runs_of(rows: Rows, task_id: str) -> LastRuns:

@@ -19,9 +19,10 @@ from soong.orchestrator.terminal.summary import text_of as summary_text
 from soong.shared.core.jsontext import Json
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import Budget, Charge, session_scope
+from soong.shared.engine.tasks.spec import FailurePolicy
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, cancelled, held, open_scene
-from tests.model.builders import make_request, make_step
+from tests.model.builders import make_map, make_request, make_step
 from tests.model.memory import MemoryStore
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07 [red]not markup[/red] \u202eevil\r\n  ✓ look completed"
@@ -167,7 +168,7 @@ async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is
     assert len(result.steps) == 60
     assert "… and 1140 steps more" in text
     assert f"tasks show {task_id} --json" in text
-    assert f"runs tail {claim.identity.run_id}" in text
+    assert f"runs logs {claim.identity.run_id}" in text
 
 
 async def summary_of(output: Json, **more: object) -> list[str]:
@@ -178,24 +179,43 @@ async def summary_of(output: Json, **more: object) -> list[str]:
     return summary_text({**result.model_dump(), **more}).splitlines()
 
 
-@pytest.mark.parametrize(("kind", "is_named"), [("python", True), ("agent", False)])
-async def test_the_log_that_has_what_a_failed_function_printed_is_named(kind: str, is_named: bool) -> None:
+async def test_a_failed_map_keeps_the_outputs_of_its_other_items_in_their_order() -> None:
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(make_map("m"))
+    await scene.expand(f"{task_id}/m", "x", "y", "z")
+    first, second, third = await scene.claim(3)
+    for claim, output in ((third, {"n": 3}), (first, {"n": 1})):
+        await scene.complete(claim, output)
+    await scene.fail(second)
+    await scene.settle(second.step_key, FailurePolicy.SKIP_DEPENDENTS)
+
+    result = await read_result(scene.store, task_id, Path("/runs"))
+
+    (failed,) = [step for step in result.steps if step.id == "m"]
+    assert [(item["step"], item["status"], item.get("output")) for item in failed.partial] == [
+        ("m[x]", "completed", {"n": 1}),
+        ("m[y]", "failed", None),
+        ("m[z]", "completed", {"n": 3}),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "act"), [("python", "logs"), ("agent", "tail")])
+async def test_what_a_failed_function_printed_is_named(kind: str, act: str) -> None:
     scene = await open_scene(MemoryStore())
     claim = await scene.start("look")
     await scene.fail(claim)
     task = (await read_result(scene.store, claim.identity.task_id, Path("/runs"))).model_dump()
 
-    lines = summary_text({**task, "steps": [{**task["steps"][0], "kind": kind}]}).splitlines()
+    text = summary_text({**task, "steps": [{**task["steps"][0], "kind": kind}]})
 
-    named = [line for line in lines if line.endswith("logs/service-*.log    # what functions print and log")]
-    assert len(named) == is_named
+    assert f"runs {act} {claim.identity.run_id}" in text
 
 
 async def test_the_text_of_the_only_last_step_is_shown_as_text() -> None:
     lines = await summary_of("# Report\n\n- one\n")
 
     at = lines.index("result of look:")
-    assert lines[at + 1 : at + 4] == ["# Report", "", "- one"]
+    assert lines[at + 1 :] == ["", "# Report", "", "- one"]
 
 
 async def test_a_result_that_is_one_line_or_no_text_is_shown_as_json() -> None:
@@ -203,13 +223,13 @@ async def test_a_result_that_is_one_line_or_no_text_is_shown_as_json() -> None:
     assert 'result of look: {"a": "b\\nc"}' in await summary_of({"a": "b\nc"})
 
 
-async def test_an_answer_is_the_last_before_the_commands_and_the_results_that_it_is_made_of_are_left_out() -> None:
+@pytest.mark.spec("LOG-01.f")
+async def test_an_answer_is_the_last_and_the_results_that_it_is_made_of_are_left_out() -> None:
     files = [{"path": f"/p/{number}.txt", "stored_at": "/runs/x"} for number in range(12)]
 
     lines = await summary_of("a part", answer="first line\nlast line", deliverables=files)
 
-    at = lines.index("next:")
-    assert lines[at - 4 : at] == ["", "first line", "last line", ""]
+    assert lines[-3:] == ["", "first line", "last line"]
     assert not [line for line in lines if line.startswith("result of")]
     assert [line for line in lines if line.startswith("wrote")] == [f"wrote /p/{number}.txt" for number in range(10)]
     assert "… and 2 files more" in lines
@@ -218,8 +238,20 @@ async def test_an_answer_is_the_last_before_the_commands_and_the_results_that_it
 async def test_a_very_long_answer_shows_its_begin_and_how_to_read_all_of_it() -> None:
     lines = await summary_of(None, answer="\n".join(map(str, range(300))))
 
-    at = lines.index("next:")
-    assert lines[at - 3 : at - 1] == ["199", f"… and 100 lines more: {lines[at + 1].strip()} --json"]
+    shown = lines[lines.index("next:") + 1].strip()
+    assert lines[-2:] == ["199", f"… and 100 lines more: {shown} --json"]
+
+
+async def test_of_many_results_there_is_a_count_and_where_to_look() -> None:
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(*(f"s{number}" for number in range(20)))
+    for claim in await scene.claim(20):
+        await scene.complete(claim, {"n": 1})
+
+    lines = summary_text((await read_result(scene.store, task_id, Path("/runs"))).model_dump()).splitlines()
+
+    assert lines[-1].endswith(f"tasks show {task_id} --result")
+    assert lines[-1].startswith("20 results: ")
 
 
 async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:
@@ -234,7 +266,7 @@ async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> Non
     text = summary_text(result.model_dump())
 
     assert never.run
-    assert f"soong runs tail {begun.run}" in text
+    assert f"soong runs logs {begun.run}" in text
     assert never.run not in text
     assert f"soong resume {task_id}" in text
 

@@ -19,7 +19,8 @@ from soong.shared.engine.tasks.spec import BoundStep, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.shared.tools.limits import TimeLimit
 from soong.worker.bootstrap import is_dispatch
-from soong.worker.run import MAX_OUTPUT_BYTES, FunctionStepRunner, StepRunner
+from soong.worker.call_outcome import MAX_OUTPUT_BYTES
+from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.model.builders import make_identity
 from tests.unit.tools.test_schema import nested
 

@@ -234,7 +234,7 @@ _OF_A_TASK: Final = (
     _weighed("runs", "task_id = :task_id"),
     *(
         _weighed(name, "run_id IN (SELECT r.id FROM runs AS r WHERE r.task_id = :task_id)")
-        for name in ("events", "nodes", "calls", "permission_requests")
+        for name in ("events", "nodes", "calls", "log_lines", "permission_requests")
     ),
 )
 WEIGHT: Final = Statement(

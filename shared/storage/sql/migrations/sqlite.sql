@@ -110,6 +110,14 @@ CREATE TABLE events (
     CONSTRAINT ck_events_numbers CHECK (seq BETWEEN 0 AND 9007199254740991 AND time_us BETWEEN 0 AND 9007199254740991)
 )
  WITHOUT ROWID;
+CREATE TABLE log_lines (
+    run_id TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    lines TEXT DEFAULT '[]' NOT NULL,
+    CONSTRAINT pk_log_lines PRIMARY KEY (run_id, place),
+    CONSTRAINT ck_log_lines_numbers CHECK (place BETWEEN 0 AND 9007199254740991 AND number BETWEEN 0 AND 9007199254740991)
+);
 CREATE TABLE metric_totals (
     name TEXT NOT NULL,
     labels TEXT NOT NULL,

@@ -138,6 +138,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "calls": WorkerRight(
         new=_of_run("calls", _RUNNING), old=_of_run("calls", _RUNNING), changed=_of_run("calls", _RUNNING)
     ),
+    # A row is written again as it fills, and in its turn.
+    "log_lines": WorkerRight(
+        new=_of_run("log_lines", _RUNNING), old=_of_run("log_lines", _RUNNING), changed=_of_run("log_lines", _RUNNING)
+    ),
     "call_aborts": WorkerRight(),
     "permission_requests": WorkerRight(
         # It asks, takes back, and lets go a decision that expired; that a question is decided is for its owner to say.

@@ -9,9 +9,11 @@ from sqlalchemy import Select, select
 
 from soong.shared.core.errors import AlreadyConsumedError, NotFoundError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.log_lines import LogLine
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
+from soong.shared.engine.runs.lines import LineRow
 from soong.shared.engine.runs.record import EVERYTHING, ListFilter, Run
-from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.runs.store import FAILED_CALLS, NAMING, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.columns import ordinal_of
 from soong.shared.storage.sql.engine.log_rows import events_of, nodes_of, page_of_log
@@ -20,6 +22,7 @@ from soong.shared.storage.sql.engine.rows import call_of, filtered, run_of
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.log_lines import PLACES, put_lines, read_lines
 from soong.shared.storage.sql.tasks.run_writes import (
     RunWrite,
     append_held,
@@ -41,6 +44,7 @@ SURFACE_BODIES: Final = Statement(
     "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
 )
 _FAILED_TYPES: Final = ", ".join(f"'{type_}'" for type_ in FAILED_CALLS)
+_TELLING: Final = ", ".join(f"'{type_}'" for type_ in NAMING)
 _TOLD_BEFORE: Final = " OR ".join(f"e.preceding LIKE '%\"{word}\"%'" for word in ("deliverable", *FAILED_CALLS))
 """The condition on a row whose earlier events include one that belongs to the result.
 
@@ -53,7 +57,7 @@ RESULT_EVENTS: Final = Statement(
     SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key AS step_key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE s.task_id = :task_id
-      AND (e.type IN ({_FAILED_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
+      AND (e.type IN ({_FAILED_TYPES}) OR (e.type IN ({_TELLING}) AND e.data LIKE '%"deliverable"%')
            OR (e.preceding <> '' AND ({_TOLD_BEFORE})))
     ORDER BY r.ordinal, e.seq
     """,  # noqa: S608  # our words
@@ -118,7 +122,7 @@ CONSUME: Final = Statement(
 
 
 def _is_told(event: Event) -> bool:
-    return event.type in FAILED_CALLS or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
+    return event.type in FAILED_CALLS or (event.type in NAMING and "deliverable" in event.data)
 
 
 def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
@@ -265,6 +269,16 @@ class SqlRuns(StorePart):
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
         return await self._database.read(lambda tx: [call_of(row) for row in tx.rows(CALLS, run_id=run_id)])
+
+    async def write_lines(self, rows: Sequence[LineRow]) -> None:
+        await self._database.write_together(put_lines, rows)
+
+    async def last_line(self, run_id: str) -> tuple[int, int]:
+        rows = await self._database.read(lambda tx: tx.rows(PLACES, run_id=run_id))
+        return max(((row.number, row.place) for row in rows), default=(0, -1))
+
+    async def lines(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
+        return (await self._database.read(lambda tx: read_lines(tx, run_id, after)))[:limit]
 
 
 def start_permitted(tx: Transaction, starts: Sequence[RunWrite]) -> list[None]:

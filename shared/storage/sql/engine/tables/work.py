@@ -269,6 +269,18 @@ nodes = table(
     CheckConstraint("number >= 1 AND parent < number", name="number"),
 )
 
+log_lines = table(
+    # The lines that the code of a run printed, logged and raised (LOG-01), without secrets: [[time, stream, level,
+    # text], …]. A row is written again until it is full; those of the tail are used in turn.
+    "log_lines",
+    word("run_id", None, worker=MAKES),
+    number("place", None, worker=MAKES),
+    # The number of its last line.
+    number("number", None, worker=WRITES),
+    document("lines", "[]", worker=WRITES, kind="array", most=MAX_TEXT_CHARS),
+    PrimaryKeyConstraint("run_id", "place"),
+)
+
 calls = table(
     "calls",
     word("run_id", None, worker=MAKES),

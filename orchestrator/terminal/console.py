@@ -58,18 +58,6 @@ def output(text: str, *, end: str = "\n") -> None:
     _write(sys.stdout, inert(text) + end)
 
 
-def output_markdown(text: str) -> None:
-    """Write a result for people: rendered on a terminal, and as it is elsewhere."""
-    if not sys.stdout.isatty():
-        output(text)
-        return
-    from rich.markdown import Markdown  # 60 ms, and only where a person reads
-
-    from soong.orchestrator.terminal.prompt import terminal_console
-
-    terminal_console().print(Markdown(inert(text), hyperlinks=False))
-
-
 def emit_text(text: str) -> None:
     """Write a document for programs that is not JSON, unchanged; only a terminal gets it inert, by its stream."""
     _write(sys.stdout, text)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api
-from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, output_markdown, say, visible
+from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, say, visible
 from soong.orchestrator.terminal.display import LastLines, LineDisplay, LostLeases, StepVoices, TaskView, narrate
 from soong.orchestrator.terminal.held_service import NO_MODULES, HeldService, Interrupts
 from soong.orchestrator.terminal.summary import ENDED, LIVE, Document, answer_of, still_running, summary_of
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.jsontext import inert
 
 if TYPE_CHECKING:
     from soong.orchestrator.client.stall_reasons import StallReasons
@@ -210,8 +211,16 @@ class Watch:
             if answer := answer_of(result):
                 # Results of several steps are lines of JSON, of which Markdown would make one paragraph.
                 is_text = result["answer"] is not None or "\n\n" in answer
-                output_markdown(answer) if is_text else output(answer)
+                _render(answer) if is_text and sys.stdout.isatty() else output(answer)
         return int(result["exit_code"])
+
+
+def _render(text: str) -> None:
+    from rich.markdown import Markdown  # 60 ms, and only where a person reads
+
+    from soong.orchestrator.terminal.prompt import terminal_console
+
+    terminal_console().print(Markdown(inert(text), hyperlinks=False))
 
 
 @dataclass(slots=True)

@@ -34,8 +34,7 @@ from soong.shared.tools.limits import UnfitError, plain
 from soong.shared.tools.naming import NameTable
 from soong.shared.tools.pipeline import ToolPipeline
 from soong.shared.tools.ports import ToolCall
-from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
-from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.tools.schedule import plan_groups
 from soong.shared.tools.schema import validate
 
@@ -170,8 +169,8 @@ class OwnAgentLoop(AgentLoop):
             part = self._parts.get(call_id)
             if part is not None and call_id not in self._results:
                 name = part.tool_name if part.tool_name in outputs else self._tool_name(part, self.names)
-                failure = ToolFailure(ErrorType.INVALID_INPUT, f"the agent did not make this call: {text}")
-                self.talk.refuse(name, refusal(call_id, failure))
+                words = f"answered by the agent itself: {text}"
+                self.talk.refuse(name, ToolResult(call_id, (TextBlock(words),), words[:MAX_SHOWN_CHARS]))
         if not self.talk.turns:
             self.talk.begin(opening_nodes(request.system, _joined(request), self.task.inputs, self.task.run_dirs))
             return

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
 from soong.shared.core.jsontext import Json, JsonObject
@@ -81,6 +82,33 @@ class OwnModel(Model[Any]):
 
     agent: "OwnAgent"
     pending: OwnRequest
+
+
+class LibraryModel(OwnModel):
+    """The model of a run whose requests the agent's library sends: ``pending.origin`` takes settings and answers."""
+
+    def __init__(self, agent: "OwnAgent", name: str, system: str, client: Any = None) -> None:
+        super().__init__()
+        self.agent, self.client = agent, client
+        self._name, self._system = name, system
+
+    @property
+    def model_name(self) -> str:
+        return self._name
+
+    @property
+    def system(self) -> str:
+        return self._system
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        del messages, model_request_parameters
+        answer: ModelResponse = await self.pending.origin(model_settings or {})
+        return answer
 
 
 class OwnAgent(Protocol):

@@ -13,6 +13,7 @@ from typing import Any, Final
 from soong.shared.agents.own.port import OwnAgent
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import shown
+from soong.shared.core.installation import install_line
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.functions import Deps, RegisteredAgent, StepContext, keep_agent, resolve_agent
 from soong.shared.tools.definition import NAMESPACE_TAGS
@@ -25,6 +26,7 @@ _ADAPTERS: Final = {
     "langgraph": "soong.shared.agents.own.langgraph_agent",
 }
 """The module of the adapter, by the package of the library."""
+_EXTRAS: Final = {"agents": "openai-agents", "langgraph": "langgraph"}
 
 
 def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly: Collection[str] = ()) -> None:
@@ -81,7 +83,11 @@ def adapter_of(agent: Any, name: str) -> Any:
             f"{shown(agent)} cannot be registered as the agent {name!r}: it is not an agent of Pydantic AI, an agent "
             "of the OpenAI Agents SDK, or a compiled LangGraph graph"
         )
-    return import_module(_ADAPTERS[found])
+    try:
+        return import_module(_ADAPTERS[found])
+    except ImportError as error:
+        hint = install_line(_EXTRAS.get(found, found))
+        raise InvalidConfigError(f"the agent {name!r} cannot be served here: {error}; {hint}") from error
 
 
 def open_agent(name: str, context: StepContext, model: Any = None) -> OwnAgent:

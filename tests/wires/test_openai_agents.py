@@ -1,0 +1,167 @@
+"""An agent of the OpenAI Agents SDK as it is, on a wire server (BYO-02)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    LocalShellTool,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunContextWrapper,
+    function_tool,
+    handoff,
+)
+from llmock.scenarios import Fail, Reply, ToolCall
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from soong.shared.agents.own.registration import output_schema_of, register_agent
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.step import Outcome
+from tests.unit.agents.parts import RuleGate
+from tests.wires.own_run import READ, KilledError, Ledger, OwnRun
+from tests.wires.wire import Wires
+
+NAME = "tests.triage"
+
+
+class Report(BaseModel):
+    owner: str
+    bugs: int
+
+
+@dataclass
+class World:
+    """What the agent's own tools touch, and how often."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    owners: list[str] = field(default_factory=list)
+    issues: list[str] = field(default_factory=list)
+
+
+WORLD = World()
+
+
+@function_tool
+def owner_of(context: RunContextWrapper[str], path: str) -> str:
+    """Return who owns a file."""
+    WORLD.owners.append(path)
+    return f"{context.context} owns {path}"
+
+
+@function_tool
+def file_issue(title: str) -> dict[str, int]:
+    """File an issue."""
+    WORLD.issues.append(title)
+    WORLD.ledger.border("the effect of a call")
+    return {"number": 7}
+
+
+REPLIES = (
+    Reply(tool_calls=(ToolCall("owner_of", {"path": "a.py"}), ToolCall("code__read_file", {"path": "a.py"}))),
+    Reply(tool_calls=(ToolCall("transfer_to_filer", {}),)),
+    Reply(tool_calls=(ToolCall("file_issue", {"title": "x is unused"}),)),
+    Reply(text='{"owner": "blue", "bugs": 1}'),
+)
+ARRIVED = "an answer has arrived"
+
+
+def triage(model: Any) -> Agent[str]:
+    filer = Agent[str]("filer", instructions="File it.", model=model, tools=[file_issue], output_type=Report)
+    return Agent[str]("triage", instructions="Look.", model=model, tools=[owner_of], handoffs=[filer])
+
+
+@pytest.fixture(params=[OpenAIChatCompletionsModel, OpenAIResponsesModel])
+async def own(wires: Wires, request: pytest.FixtureRequest) -> AsyncIterator[OwnRun]:
+    async with AsyncOpenAI(base_url=wires.environment["OPENAI_BASE_URL"], api_key="k", max_retries=0) as client:
+        register_agent(NAME, triage(request.param("gpt-5", client)), deps=lambda *_: "blue", readonly=["owner_of"])
+        WORLD.__init__()  # type: ignore[misc]  # a new one, under the name that the tools know
+        yield OwnRun(wires, NAME, REPLIES, tools=(READ,))
+
+
+@pytest.mark.spec("BYO-02.a")
+async def test_an_agent_and_the_one_that_it_hands_off_to_run_as_they_are(own: OwnRun) -> None:
+    ledger = Ledger()
+
+    end = await own(ledger)
+
+    assert (end.end_reason, end.outcome, end.output) == (
+        EndReason.COMPLETED,
+        Outcome.CLEAN,
+        {"owner": "blue", "bugs": 1},
+    )
+    assert (WORLD.owners, WORLD.issues) == (["a.py"], ["x is unused"])
+    own_tools = [f"{NAME}.{tool}" for tool in ("file_issue", "owner_of", "transfer_to_filer")]
+    assert [tool for tool, _ in ledger.results] == ["code.read_file", *own_tools]
+    assert [call.definition.name for call in own.gate.asked] == [f"{NAME}.file_issue"]
+    assert end.usage.requests == len(own.wires.requests) == 4
+    assert end.usage.cost_usd is not None
+
+
+@pytest.mark.spec("BYO-02.a")
+async def test_killed_at_any_border_it_goes_on_and_nothing_is_done_or_charged_twice(own: OwnRun) -> None:
+    WORLD.ledger = whole = Ledger()
+    end = await own(whole)
+    assert len(whole.borders) > 28
+
+    for place, border in enumerate(whole.borders, 1):
+        WORLD.__init__(dying := Ledger(dies_at=place))  # type: ignore[misc]
+        own.gate = RuleGate()
+        with pytest.raises(KilledError):
+            await own(dying)
+        sent = len(own.wires.requests)
+        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
+        WORLD.ledger = again = dying.resumed()
+
+        last = await own(again)
+
+        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
+        assert (sent, len(own.wires.requests)) == (dying.answers + is_lost, 4 - dying.answers), (place, border)
+        assert (last.output, last.usage.requests) == (end.output, 4), (place, border)
+        if is_cut_write:
+            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
+        else:
+            assert (WORLD.issues, again.results) == (["x is unused"], whole.results), (place, border)
+            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+
+
+@pytest.mark.spec("BYO-02.a")
+async def test_denials_and_a_busy_provider_are_those_of_any_run(own: OwnRun) -> None:
+    own.gate = RuleGate(allows=lambda call: False)
+    own.replies = (Fail(503, times=2), *REPLIES)  # type: ignore[assignment]
+
+    end = await own(ledger := Ledger())
+
+    assert (end.outcome, WORLD.issues) == (Outcome.PARTIAL, [])
+    assert ledger.events.count(EventType.MODEL_FAILED) == 2
+    assert "permission_denied" in str(own.wires.requests[-1].body)
+
+
+@pytest.mark.spec("BYO-02")
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (Agent("a", tools=[LocalShellTool(executor=lambda _request: "")]), "acts outside of the run's gate"),
+        (Agent("a", handoffs=[handoff(Agent("b"))]), r"list the agent itself in `handoffs`"),
+        (Agent("a", mcp_servers=[object()]), "has MCP servers of its own"),  # type: ignore[list-item]
+    ],
+    ids=["a shell", "a handoff object", "an MCP server"],
+)
+def test_what_cannot_be_kept_is_refused_when_it_is_registered(agent: Agent[Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        register_agent("tests.refused", agent)
+
+
+@pytest.mark.spec("BYO-02.a")
+def test_the_schema_of_an_output_is_that_of_its_type() -> None:
+    schemas = [output_schema_of(Agent("a")), output_schema_of(Agent("a", output_type=Report))]
+
+    assert schemas[0] == {"type": "string"}
+    assert schemas[1] is not None
+    assert schemas[1]["required"] == ["owner", "bugs"]

@@ -18,7 +18,7 @@ from pydantic_ai.tools import ToolDefinition as ToolForModel
 from soong.shared.agents.loop import AgentLoop
 from soong.shared.agents.messages import answer_of, calls_of, opening_nodes, user_node
 from soong.shared.agents.model_request import ProviderFailedError
-from soong.shared.agents.own.port import RAISED, OwnAgentError, OwnModel, OwnRequest, OwnTool, own_tool_name
+from soong.shared.agents.own.port import KEY, RAISED, OwnAgentError, OwnModel, OwnRequest, OwnTool, own_tool_name
 from soong.shared.agents.ports import AgentEnd, RunTranscript
 from soong.shared.agents.scripted_model import is_recorded
 from soong.shared.agents.turn import ToolOffer
@@ -136,21 +136,27 @@ class OwnAgentLoop(AgentLoop):
     async def request(self, request: OwnRequest) -> ModelResponse:
         async with self._turn:
             try:
-                answer = self._given(request) if self._recorded else await self._answered(request)
+                answer = self._given(request) or await self._answered(request)
             except Exception as error:  # noqa: BLE001  # of the run, not of the agent: a lost lease, a database away
                 await self._break(error)
             if isinstance(answer, AgentEnd):
                 await self._break(answer)
             return answer
 
-    def _given(self, request: OwnRequest) -> ModelResponse | AgentEnd:
-        """Return the next recorded answer."""
+    def _given(self, request: OwnRequest) -> ModelResponse | AgentEnd | None:
+        """Return the recorded answer; None: there is none."""
+        for place, (_, answer) in enumerate(self._recorded) if request.key else ():
+            if (answer.metadata or {}).get(KEY) == request.key:
+                del self._recorded[place]
+                return answer
+        if request.key or not self._recorded:
+            return None
         recorded, answer = self._recorded.popleft()
         return answer if is_recorded(recorded, came := _joined(request)) else self._differs(_other(recorded, came))
 
     async def _answered(self, request: OwnRequest) -> ModelResponse | AgentEnd:
         """Record what the agent asks, have the model answer, and record that before anything follows from it."""
-        if self._asked is not None and not is_recorded(self._asked, came := _joined(request)):
+        if self._asked is not None and not request.key and not is_recorded(self._asked, came := _joined(request)):
             return self._differs(_other(self._asked, came))
         if self._asked is None:
             self._note_request(request)

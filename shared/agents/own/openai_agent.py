@@ -31,9 +31,7 @@ from agents import (
 )
 from agents.items import TResponseOutputItem
 from agents.usage import Usage
-from openai import APIConnectionError, APIStatusError
 from pydantic import TypeAdapter
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import ModelRequest, ModelResponsePart, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.messages import ModelResponse as RecordedAnswer
 from pydantic_ai.models import ModelRequestParameters
@@ -225,12 +223,7 @@ class _RequestsOfRun(Model):
         async def send(settings: RunSettings) -> RecordedAnswer:
             given = {name: settings.get(name) for name in ("temperature", "max_tokens", "parallel_tool_calls")}
             own = model_settings.resolve(ModelSettings(**given))  # type: ignore[arg-type]  # the same types
-            try:
-                answer = await self._wrapped.get_response(system_instructions, input, own, *more, **named)
-            except APIStatusError as error:
-                raise ModelHTTPError(error.status_code, self._name, error.body) from error
-            except APIConnectionError as error:
-                raise ModelAPIError(self._name, str(error)) from error
+            answer = await self._wrapped.get_response(system_instructions, input, own, *more, **named)
             return _recorded(answer, self._name.partition(":")[2])
 
         answer = await self._host.request(_request_of(system_instructions, input, send))

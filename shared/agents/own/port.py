@@ -6,18 +6,20 @@ and results are given at once, until the loop is where it was.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Final, Protocol
 
 import msgspec
+from pydantic_ai.exceptions import AgentRunError, ModelAPIError, ModelHTTPError, UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
+from soong.shared.core.foreign import words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import RegisteredAgent, StepContext
@@ -27,6 +29,7 @@ LONGEST: Final = timedelta(days=1)
 """The time of a tool that sets none; the longest time of the deployment holds as well."""
 RAISED: Final = "raised"
 """In the details of a failure: a tool of the agent's own raised, which its loop handles itself."""
+KEY: Final = "soong_request"
 MAX_TOOL_CHARS: Final = 64
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9_-]+|^-")
 
@@ -37,7 +40,8 @@ class OwnRequest(Value):
     ``texts`` are the prompts that the agent's code adds to the history since its last answer: they are recorded, and
     must be the recorded ones when the run is taken up. ``answered`` are texts by which the agent itself answers calls
     of the last answer that it does not make (arguments that it refuses), by the calls' ids. ``origin`` is what the
-    adapter's model needs to send the request.
+    adapter's model needs to send the request. ``key`` is what finds the recorded answer where an agent asks several
+    things at the same time: it is in the answer's metadata under KEY. Empty: answers are given in their order.
     """
 
     messages: list[ModelMessage]
@@ -46,6 +50,7 @@ class OwnRequest(Value):
     system: str = ""
     answered: Mapping[str, str] = msgspec.field(default_factory=dict)
     origin: Any = None
+    key: str = ""
 
 
 class OwnTool(Value):
@@ -92,6 +97,10 @@ class LibraryModel(OwnModel):
         self.agent, self.client = agent, client
         self._name, self._system = name, system
 
+    def rename(self, name: str, system: str) -> None:
+        """Take the name and provider of the model that the next request is sent to."""
+        self._name, self._system = name, system
+
     @property
     def model_name(self) -> str:
         return self._name
@@ -107,8 +116,28 @@ class LibraryModel(OwnModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         del messages, model_request_parameters
-        answer: ModelResponse = await self.pending.origin(model_settings or {})
+        with failing_requests(self.model_name):
+            answer: ModelResponse = await self.pending.origin(model_settings or {})
         return answer
+
+
+class RequestFailedError(ModelAPIError):
+    """A request of the library failed in a way that another attempt does not mend."""
+
+
+@contextmanager
+def failing_requests(model: str) -> Iterator[None]:
+    """Raise the errors of the library's client as those that the loop knows: it tries again what may pass."""
+    try:
+        yield
+    except (AgentRunError, UserError):
+        raise
+    except Exception as error:
+        status, words = getattr(error, "status_code", None), words_of(error)
+        if isinstance(status, int):
+            raise ModelHTTPError(status, model, words) from error
+        may_pass = isinstance(error, OSError) or "Connection" in words or "Timeout" in type(error).__name__
+        raise (ModelAPIError if may_pass else RequestFailedError)(model, words) from error
 
 
 class OwnAgent(Protocol):

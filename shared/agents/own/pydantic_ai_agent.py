@@ -54,6 +54,7 @@ from soong.shared.agents.own.port import (
     OwnTool,
     OwnToolError,
     dependencies,
+    failing_requests,
 )
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject, dump
@@ -221,7 +222,8 @@ class _AgentModel(WrapperModel, OwnModel):
     ) -> ModelResponse:
         asked = self.pending.origin
         settings = _merged(asked, model_settings)
-        answer: ModelResponse = await asked.model.request(messages, settings, model_request_parameters)
+        with failing_requests(self.model_name):
+            answer: ModelResponse = await asked.model.request(messages, settings, model_request_parameters)
         return answer
 
     @asynccontextmanager
@@ -235,8 +237,11 @@ class _AgentModel(WrapperModel, OwnModel):
         del run_context
         asked = self.pending.origin
         settings = _merged(asked, model_settings)
-        async with asked.model.request_stream(messages, settings, model_request_parameters, asked.context) as stream:
-            yield stream
+        with failing_requests(self.model_name):
+            async with asked.model.request_stream(
+                messages, settings, model_request_parameters, asked.context
+            ) as stream:
+                yield stream
 
 
 def _merged(asked: _Asked, of_run: ModelSettings | None) -> ModelSettings:

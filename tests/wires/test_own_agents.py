@@ -248,7 +248,7 @@ async def test_the_steps_model_and_settings_replace_the_agents(own: OwnRun) -> N
 @pytest.mark.parametrize(
     ("reply", "type", "words"),
     [
-        (Reply(text="no report"), "invalid_output", "gave up"),
+        (Reply(text="no report"), "invalid_output", "Exceeded maximum output retries"),
         (Reply(tool_calls=(ToolCall("breaks", {}),)), "execution_failed", "ValueError: it broke"),
     ],
 )

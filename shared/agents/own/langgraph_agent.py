@@ -30,18 +30,17 @@ from soong.shared.agents.own.port import (
     RAISED,
     HostRun,
     LibraryModel,
-    OwnAgentError,
     OwnRequest,
     OwnTool,
-    OwnToolError,
+    UnfitAgentError,
     dependencies,
+    value_of,
 )
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import in_thread
 from soong.shared.core.jsontext import Json, JsonObject, digest, dump
 from soong.shared.engine.tasks.functions import RegisteredAgent, StepContext
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.results import rendering
 
 RECORD = "langgraph"
 """In the details of a recorded answer: its message, as LangChain has it."""
@@ -82,6 +81,7 @@ class GraphAgent:
     """Implements :class:`soong.shared.agents.own.port.OwnAgent`."""
 
     has_fallbacks = False
+    limits, outputs = (GraphRecursionError,), ()
 
     def __init__(self, registered: RegisteredAgent, context: StepContext) -> None:
         self.name, self.model_name = registered.name, f"langgraph:{registered.name}"
@@ -90,8 +90,8 @@ class GraphAgent:
 
     async def run(self, prompt: str, inputs: JsonObject, host: HostRun) -> Json:
         if host.tools:
-            words = f"the graph {self.name!r} cannot be offered tools: its models know those that it was built with"
-            raise OwnAgentError(f"{words}; leave `allowed_tools` out of the step", "invalid_input")
+            words = "cannot be offered tools: the models of a graph know those that it was built with"
+            raise UnfitAgentError(f"{words}; leave `allowed_tools` out of the step")
         graph = self.registered.agent
         state: dict[str, Any] = {name: value for name, value in inputs.items() if name in graph.channels}
         if "messages" in graph.channels:
@@ -103,10 +103,6 @@ class GraphAgent:
             try:
                 # The record of the run is what it continues from: a checkpoint would begin it in the middle.
                 result = await graph.copy({"checkpointer": None}).ainvoke(state, context=context)
-            except GraphRecursionError as error:
-                raise OwnAgentError(
-                    f"the graph {self.name!r} reached its own limit: {error}", "limit_exceeded"
-                ) from error
             finally:
                 _SERVICE.reset(token)
                 for one in tuple(service.waits):
@@ -165,14 +161,11 @@ class GraphAgent:
         own = OwnTool(made, tool.description, is_readonly, LONGEST)
         name = call_id or f"own{next(service.numbers)}"
         result = await service.host.call(name, tool.name, arguments, own)
-        error, value = result.error, result.data
-        if error is not None and error.details.get(RAISED):
-            raise OwnToolError(error.message)
-        if error is not None or "data_left_out" in result.metadata:
-            status = "success" if error is None else "error"
-            value = {"content": str(rendering.for_model(result).content), "status": status, "artifact": None}
-            value = value if call_id else value["content"]
-        return ToolMessage(**value, name=tool.name, tool_call_id=call_id) if call_id else value  # type: ignore[arg-type]
+        value = value_of(result)
+        if not call_id:
+            return value
+        kept = {"content": value, "status": "error"} if isinstance(value, str) else cast("dict[str, Any]", value)
+        return ToolMessage(**kept, name=tool.name, tool_call_id=call_id)
 
 
 def _recorded(message: Any, name: str, provider: str, key: str) -> ModelResponse:

@@ -18,7 +18,7 @@ from pydantic_ai.tools import ToolDefinition as ToolForModel
 from soong.shared.agents.loop import AgentLoop
 from soong.shared.agents.messages import answer_of, calls_of, opening_nodes, user_node
 from soong.shared.agents.model_request import ProviderFailedError
-from soong.shared.agents.own.port import KEY, RAISED, OwnAgentError, OwnModel, OwnRequest, OwnTool, own_tool_name
+from soong.shared.agents.own.port import KEY, RAISED, OwnModel, OwnRequest, OwnTool, UnfitAgentError, own_tool_name
 from soong.shared.agents.ports import AgentEnd, RunTranscript
 from soong.shared.agents.scripted_model import is_recorded
 from soong.shared.agents.turn import ToolOffer
@@ -93,13 +93,14 @@ class OwnAgentLoop(AgentLoop):
             output = plain(await await_foreign(lambda: agent.run(prompt, inputs, self)))
         except UnfitError as error:
             return self._failed(EndReason.FAILED, f"the output of {agent.name!r} is not JSON: {error}")
-        except OwnAgentError as error:
-            is_output = error.type == "invalid_output"
-            return self._failed(EndReason.FAILED, str(error), type=error.type, is_retryable=is_output)
+        except UnfitAgentError as error:
+            return self._failed(EndReason.FAILED, f"the agent {agent.name!r} {error}", type="invalid_input")
         except Exception as error:  # noqa: BLE001  # the agent's edge: whatever it raises is the step's failure
-            place = place_of(error)
+            is_limit, place = isinstance(error, agent.limits), place_of(error)
+            kind = "limit_exceeded" if is_limit else "execution_failed"
+            kind = "invalid_output" if isinstance(error, agent.outputs) else kind
             words = f"the agent {agent.name!r} failed: {words_of(error)}" + (f" (at {place})" if place else "")
-            return self._failed(EndReason.FAILED, words, type="execution_failed", is_retryable=True)
+            return self._failed(EndReason.FAILED, words, type=kind, is_retryable=not is_limit)
         if self._recorded:
             return self._differs(f"it ended, and {len(self._recorded)} recorded answers are left")
         schema = self.task.output_schema

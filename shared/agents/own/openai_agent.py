@@ -7,28 +7,11 @@ as well.
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
-from agents import (
-    Agent,
-    AgentOutputSchema,
-    CodeInterpreterTool,
-    FileSearchTool,
-    FunctionTool,
-    HostedMCPTool,
-    ImageGenerationTool,
-    MaxTurnsExceeded,
-    Model,
-    ModelBehaviorError,
-    ModelResponse,
-    ModelSettings,
-    MultiProvider,
-    RunConfig,
-    Runner,
-    WebSearchTool,
-)
+import agents
 from agents.items import TResponseOutputItem
 from agents.usage import Usage
 from pydantic import TypeAdapter
@@ -36,41 +19,37 @@ from pydantic_ai.messages import ModelRequest, ModelResponsePart, TextPart, Tool
 from pydantic_ai.messages import ModelResponse as RecordedAnswer
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings as RunSettings
+from pydantic_ai.tools import ToolDefinition as ToolForModel
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import from_json, to_jsonable_python
 
-from soong.shared.agents.own.port import (
-    LONGEST,
-    RAISED,
-    HostRun,
-    LibraryModel,
-    OwnAgentError,
-    OwnRequest,
-    OwnTool,
-    OwnToolError,
-    dependencies,
-)
+from soong.shared.agents.own.port import LONGEST, HostRun, LibraryModel, OwnRequest, OwnTool, dependencies, value_of
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.tasks.functions import RegisteredAgent, StepContext
-from soong.shared.tools.result import ToolResult
 from soong.shared.tools.results import rendering
 
 _ITEMS = TypeAdapter(list[TResponseOutputItem])
-_HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
+_HOSTED = (
+    agents.CodeInterpreterTool,
+    agents.FileSearchTool,
+    agents.HostedMCPTool,
+    agents.ImageGenerationTool,
+    agents.WebSearchTool,
+)
 """Tools that the provider runs within a request."""
 RECORD = "openai_agents"
 """In the details of a recorded answer: its items, as the SDK has them."""
 
 
-def check(agent: Agent[Any]) -> frozenset[str]:
+def check(agent: agents.Agent[Any]) -> frozenset[str]:
     """Return the names of the tools of the agent and of those that it hands off to.
     Raises: InvalidConfigError, a part of them cannot be kept.
     """
     names: set[str] = set()
     for one in _team(agent):
         for tool in one.tools:
-            if isinstance(tool, FunctionTool):
+            if isinstance(tool, agents.FunctionTool):
                 names.add(tool.name)
             elif not isinstance(tool, _HOSTED):
                 words = f"the tool {tool.name!r} of the agent {one.name!r} acts outside of the run's gate"
@@ -81,27 +60,27 @@ def check(agent: Agent[Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _team(agent: Agent[Any]) -> list[Agent[Any]]:
+def _team(agent: agents.Agent[Any]) -> list[agents.Agent[Any]]:
     """Return an agent and those that it can hand off to. Raises: InvalidConfigError."""
-    found, left = list[Agent[Any]](), list[Any]([agent])
+    found, left = list[agents.Agent[Any]](), list[Any]([agent])
     while left:
         one = left.pop()
-        if not isinstance(one, Agent):
+        if not isinstance(one, agents.Agent):
             words = f"the agent {agent.name!r} hands off by `handoff()`, whose agent cannot be served"
             raise InvalidConfigError(f"{words}; list the agent itself in `handoffs`")
-        if one not in found:
+        if not any(one is other for other in found):
             found.append(one)
             left += one.handoffs
     return found
 
 
-def output_schema(agent: Agent[Any]) -> JsonObject:
+def output_schema(agent: agents.Agent[Any]) -> JsonObject:
     return {"type": "string"} if agent.output_type is None else TypeAdapter(_type_of(agent)).json_schema()
 
 
-def _type_of(agent: Agent[Any]) -> Any:
+def _type_of(agent: agents.Agent[Any]) -> Any:
     given = agent.output_type
-    return given.output_type if isinstance(given, AgentOutputSchema) else given
+    return given.output_type if isinstance(given, agents.AgentOutputSchema) else given
 
 
 def open_agent(registered: RegisteredAgent, context: StepContext, model: Any) -> "OpenAIAgent":
@@ -111,14 +90,15 @@ def open_agent(registered: RegisteredAgent, context: StepContext, model: Any) ->
     return OpenAIAgent(registered, context)
 
 
-def _model_of(agent: Agent[Any]) -> Model:
-    return agent.model if isinstance(agent.model, Model) else MultiProvider().get_model(agent.model)
+def _model_of(agent: agents.Agent[Any]) -> agents.Model:
+    return agent.model if isinstance(agent.model, agents.Model) else agents.MultiProvider().get_model(agent.model)
 
 
 class OpenAIAgent:
     """Implements :class:`soong.shared.agents.own.port.OwnAgent`."""
 
     has_fallbacks = False
+    limits, outputs = (agents.MaxTurnsExceeded,), (agents.ModelBehaviorError,)
 
     def __init__(self, registered: RegisteredAgent, context: StepContext) -> None:
         self.name = registered.name
@@ -133,36 +113,29 @@ class OpenAIAgent:
             context = await dependencies(self._registered, inputs, self._context, stack)
             agent = self._served(host)
             # Traces would leave by a way of their own; the run has its events.
-            config = RunConfig(tracing_disabled=True)
-            try:
-                result = await Runner.run(agent, prompt, context=context, max_turns=None, run_config=config)
-            except MaxTurnsExceeded as error:
-                raise OwnAgentError(
-                    f"the agent {self.name!r} reached its own limit: {error}", "limit_exceeded"
-                ) from error
-            except ModelBehaviorError as error:
-                raise OwnAgentError(f"the agent {self.name!r} gave up: {error}", "invalid_output") from error
+            config = agents.RunConfig(tracing_disabled=True)
+            result = await agents.Runner.run(agent, prompt, context=context, max_turns=None, run_config=config)
         output: Json = to_jsonable_python(result.final_output)
         return output
 
-    def _served(self, host: HostRun) -> Agent[Any]:
+    def _served(self, host: HostRun) -> agents.Agent[Any]:
         """Return copies of the agent and of those that it hands off to, which are served by the run."""
-        offered: list[Any] = [_offered(host, tool.name, tool.description or "", tool) for tool in host.tools]
+        offered = [_offered(host, tool) for tool in host.tools]
         team = _team(self._registered.agent)
         copies = {
-            one.name: one.clone(
+            id(one): one.clone(
                 model=_RequestsOfRun(_model_of(one), host, self.model_name),
                 tools=[*(self._own(host, tool) for tool in one.tools), *offered],
             )
             for one in team
         }
         for one in team:
-            copies[one.name].handoffs = [copies[other.name] for other in one.handoffs]  # type: ignore[union-attr]
-        return copies[self._registered.agent.name]
+            copies[id(one)].handoffs = [copies[id(other)] for other in one.handoffs]  # type: ignore[union-attr]
+        return copies[id(self._registered.agent)]
 
     def _own(self, host: HostRun, tool: Any) -> Any:
         """Return a copy of a function tool whose calls are those of the run."""
-        if not isinstance(tool, FunctionTool):
+        if not isinstance(tool, agents.FunctionTool):
             return tool
         invoke, served = tool.on_invoke_tool, copy.copy(tool)
         is_readonly = tool.name in self._registered.readonly and tool.needs_approval is False
@@ -175,54 +148,45 @@ class OpenAIAgent:
                 return to_jsonable_python(value, fallback=str) if is_structured else str(value)
 
             own = OwnTool(make, tool.description, is_readonly, limit)
-            return _value_of(await host.call(context.tool_call_id, tool.name, _object(arguments), own), is_own=True)
+            return value_of(await host.call(context.tool_call_id, tool.name, _object(arguments), own)) or ""
 
         served.on_invoke_tool, served.needs_approval = call, False  # the gate asks
         served.timeout_seconds = None
         return served
 
 
-def _offered(host: HostRun, name: str, description: str, tool: Any) -> FunctionTool:
+def _offered(host: HostRun, tool: ToolForModel) -> agents.Tool:
     """Return a tool of Soong as a function tool."""
 
-    async def call(context: Any, arguments: str) -> Any:
-        return _value_of(await host.call(context.tool_call_id, name, _object(arguments), None), is_own=False)
+    async def call(context: Any, arguments: str) -> str:
+        result = await host.call(context.tool_call_id, tool.name, _object(arguments), None)
+        content = rendering.for_model(result).content
+        return content if isinstance(content, str) else dump(content)
 
     schema = dict(tool.parameters_json_schema)
-    return FunctionTool(name, description, schema, call, strict_json_schema=False)
+    return agents.FunctionTool(tool.name, tool.description or "", schema, call, strict_json_schema=False)
 
 
 def _object(arguments: str) -> JsonObject:
     """Return arguments as they are shown where no answer of a model has them; the tool judges them."""
-    try:
+    with suppress(ValueError):
         found = from_json(arguments or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+        return found if isinstance(found, Mapping) else {}
+    return {}
 
 
-def _value_of(result: ToolResult, *, is_own: bool) -> Any:
-    """Return what the agent gets of a result. Raises: OwnToolError, the tool raised."""
-    if result.error is not None and result.error.details.get(RAISED):
-        raise OwnToolError(result.error.message)
-    if is_own and result.error is None and "data_left_out" not in result.metadata:
-        return "" if result.data is None else result.data
-    content = rendering.for_model(result).content
-    return content if isinstance(content, str) else dump(content)
-
-
-class _RequestsOfRun(Model):
+class _RequestsOfRun(agents.Model):
     """The model as the runner sees it: what it is asked becomes a turn of the run."""
 
-    def __init__(self, wrapped: Model, host: HostRun, name: str) -> None:
+    def __init__(self, wrapped: agents.Model, host: HostRun, name: str) -> None:
         self._wrapped, self._host, self._name = wrapped, host, name
 
     async def get_response(
-        self, system_instructions: Any, input: Any, model_settings: ModelSettings, *more: Any, **named: Any
-    ) -> ModelResponse:
+        self, system_instructions: Any, input: Any, model_settings: agents.ModelSettings, *more: Any, **named: Any
+    ) -> agents.ModelResponse:
         async def send(settings: RunSettings) -> RecordedAnswer:
             given = {name: settings.get(name) for name in ("temperature", "max_tokens", "parallel_tool_calls")}
-            own = model_settings.resolve(ModelSettings(**given))  # type: ignore[arg-type]  # the same types
+            own = model_settings.resolve(agents.ModelSettings(**given))  # type: ignore[arg-type]  # the same types
             answer = await self._wrapped.get_response(system_instructions, input, own, *more, **named)
             return _recorded(answer, self._name.partition(":")[2])
 
@@ -253,7 +217,7 @@ def _is_of_an_answer(item: Mapping[str, Any]) -> bool:
     return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
 
 
-def _recorded(answer: ModelResponse, name: str) -> RecordedAnswer:
+def _recorded(answer: agents.ModelResponse, name: str) -> RecordedAnswer:
     """Return the form of an answer that is recorded: its texts and calls for people, and all of its items."""
     items = _ITEMS.dump_python(answer.output, mode="json", exclude_unset=True, warnings=False)
     parts = list[ModelResponsePart]()
@@ -272,7 +236,7 @@ def _recorded(answer: ModelResponse, name: str) -> RecordedAnswer:
     return RecordedAnswer(parts, usage=usage, model_name=name, provider_name="openai", provider_details=details)
 
 
-def _restored(answer: RecordedAnswer) -> ModelResponse:
+def _restored(answer: RecordedAnswer) -> agents.ModelResponse:
     """Return an answer as the SDK gave it, with the ids that its calls have in the run."""
     kept = (answer.provider_details or {})[RECORD]
     ids = iter([part.tool_call_id for part in answer.parts if isinstance(part, ToolCallPart)])
@@ -283,4 +247,4 @@ def _restored(answer: RecordedAnswer) -> ModelResponse:
         output_tokens=answer.usage.output_tokens,
         total_tokens=answer.usage.total_tokens,
     )
-    return ModelResponse(_ITEMS.validate_python(items), usage, kept["response_id"])
+    return agents.ModelResponse(_ITEMS.validate_python(items), usage, kept["response_id"])

@@ -24,6 +24,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import RegisteredAgent, StepContext
 from soong.shared.tools.result import ToolResult
+from soong.shared.tools.results import rendering
 
 LONGEST: Final = timedelta(days=1)
 """The time of a tool that sets none; the longest time of the deployment holds as well."""
@@ -31,6 +32,8 @@ RAISED: Final = "raised"
 """In the details of a failure: a tool of the agent's own raised, which its loop handles itself."""
 KEY: Final = "soong_request"
 MAX_TOOL_CHARS: Final = 64
+_MORE: Final = frozenset({"data_left_out", "hook_context", "permission_reason"})
+"""Facts of a result whose value is not all that the agent is to read."""
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9_-]+|^-")
 
 
@@ -144,7 +147,8 @@ class OwnAgent(Protocol):
     """An agent of one library, for one run.
 
     ``name`` is the registered one, ``model_name`` is ``provider:name``. ``has_fallbacks``: another model of Soong can
-    be sent its requests.
+    be sent its requests. ``limits`` and ``outputs`` are the errors by which its library says that a limit of its own is
+    reached, and that no usable output came.
     """
 
     name: str
@@ -153,6 +157,10 @@ class OwnAgent(Protocol):
 
     @property
     def model(self) -> OwnModel: ...
+    @property
+    def limits(self) -> tuple[type[Exception], ...]: ...
+    @property
+    def outputs(self) -> tuple[type[Exception], ...]: ...
 
     async def run(self, prompt: str, inputs: JsonObject, host: HostRun) -> Json:
         """Run the agent to its end and return its output as JSON. Raises: any error of the agent."""
@@ -163,12 +171,18 @@ class OwnToolError(Exception):
     """A tool of the agent's own raised; its words are the text. Raised where the agent's loop awaits the call."""
 
 
-class OwnAgentError(Exception):
-    """The agent ended in a way that its step cannot take. ``type`` is that of the step's error."""
+class UnfitAgentError(Exception):
+    """The agent cannot do its step as it is, or has ended in a way that a step cannot take."""
 
-    def __init__(self, message: str, type: str) -> None:
-        self.type = type
-        super().__init__(message)
+
+def value_of(result: ToolResult) -> Json:
+    """Return what an agent gets of a call of its own tool: its value, or what a model reads of a failure.
+    Raises: OwnToolError, the tool raised.
+    """
+    if result.error is not None and result.error.details.get(RAISED):
+        raise OwnToolError(result.error.message)
+    is_whole = result.error is None and _MORE.isdisjoint(result.metadata)
+    return result.data if is_whole else str(rendering.for_model(result).content)
 
 
 def own_tool_name(tool: str) -> str:

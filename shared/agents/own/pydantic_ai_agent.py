@@ -48,13 +48,13 @@ from soong.shared.agents.own.port import (
     LONGEST,
     RAISED,
     HostRun,
-    OwnAgentError,
     OwnModel,
     OwnRequest,
     OwnTool,
-    OwnToolError,
+    UnfitAgentError,
     dependencies,
     failing_requests,
+    value_of,
 )
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject, dump
@@ -104,6 +104,7 @@ class PydanticAgent:
     """Implements :class:`soong.shared.agents.own.port.OwnAgent`."""
 
     has_fallbacks = True
+    limits, outputs = (UsageLimitExceeded,), (UnexpectedModelBehavior,)
 
     def __init__(self, registered: RegisteredAgent, context: StepContext, model: Model[Any] | None) -> None:
         """Open the agent for a run; ``model`` replaces its own. Raises: InvalidConfigError, it has no model here."""
@@ -121,28 +122,18 @@ class PydanticAgent:
     async def run(self, prompt: str, inputs: JsonObject, host: HostRun) -> Json:
         async with AsyncExitStack() as stack:
             deps = await dependencies(self._registered, inputs, self._context, stack)
-            try:
-                result = await self._registered.agent.run(
-                    prompt,
-                    deps=deps,
-                    model=self._given,
-                    run_id=self._context.identity.run_id,
-                    toolsets=[_OfferedTools(host)],
-                    capabilities=[_InRun(host, self._registered.readonly)],
-                    infer_name=False,
-                )
-            except UsageLimitExceeded as error:
-                raise OwnAgentError(
-                    f"the agent {self.name!r} reached its own limit: {error}", "limit_exceeded"
-                ) from error
-            except UnexpectedModelBehavior as error:
-                raise OwnAgentError(f"the agent {self.name!r} gave up: {error}", "invalid_output") from error
+            result = await self._registered.agent.run(
+                prompt,
+                deps=deps,
+                model=self._given,
+                run_id=self._context.identity.run_id,
+                toolsets=[_OfferedTools(host)],
+                capabilities=[_InRun(host, self._registered.readonly)],
+                infer_name=False,
+            )
         if isinstance(result.output, DeferredToolRequests):
             called = ", ".join(call.tool_name for call in result.output.calls)
-            raise OwnAgentError(
-                f"the agent {self.name!r} ended with calls that wait for others: {called}; a step cannot wait for them",
-                "invalid_input",
-            )
+            raise UnfitAgentError(f"ended with calls that wait for others: {called}; a step cannot wait for them")
         output: Json = to_jsonable_python(result.output, bytes_mode="base64")
         return output
 
@@ -269,19 +260,10 @@ def request_of(messages: list[ModelMessage], parameters: ModelRequestParameters,
 
 
 def _text_of(part: UserPromptPart | RetryFeedbackPart) -> str:
-    content: Any = part.content
-    if isinstance(content, str):
-        return content
-    shown = [one if isinstance(one, str) else _shown(one) for one in content]
-    return "\n".join(shown)
-
-
-def _shown(item: Any) -> str:
-    """Return a part of a prompt that is not text, as the record has it: without the bytes of a file."""
-    kind = getattr(item, "media_type", None)
-    if kind is not None:
-        return f"[{type(item).__name__}: {kind}]"
-    return dump(to_jsonable_python(item, fallback=str, serialize_unknown=True))
+    """Return the text of a part of a prompt, as the record has it: without the bytes of a file."""
+    content: Any = [part.content] if isinstance(part.content, str) else part.content
+    files = [f"[{type(one).__name__}]" if hasattr(one, "media_type") else one for one in content]
+    return "\n".join(one if isinstance(one, str) else dump(to_jsonable_python(one, fallback=str)) for one in files)
 
 
 # -- calls
@@ -322,40 +304,33 @@ class _CallsOfRun(WrapperToolset[Any]):
         call_id = ctx.tool_call_id or f"own{next(self.numbers)}"
         given: JsonObject = to_jsonable_python(tool_args, fallback=str, serialize_unknown=True)
         if isinstance(tool.toolset, _OfferedTools):
-            return _value_of(await self.host.call(call_id, about.name, given, None), is_own=False)
+            result = await self.host.call(call_id, about.name, given, None)
+            return rendering.for_model(result).content if result.ok else _value_of(result)
         is_readonly = about.name in self.readonly and about.kind != "unapproved"
 
         async def make(changed: JsonObject | None) -> Any:
             arguments = tool_args if changed is None else tool.args_validator.validate_python(dict(changed))
             try:
-                return _kept(await self.wrapped.call_tool(name, arguments, ctx, tool))
-            except ApprovalRequired as error:
-                if is_readonly:
-                    words = f"{about.name} asks for approval, so it cannot be among readonly"
-                    raise ToolError(ErrorType.EXECUTION_FAILED, words, details={RAISED: True}) from error
-                approved = replace(ctx, tool_call_approved=True)  # the gate has asked
-                return _kept(await self.wrapped.call_tool(name, arguments, approved, tool))
+                return _kept(await self._approved(name, arguments, ctx, tool, is_readonly))
+            except (ModelRetry, ToolFailed) as error:
+                kind = RETRY if isinstance(error, ModelRetry) else FAILED
+                raise ToolError(ErrorType.EXECUTION_FAILED, error.message, details={kind: True}) from error
+            except (ApprovalRequired, CallDeferred) as error:
+                words = "a tool among readonly asks for approval, or defers its call: a step cannot wait for the answer"
+                raise ToolError(ErrorType.EXECUTION_FAILED, words, details={RAISED: True}) from error
 
         limit = LONGEST if about.timeout is None else timedelta(seconds=about.timeout)
-        own = OwnTool(_as_failures(make), about.description or "", is_readonly, limit)
-        return _value_of(await self.host.call(call_id, about.name, given, own), is_own=True)
+        own = OwnTool(make, about.description or "", is_readonly, limit)
+        return _value_of(await self.host.call(call_id, about.name, given, own))
 
-
-def _as_failures(make: Any) -> Any:
-    """Return a call whose words to the model are failures of the call: they are recorded, and given again."""
-
-    async def call(changed: JsonObject | None) -> Any:
+    async def _approved(self, name: str, arguments: Any, ctx: Any, tool: Any, is_readonly: bool) -> Any:
+        """Call a tool; the gate has asked for a write, so that one that asks for approval has it."""
         try:
-            return await make(changed)
-        except ModelRetry as error:
-            raise ToolError(ErrorType.EXECUTION_FAILED, error.message, details={RETRY: True}) from error
-        except ToolFailed as error:
-            raise ToolError(ErrorType.EXECUTION_FAILED, error.message, details={FAILED: True}) from error
-        except CallDeferred as error:
-            words = "the tool defers its call to another program, for which a step cannot wait"
-            raise ToolError(ErrorType.EXECUTION_FAILED, words, details={RAISED: True}) from error
-
-    return call
+            return await self.wrapped.call_tool(name, arguments, ctx, tool)
+        except ApprovalRequired:
+            if is_readonly:
+                raise
+            return await self.wrapped.call_tool(name, arguments, replace(ctx, tool_call_approved=True), tool)
 
 
 def _kept(value: Any) -> Any:
@@ -373,14 +348,14 @@ def _restored(value: Json) -> Any:
     return _CONTENT.validate_python(value)
 
 
-def _value_of(result: ToolResult, *, is_own: bool) -> Any:
+def _value_of(result: ToolResult) -> Any:
     """Return what the agent gets of a result. Raises: ModelRetry, ToolFailed, OwnToolError."""
-    error, metadata = result.error, result.metadata
-    if error is None:
-        is_whole = is_own and not {"data_left_out", "hook_context", "permission_reason"} & metadata.keys()
-        return _restored(result.data) if is_whole else rendering.for_model(result).content
-    if error.details.get(RETRY):
-        raise ModelRetry(error.message)
-    if error.details.get(RAISED):
-        raise OwnToolError(error.message)
-    raise ToolFailed(error.message if error.details.get(FAILED) else str(rendering.for_model(result).content))
+    details = result.error.details if result.error is not None else {}
+    if result.error is not None and details.get(RETRY):
+        raise ModelRetry(result.error.message)
+    if result.error is not None and details.get(FAILED):
+        raise ToolFailed(result.error.message)
+    value = value_of(result)
+    if result.error is not None:
+        raise ToolFailed(str(value))
+    return _restored(value)

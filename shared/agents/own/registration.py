@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from soong.shared.agents.own.port import OwnAgent
-from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.foreign import shown
+from soong.shared.core.errors import InvalidConfigError, SoongError
+from soong.shared.core.foreign import call_foreign, shown, words_of
 from soong.shared.core.installation import install_line
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.functions import Deps, RegisteredAgent, StepContext, keep_agent, resolve_agent
@@ -95,5 +95,11 @@ def open_agent(name: str, context: StepContext, model: Any = None) -> OwnAgent:
     Raises: NotFoundError, InvalidConfigError, it cannot be run here.
     """
     registered = resolve_agent(name)
-    opened: OwnAgent = adapter_of(registered.agent, name).open_agent(registered, context, model)
+    adapter = adapter_of(registered.agent, name)
+    try:
+        opened: OwnAgent = call_foreign(adapter.open_agent, registered, context, model)
+    except SoongError:
+        raise
+    except Exception as error:  # such as a missing key, in the words of the library
+        raise InvalidConfigError(f"the agent {name!r} cannot be run here: {words_of(error)}") from error
     return opened

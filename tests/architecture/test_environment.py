@@ -49,7 +49,7 @@ def test_every_extra_that_a_model_may_need_can_be_installed() -> None:
     extras = _project()["optional-dependencies"]
     assert isinstance(extras, dict)
 
-    assert {*extras} - {*_LOCKED_EXTRAS, "otel", "s3"} == {*_EXTRAS.values()}
+    assert {*extras} - {*_LOCKED_EXTRAS, "langgraph", "openai-agents", "otel", "s3"} == {*_EXTRAS.values()}
 
 
 def test_what_is_deployed_is_what_was_tested() -> None:

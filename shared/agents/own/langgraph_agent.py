@@ -47,7 +47,7 @@ RECORD = "langgraph"
 
 
 class _Service(NamedTuple):
-    """Who serves the current context: the run of a graph, on its event loop."""
+    """The run that serves the current context, on its event loop."""
 
     agent: "GraphAgent"
     host: HostRun

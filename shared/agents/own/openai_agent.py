@@ -124,13 +124,13 @@ class OpenAIAgent:
         team = _team(self._registered.agent)
         copies = {
             id(one): one.clone(
-                model=_RequestsOfRun(_model_of(one), host, self.model_name),
+                model=_SdkModel(_model_of(one), host, self.model_name),
                 tools=[*(self._own(host, tool) for tool in one.tools), *offered],
             )
             for one in team
         }
         for one in team:
-            copies[id(one)].handoffs = [copies[id(other)] for other in one.handoffs]  # type: ignore[union-attr]
+            copies[id(one)].handoffs = [copies[id(other)] for other in one.handoffs]
         return copies[id(self._registered.agent)]
 
     def _own(self, host: HostRun, tool: Any) -> Any:
@@ -175,7 +175,7 @@ def _object(arguments: str) -> JsonObject:
     return {}
 
 
-class _RequestsOfRun(agents.Model):
+class _SdkModel(agents.Model):
     """The model as the runner sees it: what it is asked becomes a turn of the run."""
 
     def __init__(self, wrapped: agents.Model, host: HostRun, name: str) -> None:

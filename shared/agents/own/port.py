@@ -125,7 +125,7 @@ class LibraryModel(OwnModel):
 
 
 class RequestFailedError(ModelAPIError):
-    """A request of the library failed in a way that another attempt does not mend."""
+    """A request of the library failed in a way that another attempt does not fix."""
 
 
 @contextmanager

@@ -214,7 +214,7 @@ class CeleryTask:
         while True:
             if not is_sent:
                 await _uninterrupted(self._send())
-            with self.runner.lent.without_slot():
+            with self.runner.lent.without_slot(self.claim.identity.run_id):
                 meta = await self._ended()
             if meta["status"] != REVOKED or not is_revoked:
                 return meta

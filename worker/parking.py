@@ -190,22 +190,38 @@ class LentSlots:
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     """A slot was given back."""
     _looking: asyncio.Task[None] | None = None
+    _movable: set[str] = field(default_factory=set)
+    """Ids of runs that wait for nothing of this process."""
+    _stop: Callable[[str], object] | None = None
+
+    def hand_back(self, stop: Callable[[str], object]) -> None:
+        """Stop the runs that another worker can continue, now and from now on: the process is about to end."""
+        self._stop = stop
+        for run_id in tuple(self._movable):
+            stop(run_id)
 
     @contextmanager
-    def without_slot(self) -> Iterator[None]:
-        """Give the slot to others meanwhile. It is not given back: what follows must be short, such as a step's end."""
+    def without_slot(self, run_id: str = "") -> Iterator[None]:
+        """Give the slot to others meanwhile. It is not given back: what follows must be short, such as a step's end.
+
+        ``run_id`` names a run that another worker can continue at any moment of this.
+        """
         slots = self.slots
         if slots is None or self.count >= MAX_LENT:
             yield
             return
         self.count += 1
+        self._movable.add(run_id)
         try:
+            if self._stop is not None:
+                self._stop(run_id)
             if self._looking is None:
                 self._looking = asyncio.get_running_loop().create_task(self._look(slots))
             slots.fill()
             yield
         finally:
             self.count -= 1
+            self._movable.discard(run_id)
             if not self.count and self._looking is not None:
                 self._looking.cancel()
                 self._looking = None

@@ -221,6 +221,7 @@ class WorkerProcess:
             log.warning("drain_unanswered", error=str(error))
         await self.claim_loop.settled()
         self._hurry()
+        self.slots.lent.hand_back(lambda run_id: self.slots.stop_run(run_id, "release", WORKER_STOPS))
         if not await self._idle_in_time():
             self.slots.stop_all("release", WORKER_STOPS)
             self.slots.leave_functions()

@@ -18,8 +18,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import StepError, Task
 from tests.servers import redis_server
-from tests.system.deployment import ON_SQLITE, Deployment, end, kill
+from tests.system.deployment import ON_SQLITE, Deployment, end
 from tests.waiting import wait_until
+from tests.warm import WarmProcess
 
 APP = """\
 from celery import Celery
@@ -137,6 +138,7 @@ class Shop:
         environment = {
             "SOONG_FUNCTIONS": "shop.steps,shop.other",
             "SOONG_CELERY_APP": "shop.celery:app",
+            "SOONG_DRAIN_S": "120",
             "SOONG_IMPORT_PATH": str(self.folder),
         }
         await service.start_workers(1, slots=slots, **environment)
@@ -404,7 +406,7 @@ async def _are_ready(service: Deployment, task: Task) -> bool:
 
 
 @pytest.mark.spec("CEL-01.d")
-async def test_after_a_kill_another_worker_waits_for_the_same_task(
+async def test_after_the_kill_and_the_stop_of_workers_another_one_waits_for_the_same_task(
     service: Deployment, shop: Shop, tmp_path: Path
 ) -> None:
     await shop.serve(service)
@@ -413,14 +415,16 @@ async def test_after_a_kill_another_worker_waits_for_the_same_task(
     sent = await celery_id(service, task, "note")
     await service.until(lambda: begun(ledger) == 1)
 
-    kill(service.workers[0])
-    await shop.serve(service)
-
-    async def is_continued() -> bool:
+    async def is_waited_for_again(fence: int) -> bool:
         one = (await service.steps(task))["note"]
-        return one.status is StepStatus.RUNNING and one.fence > 1
+        return one.status is StepStatus.RUNNING and one.fence > fence
 
-    await service.until(is_continued)
+    for stop in (WarmProcess.kill, WarmProcess.terminate):
+        fence = (await service.steps(task))["note"].fence
+        stop(service.workers[-1])
+        service.workers[-1].wait(timeout=60)  # below its drain time: the step is handed back at once
+        await shop.serve(service)
+        await service.until(lambda fence=fence: is_waited_for_again(fence))  # type: ignore[misc]
     gate.touch()
 
     assert await outputs(service, task) == {"note": ["begin", "end"]}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
@@ -40,6 +41,19 @@ def test_limits_that_are_none_are_refused_with_a_fix(limits: str, words: str) ->
 
 
 BAD_STEPS = """
+app-without-attribute
+  - {id: a, kind: celery, call: shop.add, app: shop.celery}
+  p.yaml:3 steps[0].app | 'shop.celery' cannot be used | such as `shop.celery:app`
+unknown-reference-in-args
+  - {id: a, kind: celery, call: shop.add, args: ["${b.output}"]}
+  - {id: b, instructions: x}
+  p.yaml:3 steps[0].args[0] | 'b' is not a dependency of this step | add 'b' to `depends_on`
+queue-of-a-function
+  - {id: a, kind: python, call: builtin.echo, queue: reports}
+  p.yaml:3 steps[0].queue | does not belong here | kind: celery
+args-of-a-function
+  - {id: a, kind: python, call: builtin.echo, args: [1]}
+  p.yaml:3 steps[0].args | does not belong here | write `inputs:`
 duplicate-id
   - {id: a, instructions: x}
   - {id: a, instructions: y}
@@ -155,6 +169,18 @@ def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_
         InvalidPlanError, match=r"there is no step function 'mine\.work'.*`modules` of a plan file or SOONG_FUNCTIONS"
     ):
         parse_plan(text, "p.yaml", PlanNames(functions=frozenset({"builtin.echo"})))
+
+
+@pytest.mark.spec("CEL-01.a")
+def test_the_modules_of_celery_apps_are_those_of_a_plan_only_where_its_user_runs_it() -> None:
+    steps = "[{id: a, kind: celery, call: t, app: 'shop.celery:app'}, {id: b, kind: celery, call: t}]"
+    text, loaded = f"title: t\nmodules: [steps]\nsteps: {steps}", list[str]()
+    names = PlanNames(load_module=loaded.append)
+
+    assert parse_plan(text, "p.yaml", names).modules == ("steps",)
+    loaded.clear()
+    assert parse_plan(text, "p.yaml", replace(names, imports_apps=True)).modules == ("steps", "shop.celery")
+    assert loaded == ["steps", "shop.celery"]
 
 
 @pytest.mark.spec("DAG-02.b")

@@ -111,7 +111,8 @@ def _apply(settings: _LogSettings) -> None:
             *(_for_terminals() if is_shown else (structlog.processors.JSONRenderer(),)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(settings.level),
-        logger_factory=structlog.PrintLoggerFactory(drawing_stream(sys.stderr)),
+        # The stream of the process, also while a run is current (soong.shared.core.log_lines).
+        logger_factory=structlog.PrintLoggerFactory(drawing_stream(getattr(sys.stderr, "behind", sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(process=settings.process)
     _pending.settings = None

@@ -158,24 +158,24 @@ class _RunStream(io.TextIOBase):
     """Stands for a stream of the process; what it does not take itself is that of the stream behind it."""
 
     def __init__(self, name: LineStream, behind: TextIO) -> None:
-        self._name, self._behind = name.value, behind
+        self._name, self.behind = name.value, behind
 
     def write(self, text: str) -> int:
         lines = _LINES.get()
         if lines is None or lines.is_closed:
-            return self._behind.write(text)
+            return self.behind.write(text)
         lines.write(self._name, text)
         return len(text)
 
     def flush(self) -> None:
         if current_lines() is None:
-            self._behind.flush()
+            self.behind.flush()
 
     def isatty(self) -> bool:
-        return current_lines() is None and self._behind.isatty()
+        return current_lines() is None and self.behind.isatty()
 
     def fileno(self) -> int:
-        return self._behind.fileno()
+        return self.behind.fileno()
 
     def writable(self) -> bool:
         return True
@@ -185,14 +185,14 @@ class _RunStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute
-        return self._behind.encoding
+        return self.behind.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]  # as above
-        return self._behind.errors
+        return self.behind.errors
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._behind, name)
+        return getattr(self.behind, name)
 
 
 class _RunRecords(logging.Handler):

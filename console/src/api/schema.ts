@@ -453,6 +453,52 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/runs/{run_id}/logs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Lines
+         * @description Read what the code of a run printed, logged and raised, line by line, without secrets.
+         *
+         *     If a run writes very much, the first and the last lines are kept. A line of the stream `left_out` stands for those
+         *     between, and the last line names the artifact that has all of them.
+         */
+        get: operations["list_lines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/logs/stream": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Stream Lines
+         * @description Follow the lines of a run: those after a number, then each within about two seconds, until the run has ended.
+         *
+         *     Each line has its number as `id`; a reader that connects again sends the last one it saw as `Last-Event-ID` (or
+         *     `after`).
+         */
+        get: operations["stream_lines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/runs/{run_id}/nodes": {
         parameters: {
             query?: never;
@@ -1851,6 +1897,36 @@ export interface components {
             /** Used */
             used: number;
         };
+        /**
+         * Line
+         * @description A line that the code of a run printed or logged, or a line of a traceback that it raised; without secrets.
+         */
+        Line: {
+            /**
+             * Level
+             * @description Of a record of `logging`, in lower case; else empty.
+             */
+            level: string;
+            /**
+             * Number
+             * @description Its number, from 1 on; a line of `left_out` has that of the last one left out.
+             */
+            number: number;
+            stream: components["schemas"]["LineStream"];
+            /** Text */
+            text: string;
+            /**
+             * Time
+             * Format: date-time
+             */
+            time: string;
+        };
+        /**
+         * LineStream
+         * @description The source of a line. LEFT_OUT stands for lines that were not kept; its text has their number.
+         * @enum {string}
+         */
+        LineStream: "stdout" | "stderr" | "log" | "traceback" | "left_out";
         /** Node */
         Node: {
             /**
@@ -1906,6 +1982,13 @@ export interface components {
         Page_Event_: {
             /** Items */
             items: components["schemas"]["Event"][];
+            /** Next */
+            next: string | null;
+        };
+        /** Page[LineSchema] */
+        Page_Line_: {
+            /** Items */
+            items: components["schemas"]["Line"][];
             /** Next */
             next: string | null;
         };
@@ -4078,6 +4161,83 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_Event_"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_lines: {
+        parameters: {
+            query?: {
+                /** @description Begin after the entry of this number. */
+                after?: number;
+                /** @description At most so many. */
+                limit?: number;
+                /** @description Only so many of the last lines; 0: all. */
+                tail?: number;
+            };
+            header?: never;
+            path: {
+                /** @description `run_…` */
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Line_"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    stream_lines: {
+        parameters: {
+            query?: {
+                /** @description Begin after the entry of this number. */
+                after?: number;
+            };
+            header?: {
+                /** @description As `after`; readers send it. */
+                "last-event-id"?: string;
+            };
+            path: {
+                /** @description `run_…` */
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Events `line`, then an event `end`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": unknown;
                 };
             };
             /** @description A problem (RFC 9457). */

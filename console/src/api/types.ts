@@ -13,6 +13,7 @@ export type Problem = Schemas["Problem"];
 export type Run = Schemas["Run"];
 export type RunDetail = Schemas["RunDetail"];
 export type RunEvent = Schemas["Event"];
+export type RunLine = Schemas["Line"];
 export type RunNode = Schemas["Node"];
 export type Session = Schemas["Session"];
 export type SessionDetail = Schemas["SessionDetail"];

@@ -1,7 +1,7 @@
 import { useEffect, useReducer, useState } from "react";
 import { post } from "../api/client";
 import { follow } from "../api/stream";
-import type { RunDetail, RunEvent, RunNode } from "../api/types";
+import type { RunDetail, RunEvent, RunLine, RunNode } from "../api/types";
 import { useMay } from "../parts/caller";
 import { readPages, useFetched, useLoaded } from "../parts/fetched";
 import { Empty, ErrorNote, Loading } from "../parts/notes";
@@ -11,7 +11,7 @@ import { Json, Text, visible } from "../parts/text";
 import { Ago, Duration } from "../parts/time";
 import { linkTo } from "../route";
 
-const VIEWS = ["transcript", "events", "tools", "details"] as const;
+const VIEWS = ["transcript", "logs", "events", "tools", "details"] as const;
 const PAGE = 200;
 const MOST_NODES = 2_000;
 
@@ -105,6 +105,7 @@ export function RunScreen({ id }: { id: string }) {
       </div>
       <div role="tabpanel">
         {view === "transcript" && <Transcript id={id} count={run.data.nodes} answer={run.data.ended ? "" : log.answer} decisions={decisionsOf(log.events)} />}
+        {view === "logs" && <Logs id={id} />}
         {view === "events" && <Events events={log.events} />}
         {view === "tools" && <Tools run={run.data} />}
         {view === "details" && <Details run={run.data} />}
@@ -215,6 +216,50 @@ function Transcript({ id, count, answer, decisions }: TranscriptProps) {
         )}
       </ol>
       {found.length >= MOST_NODES && <p className="dim">Only the first {MOST_NODES} entries are shown.</p>}
+    </>
+  );
+}
+
+/** What the code of the run printed, logged and raised. A run keeps a few thousand lines, however much it writes. */
+function Logs({ id }: { id: string }) {
+  const [lines, setLines] = useState<readonly RunLine[]>([]);
+  const [failure, setFailure] = useState<unknown>(null);
+  useEffect(() => {
+    let waiting: RunLine[] = [];
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const flush = () => {
+      const news = waiting;
+      timer = undefined;
+      waiting = [];
+      setLines((before) => [...before, ...news]);
+    };
+    const stop = follow(`/v1/runs/${id}/logs/stream`, {
+      onEvent: ({ data }) => {
+        waiting.push(data as RunLine);
+        timer ??= setTimeout(flush, FLUSH_EVERY_MS);
+      },
+      onConnection: () => undefined,
+      onFailure: setFailure,
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, [id]);
+  return (
+    <>
+      <ErrorNote error={failure} />
+      {lines.length === 0 && <Empty>Nothing has been printed or logged.</Empty>}
+      <ol className="lines">
+        {lines.map((line) => (
+          <li key={line.number} className={line.stream}>
+            <span className="dim">
+              {line.time.slice(11, 23)} {line.level || line.stream}
+            </span>{" "}
+            {visible(line.text)}
+          </li>
+        ))}
+      </ol>
     </>
   );
 }

@@ -12,6 +12,7 @@ Gathering takes about a microsecond for a line and does no I/O. Keeping the line
 import io
 import logging
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -128,12 +129,16 @@ def cut(line: str) -> str:
     return f"{line[:MAX_LINE_CHARS]}… (cut)"
 
 
+_OF_THREAD: Final = "soong_run_lines"
 _LINES: "ContextVar[RunLines | None]" = ContextVar("soong_run_lines", default=None)
 
 
 def current_lines() -> RunLines | None:
-    """Return the lines of the run that the caller belongs to; None outside of one, or when it has ended."""
-    lines = _LINES.get()
+    """Return the lines of the run that the caller belongs to; None outside of one, or when it has ended.
+
+    A thread that a function starts itself has no context, and the run of its starter.
+    """
+    lines = _LINES.get() or getattr(threading.current_thread(), _OF_THREAD, None)
     return None if lines is None or lines.is_closed else lines
 
 
@@ -163,7 +168,9 @@ class _RunStream(io.TextIOBase):
     def write(self, text: str) -> int:
         lines = _LINES.get()
         if lines is None or lines.is_closed:
-            return self.behind.write(text)
+            lines = current_lines()
+            if lines is None:
+                return self.behind.write(text)
         lines.write(self._name, text)
         return len(text)
 
@@ -215,6 +222,13 @@ def install() -> None:
     if not isinstance(sys.stdout, _RunStream):
         sys.stdout = _RunStream(LineStream.STDOUT, sys.stdout)
         sys.stderr = _RunStream(LineStream.STDERR, sys.stderr)
+        start = threading.Thread.start
+
+        def start_in_run(thread: threading.Thread) -> None:
+            setattr(thread, _OF_THREAD, _LINES.get() or getattr(threading.current_thread(), _OF_THREAD, None))
+            start(thread)
+
+        setattr(threading.Thread, "start", start_in_run)  # noqa: B010  # mypy lets no method be replaced
 
 
 def install_handler() -> None:

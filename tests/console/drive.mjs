@@ -75,6 +75,10 @@ await look("step");
 await page.getByText("Its run").click();
 await page.locator(".transcript li").nth(2).waitFor();
 await look("run");
+await page.getByRole("tab", { name: "logs" }).click();
+await page.locator(".lines li").first().waitFor();
+await look("logs");
+found.lines = await page.locator(".lines li").allInnerTexts();
 await page.getByRole("tab", { name: "tools" }).click();
 found.tools = await page.locator("tbody tr").count();
 

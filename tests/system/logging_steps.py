@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from soong import JsonObject, StepContext, step_function
@@ -23,6 +24,8 @@ def writes(context: StepContext) -> Json:
     log.warning("counted %d", 3)
     context.log.debug("attempt %d", context.attempt)
     Path("out.txt").write_text("from the folder")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(print, "in a thread").result()
     with tempfile.NamedTemporaryFile() as file:
         is_temporary_here = Path(file.name).parent == context.folder
     return {

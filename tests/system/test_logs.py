@@ -71,6 +71,7 @@ def test_what_a_function_prints_and_logs_is_kept_in_order(service: Service, runs
         ("stderr", "", "to stderr"),
         ("log", "warning", "team: counted 3"),
         ("log", "debug", "step: attempt 1"),
+        ("stdout", "", "in a thread"),
     ]
     assert (("stderr", "", "from a program") in lines) == (kind == "process")
 

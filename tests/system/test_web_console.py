@@ -38,6 +38,7 @@ from soong import scripted_agent
 
 @scripted_agent("work.write")
 async def write(inputs, agent):
+    print("writes", inputs["name"])
     await agent.call("code.write_file", path=inputs["name"], content="<b>hello</b>\\n")
     return {"wrote": inputs["name"]}
 """
@@ -52,7 +53,7 @@ def cli() -> Iterator[CliHarness]:
         yield one
 
 
-@pytest.mark.spec("PER-13.d")
+@pytest.mark.spec("PER-13.d", "LOG-01.e/console")
 def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_path: Path) -> None:
     folder = console_folder()
     pictures = Path(os.environ.get("CONSOLE_PICTURES") or tmp_path)
@@ -95,6 +96,7 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert found["question_first"]
     assert found["rows"] == 3
     assert found["tools"] > 5
+    assert [line.partition(" stdout ")[2] for line in found["lines"]][:1] == ["writes two.txt"]
     assert found["limits"] == ["model turns\t2\t9"]
     assert found["commands"] == []
     assert found["several"] == ["⊘ cancelled", "⊘ cancelled"]

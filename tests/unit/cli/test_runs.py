@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.orchestrator.cli.runs import node_text
+from soong.orchestrator.cli.runs import node_text, transcript
 from soong.shared.core.jsontext import JsonObject
 
 CALL: JsonObject = {"part_kind": "tool-call", "tool_name": "code__read_file", "args": {"path": "a.md"}}
@@ -41,3 +41,14 @@ def test_a_long_result_is_cut_and_no_escape_reaches_the_terminal() -> None:
 
     assert lines[20:22] == ["  19", "  … and 10 lines more (--json)"]
     assert "\x1b" not in lines[-1]
+
+
+@pytest.mark.spec("LOG-01.f")
+def test_a_transcript_has_the_number_of_each_turn() -> None:
+    said: JsonObject = {"kind": "assistant", "payload": {"message": {"parts": [CALL]}}}
+    result: JsonObject = {"kind": "tool_result", "payload": {"tool": "code.read_file", "content": [{"text": "# A"}]}}
+
+    text = transcript([{"kind": "user", "payload": {"texts": ["Read."]}}, said, result, said])
+
+    heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert heads == ["user", "agent, turn 1", "code.read_file", "agent, turn 2"]

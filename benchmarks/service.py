@@ -20,7 +20,7 @@ from benchmarks.workload import Shape, Work, Workload
 from soong.orchestrator.client.bootstrap import open_client
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.starter import living_service
-from soong.orchestrator.sdk import Soong
+from soong.orchestrator.sdk.service import Soong
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.tasks.spec import TaskStatus

@@ -24,7 +24,7 @@ from benchmarks.ledger import Ledger, PostgresLedger, SqliteLedger
 from benchmarks.report import Figure, Finding
 from benchmarks.run_log import PostgresLog, RunLog, SqliteLog
 from benchmarks.service import ServiceWorkbench, service_workbench
-from soong.orchestrator.sdk import Soong
+from soong.orchestrator.sdk.service import Soong
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.spec import TaskStatus

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import PurePosixPath
 from typing import Any
 
-from soong import AgentHandle, StepContext, scripted_agent, step_function
+from soong import AgentHandle, scripted_agent, step
 
 
 @scripted_agent("mixed.look")
@@ -14,9 +14,8 @@ async def look(_inputs: dict[str, Any], agent: AgentHandle) -> dict[str, Any]:
     return {"files": files, "cut": found["truncated"]}
 
 
-@step_function("mixed.tally")
-def tally(inputs: dict[str, Any], _context: StepContext) -> dict[str, Any]:
-    files = inputs["files"]
+@step
+def tally(files: list[dict[str, Any]]) -> dict[str, Any]:
     kinds = Counter(PurePosixPath(one["path"]).suffix or "without a suffix" for one in files)
     return {"kinds": dict(kinds.most_common()), "bytes": sum(one["bytes"] for one in files)}
 

@@ -16,20 +16,27 @@ if TYPE_CHECKING:
         StepErrorSchema,
         TaskResult,
     )
-    from soong.orchestrator.sdk import PlanSource, Soong
+    from soong.orchestrator.sdk.plan import PlanFunction, plan
+    from soong.orchestrator.sdk.service import PlanSource, Soong
+    from soong.orchestrator.sdk.sync import SyncSoong, SyncTask
+    from soong.orchestrator.sdk.task import StepChange, TaskHandle
     from soong.shared.agents.own.registration import register_agent
+    from soong.shared.agents.own.steps import step
     from soong.shared.core.errors import (
         ConflictError,
         InvalidPlanError,
         NotFoundError,
         SoongError,
+        TaskFailedError,
         ToolCallError,
         UnavailableError,
         UsageError,
     )
     from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.core.log_lines import LogLine
-    from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent, step_function
+    from soong.shared.engine.tasks.functions import AgentHandle, StepContext, scripted_agent
+    from soong.shared.engine.tasks.python_plan.function_step import TypedStep
+    from soong.shared.engine.tasks.python_plan.other_steps import AgentNode, CeleryNode, agent_step, celery_step
     from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
     from soong.shared.engine.wire.notifier import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
@@ -74,13 +81,18 @@ _HOMES = {
     "soong.orchestrator.schemas.task": (
         *("DeliverableSchema", "DenialSchema", "ExitCode", "StepDetail", "StepErrorSchema", "TaskResult"),
     ),
-    "soong.orchestrator.sdk": ("PlanSource", "Soong"),
+    "soong.orchestrator.sdk.plan": ("PlanFunction", "plan"),
+    "soong.orchestrator.sdk.service": ("PlanSource", "Soong"),
+    "soong.orchestrator.sdk.sync": ("SyncSoong", "SyncTask"),
+    "soong.orchestrator.sdk.task": ("StepChange", "TaskHandle"),
     "soong.shared.agents.own.registration": ("register_agent",),
+    "soong.shared.agents.own.steps": ("step",),
     "soong.shared.core.errors": (
         "ConflictError",
         "InvalidPlanError",
         "NotFoundError",
         "SoongError",
+        "TaskFailedError",
         "ToolCallError",
         "UnavailableError",
         "UsageError",
@@ -93,7 +105,9 @@ _HOMES = {
         *("PermissionCallback", "PermissionDecision", "PermissionRequest"),
     ),
     "soong.shared.engine.wire.notifier": ("AnswerDelta",),
-    "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent", "step_function"),
+    "soong.shared.engine.tasks.functions": ("AgentHandle", "StepContext", "scripted_agent"),
+    "soong.shared.engine.tasks.python_plan.function_step": ("TypedStep",),
+    "soong.shared.engine.tasks.python_plan.other_steps": ("AgentNode", "CeleryNode", "agent_step", "celery_step"),
     "soong.shared.engine.tasks.spec": ("StepStatus", "TaskStatus"),
     "soong.shared.tools.definition": (
         *("ElicitationAnswer", "Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
@@ -112,7 +126,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AgentHandle",
+    "AgentNode",
     "AnswerDelta",
+    "CeleryNode",
     "CheckedPermission",
     "Choice",
     "ConflictError",
@@ -139,6 +155,7 @@ __all__ = [
     "PermissionCallback",
     "PermissionDecision",
     "PermissionRequest",
+    "PlanFunction",
     "PlanSource",
     "PostOutcome",
     "PreOutcome",
@@ -146,13 +163,18 @@ __all__ = [
     "Risk",
     "Soong",
     "SoongError",
+    "StepChange",
     "StepContext",
     "StepDetail",
     "StepErrorSchema",
     "StepGrant",
     "StepPreview",
     "StepStatus",
+    "SyncSoong",
+    "SyncTask",
     "Target",
+    "TaskFailedError",
+    "TaskHandle",
     "TaskResult",
     "TaskStatus",
     "ToolCallError",
@@ -163,22 +185,26 @@ __all__ = [
     "ToolResult",
     "Toolset",
     "Traits",
+    "TypedStep",
     "UnavailableError",
     "UsageError",
+    "agent_step",
     "call_tool",
+    "celery_step",
     "elicitation_hook",
     "elicitation_result_hook",
     "export_tools",
     "from_langchain",
     "from_pydantic_ai",
     "open_tools",
+    "plan",
     "post_hook",
     "pre_hook",
     "pydantic_ai_toolset",
     "register_agent",
     "risk_classifier",
     "scripted_agent",
-    "step_function",
+    "step",
 ]
 
 

@@ -28,7 +28,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
 from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.failure_report import with_report
-from soong.shared.engine.tasks.functions import NoFiles, StepContext, resolve
+from soong.shared.engine.tasks.functions import NoFiles, StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.spec import BoundStep, StepKind
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
@@ -154,6 +154,8 @@ class FunctionStepRunner:
             function = resolve(claim.spec.call)
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
+        if claim.spec.code not in ("", function.version) and claim.attempt == 1:
+            return claim.failed("worker_incompatible", _other_version(function, claim.spec.code))
         folder = self.runs / claim.identity.run_id / WORKSPACE
         store = None if function.is_cheap else self.artifacts
         files = NoFiles() if store is None else HandedOn(store, self.redactor)
@@ -170,6 +172,13 @@ class FunctionStepRunner:
         run = folder.parent
         count = 1 + sum(len(names) for _, _, names in os.walk(run)) if run.is_dir() else 0
         return claim.completed(output, usage=Usage(files=count), events=events)
+
+
+def _other_version(function: StepFunction, submitted: str) -> str:
+    return (
+        f"this worker has version {function.version or 'none'} of {function.name!r}, and the plan was submitted with "
+        f"version {submitted}; start the worker again (`soong worker --reload` does it by itself), then `soong resume`"
+    )
 
 
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:

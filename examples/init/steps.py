@@ -1,8 +1,9 @@
 """The work of the steps of plan.yaml: scripted agents, for when no model is chosen, and a step function."""
 
 import json
+from typing import Any
 
-from soong import AgentHandle, JsonObject, StepContext, scripted_agent, step_function
+from soong import AgentHandle, JsonObject, scripted_agent, step
 
 
 @scripted_agent("steps.find")
@@ -23,8 +24,8 @@ async def write(inputs: JsonObject, agent: AgentHandle) -> JsonObject:
     return inputs
 
 
-# Relative paths of a function start in a folder of its own, context.folder; the project is context.project. Its prints
-# are kept with the run: soong runs logs TASK/total.
-@step_function("steps.total")
-def total(inputs: JsonObject, _context: StepContext) -> JsonObject:
-    return {"files": len(inputs["counted"]), "words": sum(each["words"] for each in inputs["counted"])}
+# Relative paths of a function start in a folder of its own, StepContext.current().folder. Its prints are kept with the
+# run: soong runs logs TASK/total.
+@step
+def total(counted: list[dict[str, Any]]) -> dict[str, int]:
+    return {"files": len(counted), "words": sum(each["words"] for each in counted)}

@@ -37,6 +37,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             (
                 "soong run plan.yaml --input glob='*.py'",
                 "soong run plan.yaml --allow code.write_file:$PWD --json",
+                "soong run words.py --input text='to be or not'",
                 "soong run - < plan.yaml",
             ),
         ),
@@ -63,6 +64,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
                 "soong tasks validate plan.yaml",
                 "soong tasks graph plan.yaml --format svg > plan.svg",
             ),
+        ),
+        "plans": CommandEntry(
+            "plan_files",
+            "Show a plan in Python as YAML.",
+            ("soong plans show words.py", "soong plans show team.py:audit"),
         ),
         "runs": CommandEntry(
             "runs",

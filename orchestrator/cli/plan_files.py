@@ -1,4 +1,4 @@
-"""The plan that a command reads, from a file or standard input, and the plan of a fork that it writes."""
+"""``soong plans``; the plan that a command reads, from a file or standard input, and that of a fork that it writes."""
 
 import json
 import re
@@ -6,24 +6,48 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 import yaml
 
+from soong.orchestrator.cli.options import CommandTable
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.plan_modules import PlanModules
+from soong.orchestrator.embedded.module_import import import_apart
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import emit_text, say, visible
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
-from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
 from soong.shared.engine.tasks.plan.yaml_document import read_document
 
 COLUMNS: Final = 110
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./()-]*")
 
 
-def read_plan(path: Path, known: PlanNames) -> Plan:
-    """Read and check a plan.
+app = CommandTable()
+
+
+@app.command()
+def show(
+    plan: Path = typer.Argument(..., help="The plan: a Python file, FILE.py:NAME for one of several, or a YAML file."),
+) -> None:
+    """Print a plan as YAML: a plan in Python is imported for it, in a process of its own that has 20 seconds."""
+    emit_text(plan_text(read_plan(plan).document))
+
+
+def read_plan(path: Path, project: Path = Path(), *, imports: bool = False) -> Plan:
+    """Read and check a plan file; with ``imports`` the modules that it names are imported, in a process of their own.
+
     Raises: InvalidPlanError, with every problem; UsageError, standard input is a terminal, or is not UTF-8 text.
     """
+    settings = load_settings()
+    catalogue = Catalogue.of(settings).at(project.absolute())
+    modules = PlanModules(settings, catalogue, path, importer=import_apart if imports else None)
+    if modules.is_python:
+        return plan_from_json(modules.document(), str(path), modules.names())
+    known = modules.names()
     return load_plan(path, known) if str(path) != "-" else parse_plan(standard_input(), "<stdin>", known)
 
 

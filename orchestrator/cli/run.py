@@ -41,6 +41,8 @@ from soong.shared.engine.tasks.problems import MAX_CHARS
 
 if TYPE_CHECKING:
     from soong.orchestrator.client.catalog import Catalogue
+    from soong.orchestrator.client.plan_modules import PlanModules
+    from soong.shared.core.jsontext import JsonObject
     from soong.shared.core.settings import Settings
     from soong.shared.engine.tasks.plan.plan import Plan
     from soong.shared.permissions.consent import Preview, StepGrant
@@ -50,7 +52,7 @@ ORCHESTRATOR: Final = "orchestrator"
 
 
 def command(
-    plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
+    plan: Path = typer.Argument(..., help="The plan: a YAML, JSON or Python file (FILE.py:NAME), or -."),
     *,
     project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in."),
     inputs: list[str] = INPUT,
@@ -106,11 +108,15 @@ def run_plan(given: RunArguments) -> int:
     """Run a plan and follow it to its end; return the exit code."""
     body = _body(given)
     checked = _LocalPlan(given, body)
+    if not body["plan"]:
+        body["plan"] = checked.document
     if given.is_previewed or given.allowed_steps:
         grants = _consented(given, checked)
         body["step_grants"] = [{"step": grant.step_id, "grant_digest": grant.digest} for grant in grants]
-    is_possible = any(word in body["plan"] for word in ("modules", "celery"))
+    is_possible = isinstance(body["plan"], dict) or any(word in body["plan"] for word in ("modules", "celery"))
     has_modules = is_possible and bool(checked.plan.modules)
+    if has_modules:
+        body["versions"] = checked.versions
     keep = checked.keep_modules if has_modules else None
     is_detached, is_json = given.detach, given.is_json
     wanted = submit(
@@ -140,7 +146,9 @@ def _body(given: RunArguments) -> Document:
 
 
 def _plan_text(plan: Path) -> str:
-    """Return the text of a plan. Raises: UsageError, InvalidPlanError."""
+    """Return the text of a plan; that of one in Python is written later. Raises: UsageError, InvalidPlanError."""
+    if plan.suffix.partition(":")[0] == ".py":
+        return ""
     if str(plan) == "-":
         from soong.orchestrator.cli.plan_files import standard_input
 
@@ -172,18 +180,26 @@ class _LocalPlan:
     _body: Document
 
     @cached_property
-    def _read(self) -> "tuple[Settings, Catalogue, Plan]":
+    def _modules(self) -> "PlanModules":
         from soong.orchestrator.client.catalog import Catalogue
         from soong.orchestrator.client.plan_modules import PlanModules
-        from soong.orchestrator.operations.submissions import read_plan
         from soong.shared.core.settings import load_settings
 
-        given, body = self._given, self._body
-        settings = load_settings(workers=given.workers, slots=given.slots)
-        modules = PlanModules(settings, Catalogue.of(settings).at(Path(body["project"])), given.plan)
-        catalogue = modules.known()
-        plan = read_plan(body["plan"], catalogue, body["source"])
-        return modules.added_to_settings(plan), catalogue, plan
+        settings = load_settings(workers=self._given.workers, slots=self._given.slots)
+        return PlanModules(settings, Catalogue.of(settings).at(Path(self._body["project"])), self._given.plan)
+
+    @cached_property
+    def _read(self) -> "tuple[Settings, Catalogue, Plan]":
+        from soong.orchestrator.operations.submissions import read_plan
+
+        catalogue = self._modules.known()
+        plan = read_plan(self._body["plan"], catalogue, self._body["source"])
+        return self._modules.added_to_settings(plan), catalogue, plan
+
+    @property
+    def document(self) -> "JsonObject":
+        """That of a plan in Python. Raises: InvalidConfigError, InvalidPlanError."""
+        return self._modules.document()
 
     @property
     def plan(self) -> "Plan":
@@ -214,6 +230,13 @@ class _LocalPlan:
         settings, catalogue, _ = self._read
         with raised_as_ours():
             return previewed(PreviewBody.model_construct(**self._body), catalogue, settings.of_user)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the plan's functions, as they were imported here."""
+        from soong.shared.engine.tasks.functions import versions_of
+
+        return versions_of([step.work.call for step in self.plan.steps])
 
     def keep_modules(self, task_id: str) -> None:
         from soong.orchestrator.client.plan_modules import keep_modules

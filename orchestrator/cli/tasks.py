@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -29,15 +29,11 @@ from soong.orchestrator.terminal.console import show as show_result
 from soong.orchestrator.terminal.summary import ENDED, counted, results_text, still_running, text_of
 from soong.shared.core.errors import EndedTaskError, UsageError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import LEAST_PAUSE_S
-
-if TYPE_CHECKING:
-    from soong.shared.engine.tasks.plan.plan import PlanNames
 
 app = CommandTable()
 
-_PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
+_PLAN = typer.Argument(..., help="The plan: a YAML, JSON or Python file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
 _TASKS: Any = typer.Argument([], metavar="TASK", help="The tasks' ids, or enough of each to be the only one.")
 _SURE = typer.Option(False, "--yes", "-y", help="Do not ask before it is done to several tasks.")
@@ -116,7 +112,7 @@ def validate(
     """
     from soong.orchestrator.cli.plan_files import read_plan
 
-    read = read_plan(plan, _names_of(plan, project, imports=True))
+    read = read_plan(plan, project, imports=True)
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -125,17 +121,6 @@ def validate(
         inputs = ", ".join(one.name + ("" if one.is_required else "?") for one in read.inputs) or "none"
         steps = number_of(len(read.steps), "step")
         say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {steps}, inputs: {inputs}")
-
-
-def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames":
-    """Return what a plan file may name; with ``imports`` its modules are imported, in a process of their own."""
-    from soong.orchestrator.client.catalog import Catalogue
-    from soong.orchestrator.client.plan_modules import PlanModules
-    from soong.orchestrator.embedded.module_import import import_apart
-
-    settings = load_settings()
-    catalogue = Catalogue.of(settings).at(project.absolute())
-    return PlanModules(settings, catalogue, plan, importer=import_apart if imports else None).names()
 
 
 @app.command()
@@ -161,7 +146,7 @@ async def graph(
         async with Api() as api:
             emit_text(await api.text(f"/v1/tasks/{await api.find('task', plan)}/graph", query={"format": str(drawing)}))
         return
-    drawn = read_plan(Path(plan), _names_of(Path(plan), Path()))
+    drawn = read_plan(Path(plan))
     emit_text(mermaid(drawn, {}) if drawing is Drawing.MERMAID else svg(drawn, {}))
 
 

@@ -5,10 +5,13 @@ A limit counts live leases while the row of its scope is locked, so however many
 
 import asyncio
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -17,9 +20,13 @@ from soong.orchestrator.operations.administration import limit_concurrency, open
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import Columns, one_line, output, say, show, table, table_of
 from soong.orchestrator.terminal.summary import Document
+from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
 from soong.shared.engine.tasks.claims import SCOPE_HELP
+
+if TYPE_CHECKING:
+    from soong.shared.core.settings import Settings
 
 app = CommandTable()
 
@@ -175,6 +182,7 @@ def worker(
     functions: str | None = typer.Option(
         None, "--functions", help="Modules that register step functions [SOONG_FUNCTIONS]."
     ),
+    is_reloaded: bool = typer.Option(False, "--reload", help="Start again when a file of these modules changes."),
 ) -> None:
     """Claim and run steps until stopped; then finish or release the running ones."""
     from soong.orchestrator.embedded.folders import child_environment, kept_command, module_command
@@ -186,8 +194,33 @@ def worker(
     given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
     options = [part for option, value in given.items() if value for part in (option, str(value))]
     argv = kept_command(module_command("soong.worker", *options))
+    environment = child_environment(settings)
+    if is_reloaded:
+        raise typer.Exit(_reloaded(argv, environment, settings))
     # This process becomes the worker's subreaper, which forwards signals and ends as the worker does.
-    os.execve(argv[0], argv, child_environment(settings))  # noqa: S606  # an argv, no shell
+    os.execve(argv[0], argv, environment)  # noqa: S606  # an argv, no shell
+
+
+def _reloaded(argv: Sequence[str], environment: Mapping[str, str], settings: "Settings") -> int:
+    """Run a worker until it is stopped, and again after each change of its modules; return its exit code.
+
+    A signal ends the worker that runs, and with it this. One that cannot start waits for the next change.
+    """
+    from soong.orchestrator.embedded.own_modules import module_files_of
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    while True:
+        files = module_files_of(settings.functions, settings.import_folders)
+        child = subprocess.Popen(argv, env=environment, start_new_session=True)
+        while module_files_of(settings.functions, settings.import_folders) == files:
+            if stopped.wait(timing.POLL_ROWS_S):
+                child.terminate()
+                return child.wait()
+        say("a module has changed: the worker starts again")
+        child.terminate()
+        child.wait()
 
 
 projects = CommandTable()

@@ -24,6 +24,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, Registered
 from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.python_plan.function_step import step_modules
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
@@ -103,7 +104,7 @@ class Catalogue(Value, dict=True):
         """Return the catalogue for plans that may name the modules that the deployment has itself."""
 
         def load(name: str) -> Registered | None:
-            if name not in settings.functions:
+            if name not in settings.functions and name not in step_modules()[0]:
                 raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
             return None
 

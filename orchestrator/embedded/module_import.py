@@ -14,17 +14,24 @@ from contextlib import suppress
 from typing import Final
 
 from soong.shared.core import timing
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError, InvalidPlanError, Problem
 from soong.shared.engine.tasks.functions import called_tools, known_agents, known_functions, known_scripts
 from soong.shared.engine.tasks.plan.plan import Registered
+from soong.shared.engine.tasks.python_plan.definition import document_of
 from soong.shared.toolsets.modules import import_own
 
 FIELD: Final = "the plan's `modules`"
+_NO_PLAN: Final = ("", "")
 
 
-def import_here(modules: Sequence[str], functions: Sequence[str], folders: Sequence[str]) -> Registered:
+def import_here(
+    modules: Sequence[str], functions: Sequence[str], folders: Sequence[str], plan: Sequence[str] = _NO_PLAN
+) -> Registered:
     """Import a plan's modules, and those of ``SOONG_FUNCTIONS``, into this process.
-    Raises: InvalidConfigError, one of them cannot be imported.
+
+    ``plan`` is the module and the name of a plan in Python, whose document is made.
+
+    Raises: InvalidConfigError, one of them cannot be imported; InvalidPlanError, there is no such plan, or it is wrong.
     """
     for name in modules:
         import_own(name, FIELD, folders)
@@ -33,14 +40,20 @@ def import_here(modules: Sequence[str], functions: Sequence[str], folders: Seque
     scripts = {
         name: () if name.startswith("builtin.") else called_tools(one.body) for name, one in known_scripts().items()
     }
-    return Registered(frozenset(known_functions()), scripts, frozenset(known_agents()))
+    versions = {name: one.version for name, one in known_functions().items()}
+    return Registered(versions, scripts, tuple(known_agents()), document_of(*plan) if plan[0] else None)
 
 
 def import_apart(
-    modules: Sequence[str], functions: Sequence[str], folders: Sequence[str], *, limit_s: float = timing.CHILD_LIMIT_S
+    modules: Sequence[str],
+    functions: Sequence[str],
+    folders: Sequence[str],
+    plan: Sequence[str] = _NO_PLAN,
+    *,
+    limit_s: float = timing.CHILD_LIMIT_S,
 ) -> Registered:
     """Do the same in a child process, which ends with all that it has started.
-    Raises: InvalidConfigError, likewise, or the import does not end in time, or ends the process.
+    Raises: likewise; InvalidConfigError, when the import does not end in time, or ends the process.
     """
     names = ", ".join((*modules, *functions))
     argv = [sys.executable, "-P", "-m", __name__]
@@ -48,7 +61,7 @@ def import_apart(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        output = child.communicate(json.dumps([modules, functions, folders]).encode(), limit_s)[0]
+        output = child.communicate(json.dumps([modules, functions, folders, plan]).encode(), limit_s)[0]
         answer = json.loads(output)
     except subprocess.TimeoutExpired:
         raise InvalidConfigError(f"{names}: the import takes longer than {limit_s:g} s") from None
@@ -58,9 +71,11 @@ def import_apart(
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
+    if "problems" in answer:
+        raise InvalidPlanError([Problem(*problem) for problem in answer["problems"]])
     if "error" in answer:
         raise InvalidConfigError(answer["error"])
-    return Registered(frozenset(answer["functions"]), answer["scripts"], frozenset(answer["agents"]))
+    return Registered(**answer)
 
 
 def _answer() -> None:
@@ -69,8 +84,9 @@ def _answer() -> None:
     os.dup2(2, 1)
     try:
         found = import_here(*json.load(sys.stdin))
-        answer: dict[str, object] = {"functions": sorted(found.functions), "scripts": dict(found.scripts)}
-        answer["agents"] = sorted(found.agents)
+        answer: dict[str, object] = dict(found.as_json())
+    except InvalidPlanError as error:
+        answer = {"problems": [(one.place, one.problem, one.hint) for one in error.problems]}
     except InvalidConfigError as error:
         answer = {"error": str(error)}
     with answer_to:

@@ -19,6 +19,8 @@ from soong.orchestrator.schemas.task import (
     TaskLimitsSchema,
     TaskResult,
 )
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.identity import step_key
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import TASK_LIMIT, BudgetSpentError
@@ -27,6 +29,9 @@ from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
+from soong.shared.engine.tasks.plan.plan import scope_of
+from soong.shared.engine.tasks.plan.template import references, render
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.wire.notifier import APP, FUNCTION
@@ -191,11 +196,26 @@ async def read_result(store: Store, task_id: str, runs: Path, *, brief: bool = F
         exit_code=exit_code_of(view, is_denied=bool(denials)),
         steps=[details[step.key] for step in view.steps],
         answer=answer,
+        output=await _output_of(store, view),
         deliverables=[one for log in logs for one in log.deliverables(runs)],
         denials=denials,
         limits=TaskLimitsSchema.of_limits(limits) if limits else None,
         undone=[one for log in logs for one in log.undone()],
     )
+
+
+async def _output_of(store: Store, view: TaskSnapshot) -> Json:
+    """Return what the plan of a completed task gives; None when it says nothing, or what it names is not there."""
+    output = view.task.plan.get("output")
+    if output is None or view.task.status is not TaskStatus.COMPLETED:
+        return None
+    ids = frozenset(step.step_id for step in view.steps)
+    named = {one.root_in(ids) or str(one.parts[1:2] and one.parts[1]) for _path, one in references(output)}
+    results = {one: await store.tasks.result(step_key(view.task.id, one)) for one in named & ids}
+    try:
+        return render(output, scope_of(view.task.inputs, results), ExpansionBudget("the output of the plan"))
+    except TemplateError:
+        return None
 
 
 def exit_code_of(view: TaskSnapshot, *, is_denied: bool) -> ExitCode:

@@ -42,7 +42,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
 from soong.shared.engine.tasks.plan.agent_kind import read_settings, with_settings
 from soong.shared.engine.tasks.plan.fields import TAG
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, with_versions
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
@@ -75,8 +75,9 @@ def prepared(body: SubmissionBody, principal: str, ids: Ids, catalogue: Catalogu
         rules = (grant.rules(ids.task, principal=principal, now_us=now_us, home=home) for grant in grants)
         policy = policy.with_rules([*chain.from_iterable(rules)])
     session = _session(body, checked.project, principal, ids, policy, catalogue, now_us)
+    plan = with_versions(checked.plan, body.versions)
     task = new_task(
-        with_settings(checked.plan, read_settings(body.settings)) if body.settings else checked.plan,
+        with_settings(plan, read_settings(body.settings)) if body.settings else plan,
         checked.inputs,
         session,
         surface_of=catalogue.surface_of,

@@ -157,6 +157,10 @@ class SubmissionBody(PreviewBody):
     budget: Budget = ""
     max_concurrent: MaxConcurrent = 0
     tags: SubmissionTags = NONE
+    versions: dict[str, str] = Field(
+        default_factory=dict,
+        description="The versions of the files of its step functions, by name; a worker with another one refuses.",
+    )
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,

@@ -131,6 +131,7 @@ class TaskResult(TaskSchema):
     exit_code: ExitCode = Field(description="0 completed, 1 failed or cancelled, 3 a call was denied, 130 not ended.")
     steps: list[StepDetail] = Field(description="The steps as planned, items of a map below it.")
     answer: AnyJson = Field(description="What the agent of an ask answered; null for a plan.")
+    output: AnyJson = Field(description="What the plan gives, by its `output`; null before the task has completed.")
     deliverables: list[DeliverableSchema]
     denials: list[DenialSchema]
     limits: TaskLimitsSchema | None = Field(description="The limits of its plan; null when it has none.")

@@ -170,6 +170,8 @@ def answer_of(task: Document) -> str:
     """Return what a task has given: an answer, the text of its only last step, or its results, a line each."""
     if task["answer"] is not None:  # made of the results
         return "\n".join(_text_lines(task["answer"], task["id"]))
+    if task["output"] is not None:
+        return f"result: {compact(task['output'])}"
     if sum(task["step_counts"].values()) > len(task["steps"]):
         return (
             f"it has too many steps for one page: {program()} tasks show {task['id']} --json has the\n"

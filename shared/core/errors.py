@@ -254,6 +254,14 @@ class ScriptFailedError(SoongError):
         super().__init__(problem)
 
 
+class TaskFailedError(SoongError):
+    """A task without a result. ``status`` is ``failed``, ``cancelled`` or ``paused``; ``reason`` names the step."""
+
+    def __init__(self, task_id: str, status: str, reason: str) -> None:
+        self.task_id, self.status, self.reason = task_id, status, reason
+        super().__init__(f"task {task_id} is {status}" + (f": {reason}" if reason else ""))
+
+
 class ToolCallError(SoongError):
     """A tool call of a scripted agent that has no result. ``status`` is ``denied`` or ``failed``, ``type`` the error's
     type, ``text`` its message; ``data`` is what the tool returned with the error, None for most.

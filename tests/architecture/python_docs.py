@@ -18,11 +18,13 @@ Callable_: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Services and tasks": (
         *("Soong", "PlanSource", "TaskResult", "StepDetail", "StepErrorSchema", "DeliverableSchema", "DenialSchema"),
-        *("AnswerDelta", "LogLine", "TaskStatus", "StepStatus", "ExitCode"),
+        *("TaskHandle", "StepChange", "SyncSoong", "SyncTask", "AnswerDelta", "LogLine"),
+        *("TaskStatus", "StepStatus", "ExitCode"),
     ),
-    "Steps": (
-        *("step_function", "StepContext", "scripted_agent", "AgentHandle", "register_agent", "Json", "JsonObject"),
+    "Plans in Python": (
+        *("plan", "PlanFunction", "step", "TypedStep", "agent_step", "AgentNode", "celery_step", "CeleryNode"),
     ),
+    "Steps": ("StepContext", "scripted_agent", "AgentHandle", "register_agent", "Json", "JsonObject"),
     "Permissions": (
         *("PermissionCallback", "PermissionRequest", "PermissionDecision", "Choice", "StepGrant", "Preview"),
         *("StepPreview", "CheckedPermission", "ElicitationCallback", "ElicitationRequest", "ElicitationAnswer"),
@@ -39,7 +41,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Memory": ("Memory", "MemoryProvider", "MemoryScope"),
     "Errors": (
         *("SoongError", "UsageError", "InvalidPlanError", "NotFoundError", "ConflictError", "UnavailableError"),
-        "ToolCallError",
+        *("TaskFailedError", "ToolCallError"),
     ),
 }
 _ROLE: Final = re.compile(r":(?:class|func|meth|mod|attr|data):`~?([\w.]+)`")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from soong.orchestrator.cli.application import build
 from soong.orchestrator.cli.permissions import app
+from soong.orchestrator.embedded.module_import import import_apart
 from soong.shared.core.config import parse_config
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import StepSpec
@@ -189,14 +191,19 @@ def test_every_field_of_a_step_is_documented() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \| (?:all|agent|python|celery|map)", PLAN_TEXT, re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
-    unwritten = {"role", "bound", "is_limited", "max_steps", "child_surface"}  # set by the owner
+    unwritten = {"role", "bound", "is_limited", "max_steps", "child_surface", "code"}  # set by the owner
     spelled = {"item_name": "as", "item_key": "key"}
     assert told == {spelled.get(field.name, field.name) for field in fields(StepSpec)} - unwritten
 
 
-def test_the_first_example_is_a_plan() -> None:
-    (example, *_) = re.findall(r"```yaml\n(.*?)```", PLAN_TEXT, re.DOTALL)
+def test_the_first_plan_is_the_same_in_both_forms(tmp_path: Path) -> None:
+    (written, example, *_) = re.findall(r"```yaml\n(.*?)```", PLAN_TEXT, re.DOTALL)
+    (python, *_) = re.findall(r"```python\n(.*?)```", PLAN_TEXT, re.DOTALL)
+    (tmp_path / "words.py").write_text(python)
 
+    found = import_apart(["words"], (), [str(tmp_path)], ("words", "words")).document
+
+    assert found == yaml.safe_load(written)
     assert [step.id for step in parse_plan(example, "docs/plans.md").steps] == ["look", "tell"]
 
 

@@ -22,23 +22,23 @@ NUL, HALF = "a\0b", "a\ud800b"
 SHOWN = {NUL: r"'a\x00b' holds a NUL character", HALF: r"'a\ud800b' holds a lone surrogate"}
 
 CALLS: dict[str, Callable[[Soong, str, str], Awaitable[object]]] = {
-    "plan": lambda sdk, _task, text: sdk.submit({**PLAN, "title": text}),
-    "deep in a plan": lambda sdk, _task, text: sdk.submit({**PLAN, "steps": [{**STEP, "inputs": [text]}]}),
-    "key of a plan": lambda sdk, _task, text: sdk.submit({**PLAN, text: 1}),
-    "input": lambda sdk, _task, text: sdk.submit(PLAN, {"name": text}),
-    "model": lambda sdk, _task, text: sdk.submit(PLAN, model=text),
-    "project": lambda sdk, _task, text: sdk.submit(PLAN, project=text),
-    "rule": lambda sdk, _task, text: sdk.submit(PLAN, allow=[text]),
-    "result": lambda sdk, _task, text: sdk.result(text),
-    "wait": lambda sdk, _task, text: sdk.wait(text),
-    "pause": lambda sdk, _task, text: sdk.pause(text),
-    "resume": lambda sdk, _task, text: sdk.resume(text),
-    "retry": lambda sdk, _task, text: sdk.retry(text),
-    "cancel": lambda sdk, _task, text: sdk.cancel(text),
-    "reason": lambda sdk, task, text: sdk.cancel(task, reason=text),
-    "agent": lambda sdk, task, text: sdk.dispatch_worker(task, agent=text),
-    "script": lambda sdk, task, text: sdk.dispatch_worker(task, script=text),
-    "change": lambda sdk, task, text: sdk.update(task, {"title": text}),
+    "plan": lambda sdk, _task, text: sdk.start({**PLAN, "title": text}),
+    "deep in a plan": lambda sdk, _task, text: sdk.start({**PLAN, "steps": [{**STEP, "inputs": [text]}]}),
+    "key of a plan": lambda sdk, _task, text: sdk.start({**PLAN, text: 1}),
+    "input": lambda sdk, _task, text: sdk.start(PLAN, {"name": text}),
+    "model": lambda sdk, _task, text: sdk.start(PLAN, model=text),
+    "project": lambda sdk, _task, text: sdk.start(PLAN, project=text),
+    "rule": lambda sdk, _task, text: sdk.start(PLAN, allow=[text]),
+    "result": lambda sdk, _task, text: sdk.task(text).details(),
+    "wait": lambda sdk, _task, text: sdk.task(text).wait(),
+    "pause": lambda sdk, _task, text: sdk.task(text).pause(),
+    "resume": lambda sdk, _task, text: sdk.task(text).resume(),
+    "retry": lambda sdk, _task, text: sdk.task(text).retry(),
+    "cancel": lambda sdk, _task, text: sdk.task(text).cancel(),
+    "reason": lambda sdk, task, text: sdk.task(task).cancel(reason=text),
+    "agent": lambda sdk, task, text: sdk.task(task).dispatch_worker(agent=text),
+    "script": lambda sdk, task, text: sdk.task(task).dispatch_worker(script=text),
+    "change": lambda sdk, task, text: sdk.task(task).update({"title": text}),
 }
 
 
@@ -68,7 +68,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_each_text_of_the_sdk_is_refused(url: str, redis_live: RedisServer, tmp_path: Path) -> None:
     said: dict[tuple[str, str], str] = {}
     async with Soong.connect(url, redis_live.socket_url, agent_home=tmp_path / "home") as sdk:
-        task = await sdk.submit(PLAN)
+        task = (await sdk.start(PLAN)).id
         for name, call in CALLS.items():
             for hostile in (NUL, HALF):
                 with pytest.raises(UsageError) as caught:

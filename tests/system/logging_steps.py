@@ -10,9 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from soong import JsonObject, StepContext, step_function
+from soong import JsonObject, StepContext
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent
+from soong.shared.engine.tasks.functions import AgentHandle, scripted_agent, step_function
 
 log = logging.getLogger("team")
 

@@ -217,11 +217,11 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
     await start_workers(service, 2, slots=2, SOONG_TOOLS=TOOL)
     task = await service.submit(pull_plan())
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        await soong.dispatch_worker(
-            task.id, count=PULL_WORKERS, model="script", allowed_tools=["test.effect"], script="tests.pull"
+        await soong.task(task.id).dispatch_worker(
+            count=PULL_WORKERS, model="script", allowed_tools=["test.effect"], script="tests.pull"
         )
         kill(await stopped_pull_worker(service, task))
-        outcome = await soong.wait(task.id)
+        outcome = await soong.task(task.id).wait()
 
     steps = await service.steps(task)
     work = [steps[f"p{number}"] for number in range(PULLED)]

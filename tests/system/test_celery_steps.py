@@ -83,31 +83,31 @@ STEPS = """\
 import asyncio
 
 from celery import chain, group
-from soong import step_function
+from soong import step
 
 from shop.tasks import add, shared
 
 
-@step_function("shop.numbers")
-def numbers(inputs, context):
+@step(name="shop.numbers")
+def numbers(**inputs):
     return [1, 2, 3]
 
 
-@step_function("shop.waits")
-def waits(inputs, context):
+@step(name="shop.waits")
+def waits(**inputs):
     one = add.delay(1, 2).get(timeout=20)
     many = group(add.s(n, 1) for n in range(3)).apply_async().get(timeout=20)
     chained = chain(add.s(1, 1), add.s(10)).apply_async().get(timeout=20)
     return [one, many, chained]
 
 
-@step_function("shop.waits_async")
-async def waits_async(inputs, context):
+@step(name="shop.waits_async")
+async def waits_async(**inputs):
     return await asyncio.to_thread(add.apply_async((4, 5)).get, timeout=20)
 
 
-@step_function("shop.shares")
-def shares(inputs, context):
+@step(name="shop.shares")
+def shares(**inputs):
     return shared.delay(4).get(timeout=20)
 """
 

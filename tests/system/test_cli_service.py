@@ -143,7 +143,7 @@ def test_a_killed_last_worker_is_said_to_be_replaced(cli: CliHarness) -> None:
 @pytest.mark.parametrize("call", ["team.sqare", "nobody.has_it"])
 def test_a_function_that_no_worker_of_the_service_has_is_named_with_its_modules(cli: CliHarness, call: str) -> None:
     (cli.folder / "steps.py").write_text(
-        "from soong import step_function\n@step_function('team.square')\ndef square(inputs, context): return 4\n"
+        "from soong import step\n@step(name='team.square')\ndef square(**inputs): return 4\n"
     )
     cli.environment["SOONG_FUNCTIONS"] = "steps"
 
@@ -260,10 +260,10 @@ steps:
 NAPS = """
 import time
 from pathlib import Path
-from soong import step_function
+from soong import step
 
-@step_function("test.nap")
-def nap(inputs, context):
+@step(name="test.nap")
+def nap(**inputs):
     while not Path("/wakes/up").exists():
         time.sleep(0.05)
 """

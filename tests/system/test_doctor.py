@@ -20,14 +20,14 @@ pytestmark = pytest.mark.timeout(180)
 
 FUNCTIONS = """\
 import asyncio, os
-from soong import step_function
+from soong import step
 
-@step_function("bad.leave")
-def leave(inputs, context):
+@step(name="bad.leave")
+def leave(**inputs):
     os._exit(7)
 
-@step_function("bad.deaf")
-async def deaf(inputs, context):
+@step(name="bad.deaf")
+async def deaf(**inputs):
     while True:
         try:
             await asyncio.sleep(3600)

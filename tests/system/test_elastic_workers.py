@@ -16,15 +16,15 @@ pytestmark = pytest.mark.timeout(300)
 IDLE_S = 2
 MODULE = """
 import asyncio, ctypes, os
-from soong import step_function
+from soong import step
 
-@step_function("team.pass_gate")
-async def pass_gate(inputs, context):
+@step(name="team.pass_gate")
+async def pass_gate(**inputs):
     while not os.path.exists(inputs["gate"]):
         await asyncio.sleep(0.02)
 
-@step_function("team.hold_lock")
-def hold_lock(inputs, context):
+@step(name="team.hold_lock")
+def hold_lock(**inputs):
     "Hold the interpreter's lock until somebody opens the other end of the pipe."
     ctypes.PyDLL(None).open(os.fsencode(inputs["gate"]), os.O_RDONLY)
 """

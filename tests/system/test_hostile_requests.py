@@ -22,11 +22,11 @@ pytestmark = pytest.mark.timeout(300)
 FUNCTIONS = """
 from pathlib import Path
 
-from soong import step_function
+from soong import step
 
 
-@step_function("ours.write")
-def write(inputs, _context):
+@step(name="ours.write")
+def write(**inputs):
     Path(inputs["path"]).write_text(inputs["text"])
 """
 

@@ -111,8 +111,8 @@ def test_a_module_may_import_its_neighbours_and_its_packages(cli: CliHarness) ->
     (cli.folder / "acme").mkdir()
     (cli.folder / "acme" / "__init__.py").write_text("")
     (cli.folder / "acme" / "steps.py").write_text(
-        "from soong import step_function\nfrom helper import twice\n"
-        "@step_function('acme.late')\ndef late(inputs, context):\n"
+        "from soong import step\nfrom helper import twice\n"
+        "@step(name='acme.late')\ndef late(**inputs):\n"
         "    import later\n    return twice(later.NUMBER)\n"
     )
     (cli.folder / "helper.py").write_text("def twice(x): return 2 * x\n")
@@ -178,7 +178,7 @@ def test_a_running_service_with_other_modules_is_said_to_have_them(cli: CliHarne
     assert done.returncode == 1
     assert "the running service has other modules of step functions: none; " in done.stderr
     assert f"this command names steps (in {cli.folder}); to use these, end the service with" in done.stderr
-    assert "step 'square' needs the function 'team.square', which no worker of the running service has" in done.stderr
+    assert "step 'square' needs the function 'steps.square', which no worker of the running service has" in done.stderr
     interrupted(up)
     cli.environment["SOONG_FUNCTIONS"] = "steps"
     assert cli.run("run", "square.yaml").returncode == 0
@@ -384,10 +384,7 @@ def change(plan: Path, answer: str) -> None:
     """Have the function of a plan's module return another answer."""
     module = plan.with_name("work.py")
     module.write_text(
-        "from soong import step_function\n\n\n"
-        '@step_function("team.who")\n'
-        "def who(inputs, context):\n"
-        f"    return {answer!r}\n"
+        f'from soong import step\n\n\n@step(name="team.who")\ndef who(**inputs):\n    return {answer!r}\n'
     )
     later_ns = time.time_ns() + 1_000_000_000 * len(answer)  # also where the clock of files is coarse
     os.utime(module, ns=(later_ns, later_ns))
@@ -428,7 +425,8 @@ def test_a_service_that_stays_runs_no_other_module_of_the_same_name(cli: CliHarn
     message = json.loads(refused.stdout)["error"]["message"]
     assert (refused.returncode, str(first.with_name("work.py")) in message, "soong down" in message) == (1, True, True)
     assert "loaded work before the last change" in older.stderr
-    assert [task["status"] for task in cli.json("tasks", "list")] == ["completed"] * 2
+    assert "this worker has version" in json.loads(older.stdout)["steps"][0]["error"]["message"]
+    assert [task["status"] for task in cli.json("tasks", "list")] == ["failed", "completed"]
 
 
 def test_a_service_that_stops_says_so(cli: CliHarness) -> None:

@@ -167,7 +167,7 @@ async def test_every_interface_reads_the_same(service: Service, ids: Mapping[str
         assert still(printed(service, read.words, environment)) == still(listed)
     if name == "result":
         async with Soong.embedded(agent_home=service.cli.home) as soong:
-            assert (await soong.result(ids["task"])).model_dump(mode="json") == document
+            assert (await soong.task(ids["task"]).details()).model_dump(mode="json") == document
 
 
 @pytest.mark.spec("OPS-01")
@@ -186,7 +186,7 @@ async def test_a_wrong_id_is_refused_in_the_same_words(service: Service, name: s
     if name == "result":
         async with Soong.embedded(agent_home=service.cli.home) as soong:
             with pytest.raises(NotFoundError, match=re.escape(refusal["detail"])):
-                await soong.result(WRONG["task"])
+                await soong.task(WRONG["task"]).details()
 
 
 @pytest.mark.spec("OPS-01", "OPS-04")
@@ -209,7 +209,7 @@ async def test_every_interface_acts_alike(service: Service, by: str) -> None:
             assert service.cli.run(*words).returncode == 0
         else:
             async with Soong.embedded(agent_home=service.cli.home) as soong:
-                await getattr(soong, act)(task)
+                await getattr(soong.task(task), act)()
         shown = service.call(token, f"/v1/tasks/{task}")[1]
         assert shown["status"] == status
         if answer is not None:

@@ -142,11 +142,11 @@ async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alo
     }
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
         preview = soong.preview(plan, project=folder)
-        task_id = await soong.submit(plan, step_grants=preview.grants(["each"]), project=folder)
+        task = await soong.start(plan, step_grants=preview.grants(["each"]), project=folder)
         await service.kill_orchestrator()
         await service.start_orchestrator()
         await service.start_workers(1)
-        outcome = await soong.wait(task_id)
+        outcome = await task.wait()
 
     outcomes = {step.id: step.outcome for step in outcome.steps}
     assert outcome.status is TaskStatus.COMPLETED

@@ -65,9 +65,9 @@ async def test_a_program_raises_what_a_task_may_use_and_continues_it(service: De
     async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
         failed = await soong.run(plan, model="script")
         with pytest.raises(UsageError, match="did you mean 'max_turns'"):
-            await soong.resume(failed.id, limits={"turns": 9})
-        await soong.resume(failed.id, limits={"max_turns": 9}, budget="5usd")
-        ended = await soong.wait(failed.id)
+            await soong.task(failed.id).resume(limits={"turns": 9})
+        await soong.task(failed.id).resume(limits={"max_turns": 9}, budget="5usd")
+        ended = await soong.task(failed.id).wait()
 
     scope = session_scope(ended.session)
     budget = (await service.store.budgets.budgets([scope], day="2026-01-01"))[scope].budget

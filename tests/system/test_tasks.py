@@ -100,23 +100,22 @@ async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> 
         ],
     }
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        task_id = await soong.submit(plan)
-        await soong.update(
-            task_id,
+        task = await soong.start(plan)
+        await task.update(
             {
                 "add_steps": [{"id": "more", **ECHO, "depends_on": ["slow"], "inputs": {"n": "${slow.output.n}"}}],
                 "add_dependencies": [{"step": "end", "depends_on": ["more"]}],
                 "priorities": {"end": 7},
-            },
+            }
         )
-        await soong.pause(task_id, reason="lunch")
-        paused = await soong.wait(task_id)
+        await task.pause(reason="lunch")
+        paused = await task.wait()
         with pytest.raises(ConflictError, match="a step 'more' already"):
-            await soong.update(task_id, {"add_steps": [{"id": "more", **ECHO}]})
-        await soong.resume(task_id)
-        outcome = await soong.wait(task_id)
-        await soong.retry(task_id, from_step="more")
-        again = await soong.wait(task_id)
+            await task.update({"add_steps": [{"id": "more", **ECHO}]})
+        await task.resume()
+        outcome = await task.wait()
+        await task.retry(from_step="more")
+        again = await task.wait()
 
     assert paused.status is TaskStatus.PAUSED
     assert outcome.status is again.status is TaskStatus.COMPLETED
@@ -145,8 +144,8 @@ async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_g
         "inputs": {"denied": "${write.denials[0].type}", "how": "${write.outcome}"},
     }
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        task_id = await soong.submit({"title": "t", "steps": [WRITER, after]}, project=service.home)
-        outcome = await soong.wait(task_id)
+        task = await soong.start({"title": "t", "steps": [WRITER, after]}, project=service.home)
+        outcome = await task.wait()
 
     write, told = outcome.steps
     assert (write.status, write.outcome) == (StepStatus.COMPLETED, Outcome.PARTIAL)

@@ -44,11 +44,11 @@ print({"wheel": build_wheel, "sdist": build_sdist}[sys.argv[1]](sys.argv[2]))
 
 
 STEPS = """
-from soong import step_function
+from soong import step
 
 
-@step_function("team.double")
-def double(inputs, context):
+@step(name="team.double")
+def double(**inputs):
     return 2 * inputs["x"]
 """
 DOUBLE = "title: Double\nsteps:\n- {id: double, kind: python, call: team.double, inputs: {x: 21}}\n"
@@ -58,8 +58,8 @@ import asyncio
 from typing import reveal_type
 
 from soong import (
-    Choice, JsonObject, Permission, PermissionDecision, PermissionRequest, Soong, StepContext, TaskStatus, Toolset,
-    step_function,
+    Choice, Permission, PermissionDecision, PermissionRequest, Soong, TaskStatus, Toolset,
+    step,
 )
 
 tools = Toolset()
@@ -71,9 +71,9 @@ def square(x: int) -> int:
     return x**2
 
 
-@step_function("team.greet")
-def greet(inputs: JsonObject, context: StepContext) -> JsonObject:
-    return {"greeting": f"Hello {inputs['name']}"}
+@step(name="team.greet")
+def greet(name: str) -> dict[str, str]:
+    return {"greeting": f"Hello {name}"}
 
 
 async def answer(request: PermissionRequest) -> PermissionDecision:

@@ -12,12 +12,16 @@ the recorded results, so it must be deterministic.
 
 import ast
 import asyncio
+import hashlib
 import inspect
 import io
 import logging
 import re
 import textwrap
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, Protocol, TypeAlias, TypeVar
 
@@ -67,6 +71,14 @@ class StepContext(Value):
     project: Path = Path()
     files: RunFiles = NoFiles()
 
+    @staticmethod
+    def current() -> "StepContext":
+        """Return that of the step function which calls this. Raises: UsageError, none does."""
+        context = _CURRENT.get()
+        if context is None:
+            raise UsageError("no step runs here; StepContext.current() is for step functions")
+        return context
+
     @property
     def log(self) -> logging.Logger:
         """The logger ``step``: its records of every level are lines of the run."""
@@ -99,6 +111,19 @@ _STEP_LOG: Final = logging.getLogger("step")
 _STEP_LOG.setLevel(logging.DEBUG)
 
 
+_CURRENT: Final[ContextVar[StepContext | None]] = ContextVar("soong_step", default=None)
+
+
+@contextmanager
+def in_context(context: StepContext) -> Iterator[None]:
+    """Let a function know the run that calls it."""
+    token = _CURRENT.set(context)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]
 Isolation = Literal["thread", "process"]
 _Body = TypeVar("_Body", bound=StepFunctionBody)
@@ -112,6 +137,8 @@ class StepFunction(Value):
     is_async: bool
     is_cheap: bool = False
     isolation: Isolation = "thread"
+    version: str = ""
+    """That of the file that defines it; empty where there is none."""
 
 
 _FUNCTIONS: dict[str, StepFunction] = {}
@@ -136,10 +163,24 @@ def step_function(name: str, *, cheap: bool = False, isolation: Isolation = "thr
             )
         if cheap and isolation == "process":
             raise InvalidConfigError(f"the step function {name!r} has a process for each call, so it is not cheap")
-        _FUNCTIONS[name] = StepFunction(name, body, is_async, cheap, isolation)
+        _FUNCTIONS[name] = StepFunction(name, body, is_async, cheap, isolation, _version_of(body))
         return body
 
     return register
+
+
+def _version_of(body: object) -> str:
+    code = getattr(inspect.unwrap(body), "__code__", None)  # type: ignore[arg-type]  # any callable
+    return "" if code is None else _version_of_file(code.co_filename)
+
+
+@lru_cache(maxsize=1024)
+def _version_of_file(file: str) -> str:
+    """Return the digest of a source file as it was imported."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
 
 
 def resolve(name: str) -> StepFunction:
@@ -153,6 +194,12 @@ def resolve(name: str) -> StepFunction:
 def known_functions() -> Mapping[str, StepFunction]:
     """Return what is registered in this process now."""
     return dict(_FUNCTIONS)
+
+
+def versions_of(names: Collection[str]) -> dict[str, str]:
+    """Return the versions of those of these functions that are registered in this process, by name."""
+    known = {name: _FUNCTIONS[name].version for name in names if name in _FUNCTIONS and not name.startswith("builtin.")}
+    return {name: version for name, version in known.items() if version}
 
 
 def nearest(word: str, known: Collection[str]) -> str:

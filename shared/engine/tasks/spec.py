@@ -139,6 +139,8 @@ class StepSpec(Value, omit_defaults=True):
     """The queue of the app; empty: as the app routes the task."""
     terminate: bool = False
     """Whether a stop of the step ends the process that works on its Celery task."""
+    code: str = ""
+    """The version of the file that defines its function, as its submitter has it; its first attempt is of no other."""
     script: str = ""
     """The scripted agent that runs without a model (:mod:`soong.shared.engine.tasks.functions`)."""
     over: Json = None

@@ -47,12 +47,12 @@ def test_a_broken_file_of_kept_modules_is_as_none(settings: Settings) -> None:
 
 RESEARCH = """
 import sys
-from soong import scripted_agent, step_function
+from soong import scripted_agent, step
 
 print("printed at import")
 
-@step_function("research.count")
-def count(inputs, context):
+@step(name="research.count")
+def count(**inputs):
     return 1
 
 @scripted_agent("research.note")

@@ -216,6 +216,9 @@ def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing 
         path: Path = ("steps", index)
         names = References(inputs, step, ids, patterns)
         KINDS[step.kind].check(step, path, names, known, report)
+    if (output := plan.document.get("output")) is not None:
+        every = StepSpec(depends_on=tuple(one.id for one in plan.steps))
+        check_references(output, ("output",), References(inputs, every, ids, patterns), report)
 
 
 def _check_ids(plan: Plan, report: Report, standing: Standing) -> frozenset[str]:
@@ -280,7 +283,11 @@ def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
     last = found[-1]
     return (
         replace(
-            known, functions=last.functions, scripts=frozenset(last.scripts), calls=last.scripts, agents=last.agents
+            known,
+            functions=frozenset(last.functions),
+            scripts=frozenset(last.scripts),
+            calls=last.scripts,
+            agents=frozenset(last.agents),
         )
         if last
         else known

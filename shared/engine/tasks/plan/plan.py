@@ -88,12 +88,15 @@ Report: TypeAlias = Callable[[Path, str, Hint], None]
 
 
 class Registered(Value):
-    """The functions that modules have registered; scripted agents with the tools that their source calls by name."""
+    """The content of modules: functions with the version of their file, and scripted agents with the tools
+    that their source calls by name. ``document`` is that of the plan in Python that was asked for, if one was.
+    """
 
-    functions: frozenset[str]
+    functions: Mapping[str, str]
     scripts: Mapping[str, Sequence[str]]
-    agents: frozenset[str] = frozenset()
+    agents: Sequence[str] = ()
     """Agents of other libraries, by name without prefix."""
+    document: JsonObject | None = None
 
 
 ModuleLoader: TypeAlias = Callable[[str], Registered | None]
@@ -134,6 +137,16 @@ class PlanNames(Value):
         own = step.agent if step.agent.startswith(OWN_PREFIX) else ""
         named = self.definition_models.get(step.agent, own)
         return replace(step, model=named) if named and step.is_own_agent and not step.model else step
+
+
+def with_versions(plan: Plan, versions: Mapping[str, str]) -> Plan:
+    """Return a plan whose functions have to be of these versions of their files, by name."""
+
+    def bound(step: StepSpec) -> StepSpec:
+        inner = None if step.step is None else bound(step.step)
+        return replace(step, step=inner, code=versions.get(step.call, ""))
+
+    return replace(plan, steps=tuple(map(bound, plan.steps))) if versions else plan
 
 
 def has_type(value: Json, type_name: InputType) -> bool:

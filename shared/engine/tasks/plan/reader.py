@@ -97,6 +97,9 @@ class PlanDocument(PlanModel):
         default=None, description="What all its runs together may use, and how long it may take."
     )
     tags: Tags = Field(default=(), description="Words by which lists of tasks and runs are filtered.")
+    output: Any = Field(
+        default=None, description="What the plan gives: a value with references to results of its steps."
+    )
     steps: Annotated[tuple[StepDocument, ...], Field(min_length=1)]
 
 

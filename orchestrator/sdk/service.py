@@ -4,62 +4,57 @@ import asyncio
 import contextlib
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from soong.orchestrator.approvals.approval import check_person, provenance_here
+from soong.orchestrator.approvals.approval import check_person
 from soong.orchestrator.approvals.responders import answering
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.program import existing_folder, program_folder
 from soong.orchestrator.client.responder import cancelled
-from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.child import modules_text
-from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
-from soong.orchestrator.operations.authentication import local_caller
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import follow_lines, pass_on_answers
-from soong.orchestrator.operations.feeds import PAUSE_PER_LOOK
-from soong.orchestrator.operations.outcome import missing_function, read_result, snapshot_of
 from soong.orchestrator.operations.preparation import Prepare, Work, prepared, prepared_ask, prepared_here
 from soong.orchestrator.operations.problems import raised_as_ours
-from soong.orchestrator.operations.progress import until_over
 from soong.orchestrator.operations.responder import ProgramResponder
 from soong.orchestrator.operations.submissions import AskBody, StepGrantBody, SubmissionBody, previewed
-from soong.orchestrator.schemas.task import TaskResult
+from soong.orchestrator.operations.tasks import list_tasks
+from soong.orchestrator.schemas.task import TaskResult, TaskSchema
+from soong.orchestrator.sdk.task import ServiceLink, TaskHandle
 from soong.shared.core import timing
 from soong.shared.core.errors import ConflictError, InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json, require_text
 from soong.shared.core.log_lines import LogLine
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.runs.budgets import parse_budget
-from soong.shared.engine.sessions.session import ApprovalMode, ProcessState
+from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.functions import known_functions, versions_of
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.reader import plan_text
-from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.python_plan.definition import PlanDefinition
+from soong.shared.engine.tasks.python_plan.function_step import step_modules
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.request import ElicitationCallback, PermissionCallback
 
-PlanSource: TypeAlias = str | Path | Mapping[str, Json]
-"""A plan file, or the plan itself as a mapping."""
+PlanSource: TypeAlias = str | Path | Mapping[str, Json] | PlanDefinition
+"""A plan file, the plan itself as a mapping, or a function with ``@plan``."""
 
 
 class Soong:
     """A connection to a service. Made by :meth:`embedded` or :meth:`connect`, each a context to be entered."""
 
-    def __init__(self, client: Client, settings: Settings, record: ServiceRecord | None = None) -> None:
+    def __init__(self, client: Client, settings: Settings, control: str = "") -> None:
         self._client = client
         self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
-        self._record = record
         self._settings = settings.of_user
+        modules = modules_text(settings.functions, settings.import_folders)
+        self._link = ServiceLink(self._service, settings.principal, modules, control)
         self._catalogue = Catalogue.of(settings).with_deployed_modules(settings)
 
     @classmethod
@@ -79,7 +74,8 @@ class Soong:
             raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
         attachment = await attach(_with_program_folder(loaded))
         try:
-            async with cls._opened(attachment.settings, attachment.record) as soong:
+            control = attachment.record.control if attachment.record is not None else ""
+            async with cls._opened(attachment.settings, control) as soong:
                 yield soong
         finally:
             await attachment.release()
@@ -102,9 +98,9 @@ class Soong:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def _opened(cls, settings: Settings, record: ServiceRecord | None = None) -> AsyncIterator["Soong"]:
+    async def _opened(cls, settings: Settings, control: str = "") -> AsyncIterator["Soong"]:
         async with await open_client(settings) as client:
-            soong = cls(client, settings, record)
+            soong = cls(client, settings, control)
             try:
                 yield soong
             finally:
@@ -159,7 +155,7 @@ class Soong:
         ``settings`` say how the models of all its agents are asked, such as ``{"temperature": 0}``.
         ``tags`` are words by which lists are filtered, besides those of the plan.
 
-        Cancelling it leaves the task to the service; :meth:`result` shows its state later.
+        Cancelling it leaves the task to the service; :meth:`tasks` finds it later.
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
@@ -217,31 +213,29 @@ class Soong:
         on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
-        session, task = ready.session, ready.task
+        session, task = ready.session, self.task(ready.task.id)
         helpers: list[asyncio.Task[None]] = []
         listener = self._service.subscriptions.session(session.id)  # it opens while the submission is written
         try:
             if on_answer:
                 # It begins before the run can begin to write an answer.
-                run_id = task.root_run.identity.run_id
+                run_id = ready.task.root_run.identity.run_id
                 answers = self._service.subscriptions.answer(run_id)
                 helpers.append(asyncio.create_task(pass_on_answers(answers, run_id, on_answer)))
                 await answers.opened(timing.SHORT_LIMIT_S)
             await self._client.submit(ready)
             if callback:
-                provenance = await provenance_here(self._client.store.sessions)
-                caller = local_caller(self._settings.principal, provenance, "sdk", self._client.clock.now_us())
-                responder = ProgramResponder(self._service, caller, session, callback)
+                responder = ProgramResponder(self._service, await self._link.caller(), session, callback)
                 helpers.append(asyncio.create_task(responder.run()))
-            status = await self._until_over(task.id, session.id)
+            status = await task.until_over(session.id)
         finally:
             await cancelled(*helpers)
             await listener.close()
         if status is TaskStatus.COMPLETED and not session.closes_with_task:
             await self._close_when_done(session.id)
-        return await self.result(task.id)
+        return await task.details()
 
-    async def submit(
+    async def start(
         self,
         plan: PlanSource,
         inputs: Mapping[str, Json] | None = None,
@@ -254,8 +248,13 @@ class Soong:
         budget: str = "",
         settings: Mapping[str, Json] | None = None,
         tags: Sequence[str] = (),
-    ) -> str:
-        """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
+        approvals: Literal["inbox", "deny"] = "deny",
+    ) -> TaskHandle[Any]:
+        """Start a plan and return its task at once.
+
+        With ``approvals="inbox"`` its questions wait for an answer by anyone with the right (:meth:`TaskHandle.answer`,
+        ``soong approvals``, the console); otherwise nobody is asked, and what no ``allow`` rule covers is denied. All
+        else is as for :meth:`run`.
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
@@ -264,111 +263,29 @@ class Soong:
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
         common = self._common(project, None, allow, model, budget, settings, max_concurrent, tags)
+        common["approval_mode"] = ApprovalMode(approvals)
         body = self._body(plan, inputs, step_grants, common)
         ready = await self._prepared(prepared, body)
         await self._client.submit(ready)
-        return ready.task.id
+        return TaskHandle(self._link, ready.task.id, plan.read if isinstance(plan, PlanDefinition) else None)
 
-    async def wait(self, task_id: str) -> TaskResult:
-        """Wait until a task has ended or is paused. Raises: NotFoundError."""
-        task = await self._task(task_id)
-        await self._until_over(task.id, task.session_id)
-        return await self.result(task.id)
+    def task(self, task_id: str) -> TaskHandle[Any]:
+        """Return the handle of a task by its id; one that does not exist is refused when it is used."""
+        return TaskHandle(self._link, task_id)
 
-    async def pause(self, task_id: str, *, reason: str = "") -> None:
-        """Let nothing of a task start; what runs is handed back.
+    async def tasks(
+        self, *, status: Sequence[TaskStatus] = (), title: str = "", tag: str = "", since: str = "", limit: int = 50
+    ) -> Sequence[TaskSchema]:
+        """Return tasks, newest first: those in one of these states, whose title has this text, with this tag, made
+        ``since`` so long ago (``12h``, ``30d``).
 
-        All commands for a task raise: NotFoundError; ConflictError, its owner's refusal; UnavailableError when no
-        orchestrator did it in time (it stays asked for).
+        Raises: UsageError, the age cannot be read.
         """
-        await self._tasks.pause(await self._task(task_id), reason=reason)
-
-    async def resume(
-        self, task_id: str, *, model: str = "", budget: str = "", limits: Mapping[str, Json] | None = None
-    ) -> None:
-        """Continue a paused task, or rerun the steps of an ended one that did not complete.
-
-        ``model`` replaces the model of the agent steps that run again. ``budget`` is what its session may use in all
-        from now on, as in :meth:`run`. ``limits`` sets limits of its plan by their names there, in all from the task's
-        beginning.
-
-        Raises:
-            UsageError: the budget or a limit cannot be read, or the plan has no limits; nothing was changed.
-            StartedByRunError: a run started this program, and a run cannot change a budget.
-        """
-        of_session, of_task = parse_budget(budget), limits_from(limits or {}, "limits")
-        if budget or limits:
-            await check_person(self._client.store.sessions, "change a budget")
-        task = await self._task(task_id)
-        await raise_limits(self._client.store.budgets, task, of_session=of_session, of_task=of_task)
-        await self._tasks.resume(task, model=model)
-
-    async def retry(self, task_id: str, *, from_step: str = "") -> None:
-        """Run what did not complete again; with ``from_step`` also that step and all that came of it."""
-        await self._tasks.retry(await self._task(task_id), from_step=from_step)
-
-    async def cancel(self, task_id: str, *, reason: str = "") -> None:
-        """Cancel a task: nothing of it starts any more, what runs is stopped."""
-        await self._tasks.cancel(await self._task(task_id), reason=reason)
-
-    async def set_priority(self, task_id: str, priority: int, steps: Sequence[str] = ()) -> None:
-        """Change the priority of steps, higher first; of all that have not ended, where none is named."""
-        await self._tasks.set_priority(await self._task(task_id), priority, steps)
-
-    async def abort_run(self, run_id: str, call: str = "", *, reason: str = "", goes_on: bool = False) -> None:
-        """End a run with its tool calls, as ``aborted_tools``; where its agent ``goes_on``, one call alone (EXE-07).
-
-        Raises: ConflictError when the call, or any, is not under way, with those that are.
-        """
-        run = await self._client.store.runs.run(run_id)
-        task = await self._task(run.identity.task_id)
-        await self._tasks.abort(task, run.id, call, reason=reason, goes_on=goes_on)
-
-    async def dispatch_worker(
-        self,
-        task_id: str,
-        *,
-        count: int = 1,
-        max_steps: int | None = None,
-        agent: str = "",
-        model: str = "",
-        instructions: str = "",
-        allowed_tools: Sequence[str] | None = None,
-        script: str = "",
-        pool: str = "",
-    ) -> None:
-        """Let ``count`` more runs take the task's ready steps one by one, each at most ``max_steps``.
-
-        They do what steps of ``claim: pull`` wait for, with this agent, model and these tools.
-        """
-        await self._tasks.dispatch_worker(
-            await self._task(task_id),
-            count=count,
-            max_steps=max_steps,
-            agent=agent,
-            model=model,
-            instructions=instructions,
-            allowed_tools=allowed_tools,
-            script=script,
-            pool=pool,
-        )
-
-    async def update(self, task_id: str, change: Mapping[str, Json]) -> None:
-        """Change a running task, all or nothing: the arguments of the tool ``agent.task_update``."""
-        await self._tasks.update(await self._task(task_id), change)
-
-    @property
-    def _tasks(self) -> TaskService:
-        return self._client.tasks
-
-    async def _task(self, task_id: str) -> Task:
-        require_text("the task id", task_id)
-        return await self._client.store.tasks.task(task_id)
-
-    async def result(self, task_id: str) -> TaskResult:
-        """Return the current state of a task. Raises: NotFoundError."""
-        require_text("the task id", task_id)
-        return await read_result(self._service.store, task_id, self._service.client.settings.runs)
+        with raised_as_ours():
+            found = await list_tasks(
+                self._service, await self._link.caller(), status=status, title=title, tag=tag, since=since, limit=limit
+            )
+        return found.items
 
     async def logs(self, run_id: str, *, after: int = 0, follow: bool = False) -> AsyncIterator[LogLine]:
         """Yield the lines that the code of a run printed, logged and raised, after one; without secrets.
@@ -387,47 +304,6 @@ class Soong:
                 yield line
             after = page[-1].number
 
-    async def _until_over(self, task_id: str, session_id: str) -> TaskStatus:
-        store, next_s = self._client.store, 0.0
-
-        async def is_owned() -> bool:
-            return bool(await store.sessions.owners())
-
-        stall_reasons = StallReasons(
-            task_id,
-            lambda: None if self._record is None else self._record.control,
-            modules_text(self._settings.functions, self._settings.import_folders),
-            lambda: self._is_paused(task_id, session_id),
-            is_owned,
-        )
-
-        async def look() -> None:
-            nonlocal next_s
-            began_s = time.monotonic()
-            if began_s < next_s:
-                return
-            view, workers = await snapshot_of(store, task_id), await store.sessions.workers()
-            next_s = began_s + PAUSE_PER_LOOK * (time.monotonic() - began_s)
-            lacking = [(step.step_id, step.needs) for step in view.steps if step.key in view.lacks]
-            await stall_reasons.refresh(
-                is_manned=any(worker.state is ProcessState.LIVE for worker in workers),
-                has_begun=any(step.fence for step in view.steps),
-                missing=missing_function(lacking, workers),
-                is_over=view.task.status.is_terminal,
-            )
-
-        return await until_over(self._service, task_id, session_id, look)
-
-    async def _is_paused(self, task_id: str, session_id: str) -> bool:
-        """Pause a task that nobody can run; return whether nothing of it runs then."""
-        try:
-            async with asyncio.timeout(timing.RELEASE_LIMIT_S):
-                await self._tasks.pause(await self._task(task_id), reason="no worker can run it")
-                await until_over(self._service, task_id, session_id)
-        except (TimeoutError, UnavailableError):
-            return False
-        return True
-
     async def _close_when_done(self, session_id: str) -> None:
         """Close a session that does not close with its tasks, once all are completed: a job may read it then."""
         tasks = await self._client.store.tasks.list_tasks(session_id=session_id)
@@ -435,7 +311,7 @@ class Soong:
             # Asked for in any case, and done by the next owner.
             with contextlib.suppress(ConflictError, UnavailableError, TimeoutError):
                 async with asyncio.timeout(timing.CLOSE_LIMIT_S):
-                    await self._tasks.close_session(session_id)
+                    await self._client.tasks.close_session(session_id)
 
     def _body(
         self,
@@ -446,8 +322,11 @@ class Soong:
     ) -> SubmissionBody:
         # Not validated: the reading of the plan says what is wrong with it, in its own words.
         given: Any = {"plan": plan, "source": "plan", "inputs": inputs or {}, "step_grants": [], **common}
-        if isinstance(plan, str | Path):
+        if isinstance(plan, PlanDefinition):
+            given |= {"plan": plan.document, "source": plan.name}
+        elif isinstance(plan, str | Path):
             given |= {"plan": plan_text(plan), "source": str(plan)}
+        given["versions"] = versions_of(known_functions())
         body = SubmissionBody.model_construct(**given)
         shown = [grant for grant in grants if isinstance(grant, StepGrant)]
         if named := [grant for grant in grants if isinstance(grant, str)]:
@@ -486,9 +365,12 @@ class Soong:
 
 
 def _with_program_folder(settings: Settings) -> Settings:
-    """Let the service find step functions and tools next to the program, as the program itself does."""
+    """Let the service find step functions and tools next to the program, as the program itself does, and import the
+    modules whose steps the program has.
+    """
+    modules, folders = step_modules()
+    functions = tuple(dict.fromkeys((*settings.functions, *modules)))
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if settings.import_path or not file:
-        return settings
-    folders = dict.fromkeys((*settings.import_folders, str(Path(file).absolute().parent)))
-    return settings.model_copy(update={"import_path": os.pathsep.join(folders)})
+    own = [*folders, *([str(Path(file).absolute().parent)] if file and not settings.import_path else [])]
+    path = os.pathsep.join(dict.fromkeys((*settings.import_folders, *own)))
+    return settings.model_copy(update={"functions": functions, "import_path": path})

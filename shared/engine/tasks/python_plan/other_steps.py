@@ -1,0 +1,110 @@
+"""The other steps of plans in Python: agents, and tasks of Celery apps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from typing_extensions import Unpack
+
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.python_plan.building import Building, Document
+from soong.shared.engine.tasks.python_plan.plan_step import NodeOptions, PlanStep
+from soong.shared.engine.tasks.python_plan.signature import Typed, refused
+from soong.shared.tools.foreign_schema import from_json_schema
+
+R = TypeVar("R")
+
+
+class AgentOptions(NodeOptions, total=False):
+    """The options of an agent. ``tools`` are its ``allowed_tools``, ``agent`` is the id of its definition."""
+
+    agent: str
+    model: str
+    settings: Mapping[str, Json]
+    tools: Sequence[str]
+    permissions: Mapping[str, Json]
+    claim: Literal["assigned", "pull"]
+    script: str
+
+
+class CeleryOptions(NodeOptions, total=False):
+    """The options of a task of a Celery app."""
+
+    app: str
+    queue: str
+    terminate: bool
+
+
+class NamedInputs(PlanStep, Generic[R]):
+    """A step whose inputs are named where it is called."""
+
+    def __init__(self, name: str, work: Document, output: Any, options: Mapping[str, Any]) -> None:
+        super().__init__(name, work, options)
+        self._output = output
+
+    @property
+    def result_type(self) -> Any:
+        return self._output
+
+    def __call__(self, **inputs: object) -> R:
+        """Make a node with these inputs. Raises: InvalidPlanError, outside of a plan."""
+        return cast("R", self._node(lambda plan: _inputs(plan, inputs)))
+
+    def map(self, over: Iterable[object], /, item: str = "item", **inputs: object) -> list[R]:
+        """Make one child for each item of a list, which is its input ``item``; the others are the same for all.
+
+        Raises: InvalidPlanError, outside of a plan.
+        """
+        made = self._map_node(over, Any, lambda plan: _inputs(plan, {item: plan.item(Any), **inputs}))
+        return cast("list[R]", made)
+
+
+def _inputs(plan: Building, inputs: Mapping[str, object]) -> Document:
+    return {"inputs": plan.written(inputs)} if inputs else {}
+
+
+class AgentNode(NamedInputs[R]):
+    """An agent as a step."""
+
+    options = AgentOptions
+
+    def with_options(self, **options: Unpack[AgentOptions]) -> "AgentNode[R]":
+        """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
+        return self._changed(options)
+
+
+class CeleryNode(NamedInputs[R]):
+    """A task of a Celery app as a step."""
+
+    options = CeleryOptions
+
+    def with_options(self, **options: Unpack[CeleryOptions]) -> "CeleryNode[R]":
+        """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
+        return self._changed(options)
+
+
+def agent_step(instructions: str, *, output: type[R] = str, **options: Unpack[AgentOptions]) -> AgentNode[R]:  # type: ignore[assignment]
+    """Make a step of an agent.
+
+    ``output`` is the type of its answer: a model, a dataclass or a mapping; ``str`` is text.
+
+    It is called with inputs by name, which its model reads as JSON after the instructions: ``review(path=file)``. In a
+    plan, the instructions can contain results: ``agent_step(f"Explain {finding.title}")()``.
+
+    Raises: InvalidPlanError, an option or the type is wrong.
+    """
+    work: Document = {"kind": "agent", "instructions": instructions}
+    if output is not str:
+        schema = from_json_schema(Typed(output, "the output of agent_step").schema, tool="agent_step")
+        if schema.get("type") != "object":
+            hint = "name the values in a model: class Findings(BaseModel): findings: list[Finding]"
+            raise refused("agent_step", "the output of an agent is an object or text", hint)
+        work["output"] = schema
+    return AgentNode("agent", work, output, options)
+
+
+def celery_step(task: str, *, output: type[R] = object, **options: Unpack[CeleryOptions]) -> CeleryNode[R]:  # type: ignore[assignment]
+    """Make a step of a task of a Celery app, by the task's name. ``app`` is where a worker imports the app from.
+
+    It is called with the task's arguments by name. Raises: InvalidPlanError, an option is wrong.
+    """
+    return CeleryNode(task.rpartition(".")[2], {"kind": "celery", "call": task}, output, options)

@@ -1,0 +1,98 @@
+"""The future result of a step while a plan is built: a reference such as ``${split.output}``, with its type.
+
+It is written in place of the value: as an argument of another step, inside a list or a mapping, in an f-string. Its
+fields and items are references too. Whatever would need the value itself is refused, with what to do instead.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, get_args, get_origin, is_typeddict
+
+from soong.shared.engine.tasks.problems import Unknown
+from soong.shared.engine.tasks.python_plan.signature import refused
+
+MARK: Final = "\0"
+"""Around the number of a reference in a text; no text of a plan has it otherwise."""
+_WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NOT_KNOWN: Final = "write a step that is given the result and does it there"
+
+
+class PendingValue:
+    """A reference. ``root`` is the id of a step, or empty for an input of the plan; ``mark`` writes it into a text."""
+
+    def __init__(self, root: str, path: str, annotation: Any, mark: "Callable[[PendingValue], str]") -> None:
+        self._root, self._path, self._type, self._mark = root, path, annotation, mark
+
+    def __getattr__(self, name: str) -> "PendingValue":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fields = _fields_of(self._type)
+        if fields is not None and name not in fields:
+            raise refused(repr(self), f"it has no field {name!r}", Unknown(name, fields).text())
+        return self._part(name, Any if fields is None else fields[name])
+
+    def __getitem__(self, key: str | int) -> "PendingValue":
+        origin, arguments = get_origin(self._type), get_args(self._type)
+        inner = arguments[-1] if origin in (list, dict) and arguments else Any
+        return self._part(key, inner)
+
+    def _part(self, key: str | int, annotation: Any) -> "PendingValue":
+        if isinstance(key, bool) or '"' in str(key):
+            raise refused(
+                repr(self), f"{key!r} names no part of it", "use the name of a field or the number of an item"
+            )
+        named = f".{key}" if _WORD.fullmatch(str(key)) else f'["{key}"]'
+        step = f"[{key}]" if isinstance(key, int) else named
+        return PendingValue(self._root, self._path + step, annotation, self._mark)
+
+    def __str__(self) -> str:
+        return self._mark(self)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._unknown(f"the format {spec!r}")
+        return self._mark(self)
+
+    def __repr__(self) -> str:
+        return "${" + self._path + "}"
+
+    __hash__ = object.__hash__
+
+    def _unknown(self, what: str) -> Exception:
+        return refused(repr(self), f"the value is not known while the plan is built, and {what} needs it", _NOT_KNOWN)
+
+    def __bool__(self) -> bool:
+        raise self._unknown("a condition")
+
+    def __iter__(self) -> NoReturn:
+        hint = "write `step.map(result)` for one child per item"
+        raise refused(repr(self), "the value is not known while the plan is built, and a loop needs it", hint)
+
+    def __len__(self) -> int:
+        raise self._unknown("`len`")
+
+    def __eq__(self, other: object) -> bool:
+        raise self._unknown("a comparison")
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise self._unknown("a method")
+
+    def _compute(self, _other: object) -> NoReturn:
+        raise self._unknown("an operator")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _compute
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = _compute
+
+
+def root_of(pending: PendingValue) -> str:
+    """Return the id of the step that gives it; empty for an input of the plan."""
+    return str(vars(pending)["_root"])
+
+
+def _fields_of(annotation: Any) -> Mapping[str, Any] | None:
+    """Return the types of the fields that a type has, if it names them all."""
+    if dataclasses.is_dataclass(annotation) or is_typeddict(annotation):
+        return dict(annotation.__annotations__)
+    fields = getattr(annotation, "model_fields", None)
+    return {name: one.annotation for name, one in fields.items()} if isinstance(fields, Mapping) else None

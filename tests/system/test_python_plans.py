@@ -1,0 +1,267 @@
+"""Plans in Python as their users run them: from a program, from the command line, on a deployment (FLW-01, FLW-02)."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.words import Measured, words
+from soong import Soong, TaskFailedError, TaskStatus, plan, step
+from soong.orchestrator.cli.plan_files import plan_text
+from tests.spec_document import ROOT
+from tests.system.cli_scene import CliHarness
+from tests.system.deployment import Deployment
+
+SCENE = {"is_warm": False}
+EXAMPLE = ROOT / "examples" / "words.py"
+LONGEST = {"word": "durable", "letters": 7}
+TEXT = "durable task graphs"
+PLANS = 200
+FUNCTIONS = "tests.system.test_python_plans,examples.words"
+
+
+@step
+def given(value: int, others: list[int] | None = None) -> list[int]:
+    return [value, *(others or [])]
+
+
+@step
+async def added(values: list[int], more: int = 0) -> int:
+    return sum(values) + more
+
+
+@step
+def listed(total: int, text: str = "") -> dict[str, Any]:
+    return {"total": total, "text": text, "list": list(range(total % 4))}
+
+
+@step
+def broken(value: int) -> int:
+    raise ValueError(f"no {value}")
+
+
+@plan
+def breaks(value: int = 3) -> int:
+    return broken(value)
+
+
+@pytest.fixture
+def with_words(cli: CliHarness) -> CliHarness:
+    (cli.folder / "words.py").write_text(EXAMPLE.read_text())
+    return cli
+
+
+@pytest.mark.spec("FLW-01.g", "FLW-01.a")
+def test_a_file_is_printed_checked_drawn_and_run_and_its_print_is_the_same_plan(with_words: CliHarness) -> None:
+    cli = with_words
+    printed = cli.run("plans", "show", "words.py").stdout
+    checked = cli.run("tasks", "validate", "words.py")
+    drawn = cli.run("tasks", "graph", "words.py:words").stdout
+    ran = cli.json("run", "words.py", "--input", f"text={TEXT}")
+    (cli.folder / "printed.yaml").write_text(printed)
+    again = cli.json("run", "printed.yaml", "--input", f"text={TEXT}")
+
+    document = yaml.safe_load(printed)
+    assert document == {**words.document, "modules": ["words"], "steps": _with_calls("words")}
+    assert checked.stderr == "words.py is a plan: 'Measure words', 3 steps, inputs: text?\n"
+    assert 's1[["measure' in drawn
+    assert (ran.get("status"), ran.get("output")) == ("completed", LONGEST)
+    assert [(one["id"], one["output"]) for one in again["steps"]] == [
+        (one["id"], one["output"]) for one in ran["steps"]
+    ]
+    assert again["output"] == LONGEST
+
+
+def _with_calls(module: str) -> Any:
+    """Return the steps of the example as another module has them."""
+    return yaml.safe_load(yaml.safe_dump(words.document["steps"]).replace("examples.words.", f"{module}."))
+
+
+@pytest.mark.spec("FLW-01.g", "FLW-01.d")
+def test_what_is_wrong_with_a_file_is_said_with_its_place(with_words: CliHarness) -> None:
+    cli = with_words
+    (cli.folder / "bad.py").write_text(
+        "from soong import plan, step\n@step\ndef f(x: int) -> int: return x\n"
+        "@plan\ndef one(x: int = 1) -> int:\n    return f(x) + 1\n"
+        "@plan\ndef two() -> int:\n    return f('a')\n"
+    )
+    (cli.folder / "empty.py").write_text("x = 1\n")
+    (cli.folder / "raises.py").write_text("raise RuntimeError('at import')\n")
+
+    def error(*arguments: str) -> str:
+        done = cli.run(*arguments)
+        assert done.returncode == 2
+        return done.stderr.removeprefix("soong: ").strip()
+
+    assert error("run", "bad.py") == "bad.py: it has 2 plans; name one: bad.py:one"
+    assert "bad.py:6 ${f.output}: the value is not known while the plan is built" in error("run", "bad.py:one")
+    assert "step 'f': x: Input should be a valid integer" in error("tasks", "validate", "bad.py:two")
+    assert error("run", "bad.py:three") == "bad.py: it has no plan 'three'; known: one, two"
+    assert error("plans", "show", "empty.py") == "empty.py: it has no plan; decorate a function with @plan"
+    assert "cannot be imported: RuntimeError: at import" in error("tasks", "validate", "raises.py")
+    assert error("run", "none.py") == "none.py: there is no such file; check the path"
+    assert error("run", "words.py", "--input", "txt=a").startswith("input 'txt': the plan has no such input")
+
+
+PROGRAM = """
+import asyncio, sys
+from soong import SyncSoong, TaskFailedError, UsageError
+from words import Measured, words
+
+async def main():
+    first, second = await asyncio.gather(words.start(text="a bb"), words.start("ccc"))
+    changes = [(one.id, str(one.status)) async for one in first.events()]
+    assert ("longest", "completed") in changes, changes
+    assert await second.result() == Measured(word="ccc", letters=3)
+    assert words.run("in a loop") == Measured(word="loop", letters=4)
+
+if __name__ == "__main__":
+    assert words.run(text="durable task graphs") == Measured(word="durable", letters=7)
+    with SyncSoong.embedded() as soong:
+        task = soong.start(words, {"text": "x yy"}, tags=["mine"])
+        assert task.result() == Measured(word="yy", letters=2)
+        assert [one.id for one in soong.tasks(tag="mine")] == [task.id]
+        assert {one.id for one in task.events()} >= {"split", "measure", "longest"}
+        assert soong.run(words).output == {"word": "three", "letters": 5}
+    asyncio.run(main())
+    try:
+        words.run(text=3)
+    except UsageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.spec("FLW-02.a", "FLW-02.b", "FLW-02.c/script", "FLW-02.c/loop")
+def test_a_program_runs_a_plan_with_and_without_an_event_loop(with_words: CliHarness) -> None:
+    (with_words.folder / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=with_words.folder,
+        env={**with_words.env, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "plan 'words': text: Input should be a valid string\n"
+
+
+@pytest.mark.spec("FLW-01.c", "FLW-02.a")
+async def test_a_deployment_runs_it_with_four_workers(service: Deployment) -> None:
+    await service.start_workers(4, SOONG_FUNCTIONS=FUNCTIONS)
+    home = service.settings.home
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        handle = await soong.start(words, {"text": TEXT})
+        assert await handle.result() == Measured(**LONGEST)
+        assert await handle.status() is TaskStatus.COMPLETED
+        failing = await soong.start(breaks)
+        with pytest.raises(TaskFailedError, match=r"step 'broken': execution_failed: ValueError: no 3 \(at .*"):
+            await failing.result()
+        waiting = await soong.start(
+            {"title": "w", "steps": [{"id": "s", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 60}}]}
+        )
+        await waiting.cancel(reason="enough")
+        with pytest.raises(TaskFailedError, match="is cancelled: enough"):
+            await waiting.result()
+        found = await soong.tasks(status=[TaskStatus.CANCELLED])
+        assert [one.id for one in found] == [waiting.id]
+
+
+@pytest.mark.spec("FLW-01.f")
+async def test_a_worker_with_other_code_refuses_and_a_second_attempt_takes_it(
+    service: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.start_workers(1, SOONG_FUNCTIONS=FUNCTIONS)
+    monkeypatch.setattr(
+        "soong.orchestrator.sdk.service.versions_of", lambda names: dict.fromkeys(names, "0123456789ab")
+    )
+    home = service.settings.home
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        handle = await soong.start(words, {"text": TEXT})
+        with pytest.raises(TaskFailedError, match=r"worker_incompatible: this worker has version \w{12} of"):
+            await handle.result()
+        await handle.resume()
+        split = (await handle.wait()).steps[0]
+    assert (split.status, split.attempt) == ("completed", 2)
+
+
+def generated(number: int) -> Any:
+    """Return a plan in Python, and the document that a person would write for the same in YAML."""
+    dice = random.Random(number)
+    source: list[tuple[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
+
+    def reference(kind: str) -> tuple[str, Any] | None:
+        found = [one for one in source if one[0] == kind]
+        return dice.choice(found) if found else None
+
+    def node(name: str, call: Any, kind: str, inputs: dict[str, Any], needs: list[str], over: Any = None) -> Any:
+        taken = sum(one["id"].split("-")[0] == name for one in nodes)
+        step_id = name if not taken else f"{name}-{taken + 1}"
+        edges = [one["id"] for one in nodes if one["id"] in needs]
+        work = {"kind": "python", "call": f"{__name__}.{name}", "inputs": inputs}
+        head = {"id": step_id, **({"depends_on": edges} if edges else {})}
+        nodes.append({**head, "kind": "map", "over": over, "step": work} if over is not None else {**head, **work})
+        source.append((kind, (step_id, call)))
+        return call
+
+    @plan(title=f"plan {number}")
+    def made(start: int = number) -> Any:
+        value: Any
+        node("given", given(start), "list", {"value": "${inputs.start}"}, [])
+        for _ in range(dice.randint(1, 5)):
+            match dice.randint(0, 3):
+                case 0:
+                    name, value = (reference("list") or source[0])[1]
+                    node("added", added(value, more=2), "int", {"values": f"${{{name}.output}}", "more": 2}, [name])
+                case 1 if (found := reference("int")) is not None:
+                    name, value = found[1]
+                    text = f"${{{name}.output}} of ${{inputs.start}}"
+                    node(
+                        "listed",
+                        listed(value, text=f"{value} of {start}"),
+                        "dict",
+                        {"total": f"${{{name}.output}}", "text": text},
+                        [name],
+                    )
+                case 2:
+                    name, value = (reference("list") or source[0])[1]
+                    node("given", given.map(value), "lists", {"value": "${item}"}, [name], f"${{{name}.output}}")
+                case _:
+                    after_name, after = dice.choice(source)[1]
+                    node("given", given.after(after)(7, others=[start, 1]), "list",
+                         {"value": 7, "others": ["${inputs.start}", 1]}, [after_name])  # fmt: skip
+        return {"last": source[-1][1][1], "all": [one[1][1] for one in source]}
+
+    document = dict(made.document)
+    output = {"last": f"${{{source[-1][1][0]}.output}}", "all": [f"${{{one[1][0]}.output}}" for one in source]}
+    inputs = {"start": {"type": "integer", "default": number}}
+    wanted = {"title": f"plan {number}", "inputs": inputs, "modules": [__name__], "output": output, "steps": nodes}
+    return made, document, wanted
+
+
+@pytest.mark.spec("FLW-01.a", "FLW-01.b")
+async def test_generated_plans_are_equal_in_each_form_and_so_are_their_outputs(service: Deployment) -> None:
+    await service.start_workers(2, slots=32, SOONG_FUNCTIONS=FUNCTIONS)
+    home = service.settings.home
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        pairs = []
+        for number in range(PLANS):
+            made, document, wanted = generated(number)
+            assert document == wanted
+            printed = yaml.safe_load(plan_text(document))
+            assert printed == wanted
+            pairs.append((await soong.start(made), await soong.start(printed)))
+        for own, other in pairs:
+            results = await asyncio.gather(own.wait(), other.wait())
+            first, second = ({one.id: one.output for one in result.steps} for result in results)
+            assert results[0].status is TaskStatus.COMPLETED
+            assert first == second
+            assert results[0].output == results[1].output != None  # noqa: E711

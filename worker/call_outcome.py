@@ -39,11 +39,16 @@ async def outcome_of(
         if isinstance(error, UsageError):
             return None, StepError("invalid_input", str(error))
         return None, crash_of(error, _place_of(function, error))
+    return stored(output, _defined_at(function))
+
+
+def stored(output: object, origin: str) -> tuple[Json, StepError | None]:
+    """Return an output as it is stored, or why it cannot be; ``origin`` says whose it is."""
     try:
         output = call_foreign(plain, output)  # a mapping of any class may come out
     except Exception as error:  # noqa: BLE001  # a user's class: whatever it raises is the step's failure
         words = str(error) if isinstance(error, UnfitError) else words_of(error)
-        return None, StepError("execution_failed", f"the output cannot be stored: {words}{_defined_at(function)}")
+        return None, StepError("execution_failed", f"the output cannot be stored: {words}{origin}")
     size = len(encoded(output))
     if size > MAX_OUTPUT_BYTES:
         words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"

@@ -24,7 +24,6 @@ from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 from celery.states import FAILURE, PENDING, READY_STATES, REVOKED
 from kombu.exceptions import EncodeError
-from msgspec.structs import replace
 
 from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core import timing
@@ -32,6 +31,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import CallThreads, call_foreign, shown, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
+from soong.shared.core.log_lines import LineStream, current_lines
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
@@ -39,15 +39,14 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.shared.tools.limits import TimeLimit, plain
+from soong.shared.tools.limits import TimeLimit
 from soong.shared.toolsets.modules import import_own, look_in
-from soong.worker.call_outcome import MAX_OUTPUT_BYTES, encoded
+from soong.worker.call_outcome import stored
 from soong.worker.parking import LentSlots
 
 log = get_logger(__name__)
 
 T = TypeVar("T")
-MAX_TRACEBACK_CHARS: Final = 16_000
 _THREADS: Final = CallThreads("soong-celery", 4)
 """Celery blocks. The number bounds the connections too: each thread has its own."""
 
@@ -313,15 +312,8 @@ def ended(claim: Claim, app: Any, meta: JsonObject) -> StepEnd:
         if "expired" in str(result):
             return claim.failed("time_limit", "the Celery task waited too long in its queue", retryable=True)
         return claim.failed("execution_failed", "somebody else revoked the Celery task; `soong tasks retry` sends it")
-    try:
-        output = call_foreign(plain, result)
-    except Exception as error:  # noqa: BLE001  # a class of the user's
-        words = f"the result of {claim.spec.call} cannot be stored: {words_of(error)}; return JSON"
-        return claim.failed("execution_failed", words)
-    if (size := len(encoded(output))) > MAX_OUTPUT_BYTES:
-        words = f"the result has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
-        return claim.failed("execution_failed", words)
-    return claim.completed(output)
+    output, failure = stored(result, f" (from the Celery task {claim.spec.call})")
+    return claim.completed(output) if failure is None else claim.failed(failure.type, failure.message)
 
 
 def _failed(claim: Claim, app: Any, error: Any, traceback: str) -> StepEnd:
@@ -331,5 +323,6 @@ def _failed(claim: Claim, app: Any, error: Any, traceback: str) -> StepEnd:
     words = words_of(error) if isinstance(error, BaseException) else shown(error)
     if places := re.findall(r'File "(.+)", line (\d+)', traceback):
         words += " (at {}:{})".format(*places[-1])
-    kept = NewEvent(EventType.CELERY_FAILED, {"traceback": traceback[-MAX_TRACEBACK_CHARS:]})
-    return replace(claim.failed("execution_failed", words, retryable=True), events=(kept,))
+    if (lines := current_lines()) is not None:
+        lines.add(LineStream.TRACEBACK, "error", traceback)
+    return claim.failed("execution_failed", words, retryable=True)

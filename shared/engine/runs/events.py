@@ -58,8 +58,6 @@ class EventType(StrEnum):
     """A call of such an agent's own tool has ended; ``asked``: it went through the gate."""
     CELERY_SENT = "celery_sent"
     """The Celery task of the step was sent; written after the broker has it."""
-    CELERY_FAILED = "celery_failed"
-    """The traceback of its failure."""
     CELERY_REVOKED = "celery_revoked"
     """By a pause. When it does not run, it is sent again under another id."""
     ARTIFACT_STORED = "artifact_stored"

@@ -1,5 +1,6 @@
 """Agents of other libraries in a deployment of real processes: killed in mid-turn, gone on with elsewhere (BYO-01)."""
 
+import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from llmock.scenarios import Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.tasks.spec import TaskStatus
@@ -85,26 +86,41 @@ async def test_killed_in_mid_turn_an_agent_goes_on(service: Deployment, models: 
     assert {mode: asked.count(f"gpt-{mode}") for mode in MODES} == dict.fromkeys(MODES, 4)
 
 
-@pytest.mark.spec("BYO-01")
-def test_the_example_runs_with_its_agent_as_it_is(cli: CliHarness, wires: Wires) -> None:
-    for name in ("reviewer.py", "reviewer.yaml"):
-        shutil.copy(ROOT / "examples" / "agents" / name, cli.folder)
-    calls = (ToolCall("owner_of", {"path": "reviewer.py"}), ToolCall("code__read_file", {"path": "reviewer.py"}))
-    review = {"owner": "core", "findings": ["nothing is checked"]}
-    wires.will(
-        Reply(tool_calls=calls),
+REVIEW: JsonObject = {"owner": "core", "findings": ["nothing is checked"]}
+TICKET: JsonObject = {"team": "core", "number": 7}
+EXAMPLES = {
+    "reviewer": (
+        Reply(
+            tool_calls=(ToolCall("owner_of", {"path": "a.py"}), ToolCall("code__read_file", {"path": "reviewer.py"}))
+        ),
         Reply(tool_calls=(ToolCall("file_issue", {"title": "nothing is checked here"}),)),
-        Reply(tool_calls=(ToolCall("final_result", review),)),
-    )
+        Reply(tool_calls=(ToolCall("final_result", dict(REVIEW)),)),
+    ),
+    "triage": (
+        Reply(tool_calls=(ToolCall("team_of", {"path": "a.py"}),)),
+        Reply(tool_calls=(ToolCall("transfer_to_filer", {}),)),
+        Reply(tool_calls=(ToolCall("file_ticket", {"title": "always 7"}),)),
+        Reply(text=json.dumps(TICKET)),
+    ),
+    "graph": (Reply(tool_calls=(ToolCall("owner_of", {"path": "a.py"}),)), Reply(text="core")),
+}
 
-    checked = cli.run("tasks", "validate", "reviewer.yaml")
-    cli.serve_with("reviewer")
-    done = cli.json("run", "reviewer.yaml", "--allow", "team.reviewer.*:exact:team.reviewer")
+
+@pytest.mark.spec("BYO-01", "BYO-02.a", "BYO-02.b")
+@pytest.mark.parametrize(("name", "output"), [("reviewer", REVIEW), ("triage", TICKET), ("graph", "core")])
+def test_each_example_runs_with_its_agent_as_it_is(cli: CliHarness, wires: Wires, name: str, output: Json) -> None:
+    for file in (f"{name}.py", f"{name}.yaml"):
+        shutil.copy(ROOT / "examples" / "agents" / file, cli.folder)
+    wires.will(*EXAMPLES[name])
+
+    checked = cli.run("tasks", "validate", f"{name}.yaml")
+    cli.serve_with(name)
+    done = cli.json("run", f"{name}.yaml", "--allow", f"team.{name}.*:exact:team.{name}")
 
     assert checked.returncode == 0, checked.stderr
     (step,) = done["steps"]
-    assert (step["outcome"], step["output"]) == ("clean", review)
-    assert "core owns reviewer.py" in str(wires.requests[1].body)
+    assert (step["outcome"], step["output"]) == ("clean", output)
+    assert "core owns a.py" in str(wires.requests[1].body)
 
 
 @pytest.mark.spec("BYO-01")

@@ -207,7 +207,10 @@ class AgentWork(WorkDocument):
     instructions: Text = Field(
         default="", description="What to do, for a model. References such as ${inputs.path} are looked up."
     )
-    agent: Text = Field(default=DEFAULT_DEFINITION, description="Id of an agent definition.")
+    agent: Text = Field(
+        default=DEFAULT_DEFINITION,
+        description="Id of an agent definition; `python:NAME` for a registered agent of another library.",
+    )
     model: Text = Field(
         default="", description="A model of its own (provider:name); else the one that the task runs with."
     )

@@ -209,6 +209,31 @@ def test_a_strict_type_checker_sees_real_types(checker: str, installed: Path, tm
     assert not re.search(r"Any|Unknown", of_program[2])
 
 
+@pytest.mark.spec("FLW-01.h")
+@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.chaos), "pyrefly"])
+def test_a_type_checker_sees_the_types_of_a_plan_and_refuses_wrong_arguments(
+    checker: str, installed: Path, tmp_path: Path
+) -> None:
+    find_types = {"mypy": _mypy, "pyrefly": _pyrefly}[checker]
+    example = (ROOT / "examples" / "words.py").read_text()
+    (tmp_path / "words.py").write_text(example)
+    (tmp_path / "program.py").write_text(
+        "from typing import reveal_type\nfrom words import measure, words\n"
+        'reveal_type(words.run(text="a"))\nreveal_type(measure.map(["a"]))\n'
+    )
+    (tmp_path / "wrong.py").write_text(
+        "from soong import plan\nfrom words import Measured, measure, words\n\n\n@plan\n"
+        "def wrong() -> Measured:\n    measure.map([3])\n    measure(3)\n    return measure()\n\n\nwords.run(txt=3)\n"
+    )
+
+    found = find_types(installed, tmp_path, "program.py")
+
+    assert [re.sub(r"\w+\.", "", type_) for type_ in found] == ["Measured", "list[Measured]"]
+    with pytest.raises(AssertionError) as refused:
+        find_types(installed, tmp_path, "wrong.py")
+    assert {int(line) for line in re.findall(r"wrong\.py:(\d+)", str(refused.value))} == {7, 8, 9, 12}
+
+
 @pytest.mark.spec("OPS-09.c")
 def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     done = _run(cli, installed / "bin" / "soong", "run", "hello.yaml", "--input", "name=Ada", "--json")
@@ -343,7 +368,7 @@ def _pyrefly(installed: Path, folder: Path, program: str) -> list[str]:
     shown = ("--min-severity", "info", "--output-format", "min-text")
     checker = [str(BIN / "pyrefly"), "check", "--preset", "strict", *interpreter, *shown, program]
     done = subprocess.run(checker, cwd=folder, capture_output=True, text=True, check=False)
-    assert "ERROR" not in done.stdout
+    assert "ERROR" not in done.stdout, done.stdout
     return re.findall(r"revealed type: (.*) \[reveal-type\]", done.stdout)
 
 

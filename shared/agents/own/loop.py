@@ -18,12 +18,22 @@ from pydantic_ai.tools import ToolDefinition as ToolForModel
 from soong.shared.agents.loop import AgentLoop
 from soong.shared.agents.messages import answer_of, calls_of, opening_nodes, user_node
 from soong.shared.agents.model_request import ProviderFailedError
-from soong.shared.agents.own.port import KEY, RAISED, OwnModel, OwnRequest, OwnTool, UnfitAgentError, own_tool_name
+from soong.shared.agents.own.port import (
+    KEY,
+    RAISED,
+    OwnModel,
+    OwnRequest,
+    OwnTool,
+    OwnToolError,
+    UnfitAgentError,
+    own_tool_name,
+)
 from soong.shared.agents.ports import AgentEnd, RunTranscript
 from soong.shared.agents.scripted_model import is_recorded
 from soong.shared.agents.turn import ToolOffer
 from soong.shared.core.foreign import await_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.log_lines import note_raised
 from soong.shared.core.step_work import begin_task, cancelled_soon
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.runs.record import EndReason
@@ -96,11 +106,7 @@ class OwnAgentLoop(AgentLoop):
         except UnfitAgentError as error:
             return self._failed(EndReason.FAILED, f"the agent {agent.name!r} {error}", type="invalid_input")
         except Exception as error:  # noqa: BLE001  # the agent's edge: whatever it raises is the step's failure
-            is_limit, place = isinstance(error, agent.limits), place_of(error)
-            kind = "limit_exceeded" if is_limit else "execution_failed"
-            kind = "invalid_output" if isinstance(error, agent.outputs) else kind
-            words = f"the agent {agent.name!r} failed: {words_of(error)}" + (f" (at {place})" if place else "")
-            return self._failed(EndReason.FAILED, words, type=kind, is_retryable=not is_limit)
+            return self._raised(error)
         if self._recorded:
             return self._differs(f"it ended, and {len(self._recorded)} recorded answers are left")
         schema = self.task.output_schema
@@ -108,6 +114,18 @@ class OwnAgentLoop(AgentLoop):
             words = f"the output of {agent.name!r} breaks the step's schema: {'; '.join(map(str, found))}"
             return self._failed(EndReason.FAILED, words, type="invalid_output", is_retryable=True)
         return self.talk.end(self.task, self.incidents, self.requests.usage, EndReason.COMPLETED, output)
+
+    def _raised(self, error: Exception) -> AgentEnd:
+        """Return the end of a run whose agent raised. What a tool raised is in the lines of the run already."""
+        agent, words = self.own.agent, str(error)
+        if not isinstance(error, OwnToolError):
+            note_raised(error)
+            words = words_of(error) + (f" (at {place})" if (place := place_of(error)) else "")
+        is_limit = isinstance(error, agent.limits)
+        kind = "limit_exceeded" if is_limit else "execution_failed"
+        kind = "invalid_output" if isinstance(error, agent.outputs) else kind
+        words = f"the agent {agent.name!r} failed: {words}"
+        return self._failed(EndReason.FAILED, words, type=kind, is_retryable=not is_limit)
 
     # -- a run that another process had
     async def _take_up(self, nodes: Sequence[Node], transcript: RunTranscript) -> None:
@@ -249,6 +267,7 @@ class OwnAgentLoop(AgentLoop):
         except (ToolError, asyncio.CancelledError):
             raise
         except Exception as error:
+            note_raised(error)
             place = place_of(error)
             words = words_of(error) + (f" (at {place})" if place else "")
             raise ToolError(ErrorType.EXECUTION_FAILED, words, details={RAISED: True}) from error

@@ -49,6 +49,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import configured_write_roots, policy_of, run_dirs_of, surface_request
 from soong.shared.permissions.policy import Policy, foreign
 from soong.shared.permissions.rules import describes_untrusted
+from soong.shared.sandbox.own_folder import WORKSPACE
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import unbroken
@@ -295,7 +296,8 @@ class AgentRuntime:
         name, identity = claim.identity.model, claim.identity
         is_own = name in ("", SCRIPT) or name.startswith(OWN_PREFIX)
         model = None if is_own else await self._resolved(name)
-        context = StepContext(identity, claim.attempt, claim.step_key, self._runs / identity.run_id)
+        folder = self._runs / identity.run_id / WORKSPACE
+        context = StepContext(identity, claim.attempt, claim.step_key, folder, Path(claim.project))
 
         def opened() -> Any:
             importlib.import_module(OWN_LOOP)

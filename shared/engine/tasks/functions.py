@@ -105,7 +105,7 @@ class StepContext(Value):
         return io.BytesIO(self.files.read(digest))
 
 
-_CHEAP: Final = "a cheap function has no files; register it without `cheap=True`"
+_CHEAP: Final = "a cheap function has no files, nor has an agent; do it in a step function without `cheap=True`"
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _STEP_LOG: Final = logging.getLogger("step")
 _STEP_LOG.setLevel(logging.DEBUG)

@@ -116,7 +116,7 @@ class OwnAgentLoop(AgentLoop):
         return self.talk.end(self.task, self.incidents, self.requests.usage, EndReason.COMPLETED, output)
 
     def _raised(self, error: Exception) -> AgentEnd:
-        """Return the end of a run whose agent raised. What a tool raised is in the lines of the run already."""
+        """Return the end of a run whose agent raised; the lines of the run have what a tool of its own raised."""
         agent, words = self.own.agent, str(error)
         if not isinstance(error, OwnToolError):
             note_raised(error)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from soong.shared.core.timing import utc_date
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Outcome
-from tests.servers import RedisServer
 from tests.system.cli_scene import CliHarness
 from tests.system.deployment import ROOT, Deployment
 from tests.wires.wire import Wires
@@ -27,12 +26,6 @@ MODES = ("request", "look", "change", "output")
 def models() -> Iterator[Wires]:
     with LLMockServer() as server:
         yield Wires(server)
-
-
-@pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as deployment:
-        yield deployment
 
 
 def replies(mode: str) -> tuple[Reply, ...]:

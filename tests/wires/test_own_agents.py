@@ -14,8 +14,10 @@ from pydantic_ai.toolsets import ExternalToolset
 from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.own.registration import output_schema_of, register_agent
+from soong.shared.agents.requests import Reserved
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallStatus
@@ -232,6 +234,33 @@ async def test_a_limit_ends_the_run_before_the_next_request(own: OwnRun) -> None
     end = await own()
 
     assert (end.end_reason, len(own.wires.requests)) == (EndReason.MAX_TURNS, 2)
+
+
+@dataclass
+class NearlySpent:
+    """A budget that has room for one request."""
+
+    charges: list[Charge] = field(default_factory=list)
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        if self.charges:
+            raise BudgetSpentError("the session has used its budget", "tokens")
+        return Reserved(1, charge.tokens / 10**6)
+
+    async def settle(self, _reserved: Reserved, charge: Charge) -> None:
+        self.charges.append(charge)
+
+
+@pytest.mark.spec("BYO-01.a")
+async def test_a_request_is_charged_and_a_spent_budget_ends_the_run(own: OwnRun) -> None:
+    own.more = {"budgets": (budget := NearlySpent())}
+
+    end = await own()
+
+    assert end.error is not None
+    assert (end.end_reason, end.error.type) == (EndReason.TOKEN_LIMIT, "budget_exceeded")
+    assert ([charge.turns for charge in budget.charges], len(own.wires.requests)) == ([1], 1)
+    assert budget.charges[0].tokens == end.usage.input_tokens + end.usage.output_tokens
 
 
 @pytest.mark.spec("BYO-01.a")

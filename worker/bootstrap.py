@@ -35,7 +35,7 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.wire.notifier import DISPATCH_TASK, queue_of
-from soong.shared.sandbox.own_folder import can_move_thread, install_temporary_folder, remove_idle
+from soong.shared.sandbox.own_folder import can_move_thread, install_temporary_folder
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.celery.app import make_celery
@@ -207,7 +207,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     unblock_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(timing.TICK_S)
-    _give_to_runs(settings)
+    _give_to_runs()
     for module in dict.fromkeys(settings.functions):
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
@@ -239,7 +239,6 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         watcher.stop()
         thread.submit(process.stop()).result(timeout=timing.PATIENCE_S)
         thread.stop()
-        remove_idle(settings.runs)
     if retirement.is_due and not recycle_limits.is_told_to_stop:
         return EXIT_RETIRED
     if recycle_limits.is_over or recycle_limits.left:
@@ -247,11 +246,10 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     return code
 
 
-def _give_to_runs(settings: Settings) -> None:
+def _give_to_runs() -> None:
     """Let what this process writes, and its temporary files, be those of its runs."""
     install()
     install_temporary_folder()
-    remove_idle(settings.runs)
     signals.after_setup_logger.connect(lambda **_: install_handler(), weak=False)
     if not can_move_thread():
         os.chdir(tempfile.mkdtemp(prefix="soong-worker-"))

@@ -30,7 +30,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
-from soong.shared.sandbox.own_folder import install_temporary_folder, made, remove_idle
+from soong.shared.sandbox.own_folder import install_temporary_folder, made
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.programs import child_environment
 from soong.shared.toolsets.modules import import_own
@@ -204,7 +204,6 @@ def answer_call() -> None:
         request = decoded(sys.stdin.buffer.read())
         files = _ChildFiles(Path(str(request["artifacts"])))
         output, error = _outcome(request, files)
-    remove_idle(Path(str(request["folder"])).parent.parent)
     report(is_last=True)
     with os.fdopen(answer, "wb") as file:
         file.write(encoded({"output": output, "error": error and error.as_json(), "handed_on": files.handed_on}))

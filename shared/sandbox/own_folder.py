@@ -3,8 +3,7 @@
 On Linux a thread can have a working directory of its own. If the system refuses that, as a container's seccomp profile
 may, the process keeps one working directory for all functions.
 
-A folder in which nothing was made is not left behind. Making and removing two folders costs 140 µs on a file system
-with a journal, renaming them 15 µs, so each thread keeps an empty pair for its next call.
+A folder in which nothing was made is not left behind.
 """
 
 import ctypes
@@ -21,11 +20,7 @@ from typing import Any, Final
 WORKSPACE: Final = "workspace"
 _CLONE_FS: Final = 0x200
 """linux/sched.h: working directory, root folder and umask."""
-_IDLE: Final = ".idle"
-"""The folder of the empty pairs, next to the folders of runs; each is named by its process and thread."""
-
 _FOLDER: "ContextVar[Path | None]" = ContextVar("soong_own_folder", default=None)
-_thread: Final = threading.local()
 
 
 def can_move_thread() -> bool:
@@ -60,49 +55,13 @@ def working_in(folder: Path) -> Iterator[None]:
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
     """Make ``<run>/workspace``, and remove both folders on leaving if they are empty."""
-    run = folder.parent
-    try:
-        _idle_folder().rename(run)
-        _thread.idle = None
-    except OSError:  # the thread has none, or the run has a folder from before
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         yield
     finally:
-        _take_back(run, folder)
-
-
-def _take_back(run: Path, folder: Path) -> None:
-    with suppress(OSError):
-        if any(folder.iterdir()) or len(list(run.iterdir())) > 1:
-            return
-        if getattr(_thread, "idle", None) is not None:
+        with suppress(OSError):
             folder.rmdir()
-            run.rmdir()
-            return
-        run.with_name(_IDLE).mkdir(mode=0o700, exist_ok=True)
-        _thread.idle = run.rename(run.with_name(_IDLE) / f"{os.getpid()}-{threading.get_native_id()}")
-
-
-def _idle_folder() -> Path:
-    """Return the empty folders of this thread. Raises: FileNotFoundError."""
-    folder: Path | None = getattr(_thread, "idle", None)
-    if folder is None:
-        raise FileNotFoundError
-    return folder
-
-
-def remove_idle(runs: Path) -> None:
-    """Remove the empty folders that this process, and processes that have ended, keep next to the folders of runs."""
-    for idle in (runs / _IDLE).glob("*-*"):
-        pid = idle.name.partition("-")[0]
-        with suppress(OSError, ValueError):
-            if int(pid) != os.getpid():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), 0)
-                    continue
-            (idle / WORKSPACE).rmdir()
-            idle.rmdir()
+            folder.parent.rmdir()
 
 
 def install_temporary_folder() -> None:

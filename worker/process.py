@@ -158,6 +158,7 @@ class WorkerProcess:
             left_over=lambda: self.slots.left_over,
             ticker=ticker,
         )
+        self.slots.is_trusted = lambda: not self._heartbeat.is_overdue()
 
     async def start(self) -> None:
         """Register, beat, serve the claim loop and take interrupts; then notify the owners that there are slots."""

@@ -7,7 +7,7 @@ when all that it has started has ended: until then it keeps its slot and its lea
 
 import asyncio
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
 
@@ -61,6 +61,8 @@ class Slots:
     additional: AdditionalSteps = field(default_factory=AdditionalSteps)
     """The additional steps of the held runs."""
     lent: LentSlots = field(default_factory=LentSlots)
+    is_trusted: Callable[[], bool] = lambda: True
+    """Whether this process may still hold what it holds, by its own clock."""
     claim_loop: ClaimLoop = field(init=False)
     _held: dict[RunFence, HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
@@ -238,7 +240,7 @@ class Slots:
     async def _run(self, claim: Claim) -> StepEnd | None:
         if claim.run_fence not in self.claim_loop.given:  # all was lost between the answer and its slot
             return None
-        interruption, work = StopSignal(), StepWork()
+        interruption, work = StopSignal(), StepWork(self.is_trusted)
         task = asyncio.get_running_loop().create_task(holding(work, lambda: self.runner.run(claim, interruption)))
         held = HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption, work)
         held.slot = asyncio.current_task()

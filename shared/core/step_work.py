@@ -12,6 +12,7 @@ import os
 import selectors
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
@@ -33,6 +34,20 @@ _ASYNCIO: Final = f"{Path(asyncio.__file__).parent}{os.sep}"
 """Frames of this folder are not shown: they do not help a reader."""
 _STEP_THREADS: Final = CallThreads(STEP_THREADS, float("inf"))
 """Slots bound the number of calls, so no call waits for a thread."""
+
+
+class _TrustedSelector(selectors.DefaultSelector):
+    """Lets a coroutine's event loop continue only while its worker may: after a freeze, others may have its step."""
+
+    def __init__(self, may_continue: Callable[[], bool]) -> None:
+        super().__init__()
+        self._may_continue = may_continue
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout)
+        while not self._may_continue():
+            time.sleep(timing.TICK_S)
+        return found
 
 
 @dataclass(slots=True)
@@ -58,10 +73,16 @@ class _Call:
             awaited = getattr(awaited, "cr_await", None)
         return [one for frame in frames for one in traceback.extract_stack(frame)[-1:]]
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]], around: Callable[[], AbstractContextManager[Any]]) -> T:
+    def run(
+        self,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        around: Callable[[], AbstractContextManager[Any]],
+        is_trusted: Callable[[], bool],
+    ) -> T:
         """Run a coroutine to its end on an event loop of this thread."""
         self.thread_id = threading.get_ident()
-        with around(), asyncio.Runner() as runner:
+        selector = _TrustedSelector(lambda: self.is_stopped or is_trusted())
+        with around(), asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             loop = runner.get_loop()
             self.inner = task = loop.create_task(make())
             if self.is_stopped:
@@ -79,8 +100,12 @@ class _Call:
 
 @dataclass(slots=True)
 class StepWork:
-    """The unfinished work of one run. Belongs to the event loop of its holder."""
+    """The unfinished work of one run. Belongs to the event loop of its holder.
 
+    ``is_trusted`` says whether the holder may still believe that it has the run; safe from any thread.
+    """
+
+    is_trusted: Callable[[], bool] = lambda: True
     _calls: "dict[asyncio.Future[Any], _Call]" = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -176,10 +201,11 @@ def begin_coroutine(
 
     Cancelling the task cancels the coroutine; the task ends when the coroutine has.
     """
-    call = _Call(name)
+    call, work = _Call(name), _WORK.get()
+    is_trusted = work.is_trusted if work is not None else lambda: True
 
     async def ended() -> T:
-        future = _STEP_THREADS.submit(asyncio.get_running_loop(), lambda: call.run(make, around))
+        future = _STEP_THREADS.submit(asyncio.get_running_loop(), lambda: call.run(make, around, is_trusted))
         while True:
             try:
                 return await asyncio.shield(future)

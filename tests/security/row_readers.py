@@ -12,7 +12,7 @@ from soong.orchestrator.operations.outcome import read_result, snapshot_of
 from soong.orchestrator.owner.run_folder import lines_of
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.workers import Reaper
-from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
+from soong.orchestrator.schemas.run import EventSchema, LineSchema, NodeSchema, RunDetail, RunSchema
 from soong.orchestrator.schemas.task import StepSchema
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.orchestrator.telemetry import metrics
@@ -89,6 +89,8 @@ async def read_runs(deployment: Deployment, limit: int) -> None:
             events = await store.runs.events_of([run.id])
             [respond(EventSchema.model_validate(event.envelope())) for event in events]
             [dump(line) for lines in lines_of(events).values() for line in lines]
+        async with while_reading(f"the lines of run {run.id}"):
+            [respond(LineSchema.of(line)) for line in await store.runs.lines(run.id)]
         async with while_reading(f"the nodes of run {run.id}"):
             [respond(NodeSchema.of(node)) for node in await store.runs.node_page(run.id, limit=1000)]
 

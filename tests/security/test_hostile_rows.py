@@ -83,6 +83,10 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "input_digest": "''", "inputs": "'{}'", "facts": "'{}'", "decision_id": "''", "status": "'started'",
         "result": "NULL",
     },
+    "log_lines": {
+        "run_id": OWN, "place": NEXT.format("place", "log_lines"), "number": NEXT.format("number", "log_lines"),
+        "lines": """'[[1,"stdout","","a"]]'""",
+    },
     "permission_requests": {
         "id": UNIQUE, "run_id": OWN, "session_id": "%(session)s", "tool_call_id": UNIQUE, "created_us": "1",
         "body": "'{}'",
@@ -100,6 +104,7 @@ UPDATES: Final[Mapping[str, str]] = {
     "runs": "id = %(own)s",
     "workers": "id = %(own_worker)s",
     "calls": "run_id = %(own)s",
+    "log_lines": "run_id = %(own)s",
     "permission_requests": "run_id = %(own)s",
 }
 """The rows of each table that a worker may change."""

@@ -1,13 +1,14 @@
 """The lines of runs in SQL (LOG-01)."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from soong.shared.core.log_lines import GatheredLine, LineStream, LogLine
 from soong.shared.engine.runs.lines import LineRow, lines_of_rows
 from soong.shared.engine.runs.record import RunStatus
+from soong.shared.storage.sql.engine.columns import MAX_COUNT
 from soong.shared.storage.sql.engine.statements import Statement, table_read
 from soong.shared.storage.sql.engine.tables.work import log_lines
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -29,7 +30,8 @@ PLACES: Final = Statement(
 )
 LINES: Final = table_read("lines: of a run, after one", log_lines, "WHERE run_id = :run_id AND number > :after")
 """In the order of places, not of numbers."""
-_DECODER: Final = msgspec.json.Decoder(list[tuple[int, LineStream, str, str]])
+_Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+_DECODER: Final = msgspec.json.Decoder(list[tuple[_Time, LineStream, str, str]])
 
 
 def put_lines(tx: Transaction, writes: Sequence[Sequence[LineRow]]) -> list[None]:

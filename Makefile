@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-extra lint console docs cast simulate chaos spec mutants bench lock clean
+.PHONY: help env demo test test-extra lint console docs cast simulate chaos spec mutants bench dist lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -156,6 +156,12 @@ bench: env $(DURABLE) ## Measure: beside bare Celery, by workers, against histor
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 # Nothing can be installed into the image later, so it has the clients of providers that most teams use.
 IMAGE_EXTRAS := --extra anthropic --extra google --extra openai --extra otel --extra s3
+
+dist: env ## Build the wheel, the sdist and the bill of materials into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -P -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/python -P deploy/sbom.py > dist/sbom.cdx.json
 
 lock: env ## Resolve the requirements again
 	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra docs --extra build -o requirements/dev.lock

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the image for two architectures and push it, with SBOM and provenance, on a base named by its digest:
-#   deploy/build-image.sh registry.example/soong:0.1.0
+#   deploy/build-image.sh registry.example/soong:0.1.0a1
 # PYTHON_IMAGE names another base (with @sha256:… it is taken as it is), PLATFORMS other architectures. The last line on
 # standard output is the image by its digest, as deploy/kubernetes and the chart want it in production.
 set -euo pipefail

@@ -124,7 +124,7 @@ def build(docker: Path, *arguments: str, **environment: str) -> subprocess.Compl
 
 
 def test_an_image_is_built_for_two_architectures_on_a_base_by_its_digest(docker: Path, tmp_path: Path) -> None:
-    done = build(docker, "registry.example:5000/soong:0.1.0")
+    done = build(docker, "registry.example:5000/soong:0.1.0a1")
 
     assert done.stdout == f"registry.example:5000/soong@sha256:{'cd' * 32}\n", done.stderr
     _, built = (tmp_path / "calls").read_text().splitlines()
@@ -133,8 +133,8 @@ def test_an_image_is_built_for_two_architectures_on_a_base_by_its_digest(docker:
         f"PYTHON_IMAGE=python:3.11-slim-bookworm@{DIGEST}",
         "--sbom=true",
         "--provenance=mode=max",
-        "VERSION=0.1.0",
-        "--tag registry.example:5000/soong:0.1.0",
+        "VERSION=0.1.0a1",
+        "--tag registry.example:5000/soong:0.1.0a1",
     ):
         assert expected in built
 

@@ -234,6 +234,12 @@ def test_a_type_checker_sees_the_types_of_a_plan_and_refuses_wrong_arguments(
     assert {int(line) for line in re.findall(r"wrong\.py:(\d+)", str(refused.value))} == {7, 8, 9, 12}
 
 
+@pytest.mark.spec("OPS-09.a")
+def test_a_package_index_takes_what_is_built(built: Distributions) -> None:
+    checked = _called([str(BIN / "twine"), "check", "--strict", str(built.wheel), str(built.sdist)], built.wheel.parent)
+    assert checked.stdout.count("PASSED") == 2
+
+
 @pytest.mark.spec("OPS-09.c")
 def test_a_plan_runs_beside_packages_with_our_names(cli: CliHarness, installed: Path) -> None:
     done = _run(cli, installed / "bin" / "soong", "run", "hello.yaml", "--input", "name=Ada", "--json")

@@ -43,7 +43,7 @@ def tools_of(environment: ToolEnvironment) -> tuple[ToolDefinition, ...]:
 def _deployed_hint(settings: Settings) -> str:
     """Return what to do about a module of a plan that a service does not have."""
     if settings.is_embedded:
-        return "set SOONG_FUNCTIONS for the service, or run the plan from a file next to the module: `soong run FILE`"
+        return "end the service with `soong down` and run again, or start it with SOONG_FUNCTIONS=MODULE"
     return "add it to SOONG_FUNCTIONS of this command and of every worker; a deployment takes modules from nowhere else"
 
 

@@ -128,17 +128,15 @@ class TaskHandle(Generic[R]):
     # -- questions
     async def questions(self) -> Sequence[AnswerableApproval]:
         """Return the questions that wait for an answer in the task's session, oldest first. Raises: NotFoundError."""
+        session_id, caller = (await self._task()).session_id, await self.link.caller()
         with raised_as_ours():
-            reply = await list_approvals(
-                self._service, await self.link.caller(), _stays, session=(await self._task()).session_id,
-                limit=MOST_QUESTIONS,
-            )  # fmt: skip
+            reply = await list_approvals(self._service, caller, _stays, session=session_id, limit=MOST_QUESTIONS)
         return cast("Page[AnswerableApproval]", reply.document).items
 
     async def answer(self, question: AnswerableApproval, choice: Verdict, *, reason: str = "") -> None:
         """Answer a question as it was shown; the first answer counts.
 
-        Raises: ConflictError, somebody was first; UsageError, the answer is not offered; StartedByRunError.
+        Raises: ConflictError, somebody was first, or the answer is not one that is offered; StartedByRunError.
         """
         await check_person(self._store.sessions, "answer a question")
         with raised_as_ours():

@@ -5,17 +5,21 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from examples.words import Measured, words
-from soong import Soong, TaskFailedError, TaskStatus, plan, step
+from examples.words import Measured, longest, measure, split, words
+from soong import ConflictError, Soong, TaskFailedError, TaskStatus, agent_step, plan, step
 from soong.orchestrator.cli.plan_files import plan_text
+from soong.orchestrator.operations.approvals import AnswerableApproval
 from tests.spec_document import ROOT
 from tests.system.cli_scene import CliHarness
 from tests.system.deployment import Deployment
+from tests.waiting import looks
 
 SCENE = {"is_warm": False}
 EXAMPLE = ROOT / "examples" / "words.py"
@@ -225,6 +229,37 @@ async def test_a_deployment_runs_it_with_four_workers(service: Deployment) -> No
             await waiting.result()
         found = await soong.tasks(status=[TaskStatus.CANCELLED])
         assert [one.id for one in found] == [waiting.id]
+
+
+write: Any = agent_step("Write the word.", script="builtin.calls", tools=["code.write_file"])
+
+
+@plan
+def noted(text: str = "a bb") -> Any:
+    word = longest(measure.map(split(text)))
+    call = {"call": "code.write_file", "with": {"path": "word.txt", "content": f"the word is {word.word}"}}
+    return write(calls=[call], output={"word": word.word})
+
+
+@pytest.mark.spec("FLW-02.a")
+async def test_a_handle_has_the_questions_of_its_task_and_answers_them(service: Deployment, tmp_path: Path) -> None:
+    await service.start_workers(1, SOONG_FUNCTIONS=FUNCTIONS)
+    home, project = service.settings.home, tmp_path / "project"
+    project.mkdir()
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        handle = await soong.start(noted, project=project, approvals="inbox", model="script")
+        questions: Sequence[AnswerableApproval] = ()
+        async for _ in looks(30):
+            if questions := await handle.questions():
+                break
+        assert [one.tool for one in questions] == ["code.write_file"]
+        with pytest.raises(ConflictError, match="look at the question again"):
+            await handle.answer(questions[0].model_copy(update={"input_digest": "0" * 64}), "allow_once")
+        await handle.answer(questions[0], "allow_once", reason="it may")
+        assert await handle.result() == {"word": "bb"}
+        with pytest.raises(ConflictError, match="somebody was first"):
+            await handle.answer(questions[0], "deny")
+    assert (project / "word.txt").read_text() == "the word is bb"
 
 
 @pytest.mark.spec("FLW-01.f")

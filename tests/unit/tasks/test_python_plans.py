@@ -264,6 +264,10 @@ def _not_json(folder: str = "x") -> Any:
     return total([], extra=object())
 
 
+def _nul(folder: str = "x") -> Any:
+    return find(f"{folder} a\0b")
+
+
 def _other_plan() -> Any:
     return find(KEPT[0])
 
@@ -287,6 +291,7 @@ KEPT: list[Any] = []
         (_no_steps, "plan '_no_steps': it calls no step"),
         (_two_types, "plan '_two_types': value: an input of a plan is of one type of JSON"),
         (_not_json, "step 'total': extra: the value is not JSON: .*object"),
+        (_nul, "a text has a NUL character"),
         (_other_plan, "it is a result of another plan"),
     ],
 )

@@ -73,6 +73,8 @@ class Building:
         literal, *rest = text.split(MARK)
         parts = [literal.replace("${", "$${")]
         for number, piece in enumerate(rest):
+            if number % 2 == 0 and not piece.isdigit():
+                raise refused("the plan", "a text has a NUL character", "leave it out: no plan can hold one")
             parts.append(piece.replace("${", "$${") if number % 2 else self._reference(self._marked[int(piece)]))
         return "".join(parts)
 

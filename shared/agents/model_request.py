@@ -176,6 +176,8 @@ def can_stream(model: Model[Any]) -> bool:
         return can_stream(model.wrapped)
     if isinstance(model, FunctionModel):
         return model.stream_function is not None
+    if model.system == "test":
+        return False  # the library's own for tests marks no end of its answers
     return type(model).request_stream is not Model.request_stream
 
 

@@ -9,6 +9,7 @@ from llmock.scenarios import Fail, Reply, ToolCall
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.messages import BinaryContent, PartDeltaEvent
+from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import ExternalToolset
 
 from soong.shared.agents.definition import AgentLimits, ModelOptions
@@ -295,6 +296,21 @@ async def test_what_ends_the_agent_fails_its_step(wires: Wires, reply: Reply, ty
     assert end.error is not None
     assert (end.error.type, end.error.retryable) == (type, True)
     assert words in end.error.message
+
+
+@pytest.mark.spec("BYO-01")
+async def test_an_agent_on_the_librarys_model_for_tests_has_one_request_a_turn(wires: Wires) -> None:
+    trial = Agent(TestModel(custom_output_text="done"))
+
+    @trial.tool_plain
+    def look() -> str:
+        return "seen"
+
+    register_agent("tests.trial", trial, readonly=["look"])
+
+    end = await OwnRun(wires, "tests.trial", ())()
+
+    assert (end.output, end.usage.requests, end.usage.tool_calls) == ("done", 2, 1)
 
 
 @pytest.mark.spec("BYO-01")

@@ -26,6 +26,7 @@ from soong.shared.engine.wire.notifier import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
 from soong.shared.tools.limits import TimeLimit
+from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.heartbeat import Incarnation
@@ -33,7 +34,6 @@ from soong.worker.held_runs import UnendedRuns
 from soong.worker.run import FunctionStepRunner, StepRunner, TaskLimits
 from soong.worker.slots import Slots
 from tests.model.builders import make_session
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import looks
 
 FAST = Settings(lease_s=600, sweep_s=0.1)  # nobody beats here

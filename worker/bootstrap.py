@@ -21,6 +21,7 @@ from celery._state import _set_task_join_will_block
 from celery.exceptions import InvalidTaskError
 from celery.worker.strategy import default
 
+from soong.shared.agents.run_models import Pacer
 from soong.shared.agents.runtime.call_log import WORKER_STOPS
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core import timing
@@ -325,13 +326,30 @@ async def _build(
     lifetime: Lifetime,
     credential: str,
 ) -> WorkerProcess:
-    clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False, credential=credential)
     clients = RedisClients.of(settings.redis_url, name="soong-worker")
-    notifier = RedisNotifier(clients.commands)
-    subscriber = RedisSubscriber(clients.blocking)
+    notifier, clock = RedisNotifier(clients.commands), SystemClock()
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
-    inbox, artifacts = DecisionInbox(store.consent, subscriber, ""), open_artifact_store(settings)
+    wires = (notifier.close, clients.close)
+    connections = Connections(store, notifier, RedisSubscriber(clients.blocking), wires=wires)
+    pacer = RedisPacer(clients.commands)
+    return assemble(settings, config, clean, connections, pacer, incarnation, thread.call, watcher, lifetime)
+
+
+def assemble(
+    settings: Settings,
+    config: Config,
+    clean: Redactor,
+    connections: Connections,
+    pacer: Pacer,
+    incarnation: Incarnation,
+    call_soon: Callable[[Callable[[], object]], None],
+    watcher: FlowerEvents | NoFlower,
+    lifetime: Lifetime | None = None,
+) -> WorkerProcess:
+    """Put a worker together over open connections, not started yet. Raises: InvalidConfigError."""
+    store, notifier, clock = connections.store, connections.notifier, incarnation.clock
+    inbox, artifacts = DecisionInbox(store.consent, connections.subscriber, ""), open_artifact_store(settings)
     agents = AgentStepRunner(
         store=store,
         notifier=notifier,
@@ -342,7 +360,7 @@ async def _build(
         settings=settings,
         config=config,
         watcher=watcher,
-        pacer=RedisPacer(clients.commands),
+        pacer=pacer,
     )
     isolated = IsolatedCalls(
         tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
@@ -352,11 +370,9 @@ async def _build(
     functions = FunctionStepRunner(settings.runs, isolated, artifacts, clean)
     celery = CeleryStepRunner(store.runs, clock, settings, agents.lent)
     runner = StepRunner(functions, agents, celery, clean, TaskLimits(store.budgets, clock), lines)
-    connections = Connections(
-        store, notifier, subscriber, closers=(agents.close, inbox.close), wires=(notifier.close, clients.close)
-    )
+    connections.closers = (agents.close, inbox.close)
     runs = RunParts(runner, watcher, agents.additional, agents.lent, agents.lot.hurry)
-    return WorkerProcess(connections, runs, settings, incarnation, clock, thread.call, lifetime)
+    return WorkerProcess(connections, runs, settings, incarnation, clock, call_soon, lifetime)
 
 
 def _pass_on(credential: str, parent: ParentPipe, pulse: Pulse, recycle_limits: RecycleLimits) -> None:

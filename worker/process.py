@@ -40,8 +40,8 @@ T = TypeVar("T")
 class LoopThread:
     """An asyncio loop that lives on a thread of its own from start to stop."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop or asyncio.new_event_loop()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="soong-loop", daemon=True)
 
@@ -58,6 +58,8 @@ class LoopThread:
         self._is_stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self.loop.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

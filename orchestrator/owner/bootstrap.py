@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,7 @@ from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Expander, Scheduler
 from soong.orchestrator.owner.service import Orchestrator
-from soong.orchestrator.owner.workers import Dispatcher
+from soong.orchestrator.owner.workers import Broker, Dispatcher
 from soong.shared.agents.definition import MEMORY_EXTRACTOR
 from soong.shared.agents.run_models import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
@@ -35,8 +35,10 @@ from soong.shared.core.log import load_telemetry
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.timing import Clock, SystemClock
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifact_store import open_artifact_store
@@ -63,6 +65,18 @@ OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
 _OWN_NAMESPACES: Final = ("agent.", "internal.")
 
 
+class Wires(Value):
+    """The channels of an orchestrator. ``waiting`` subscribes for the calls of its agents."""
+
+    notifier: Notifier
+    subscriber: Subscriber
+    waiting: Subscriber
+    broker: Broker
+    pacer: Pacer
+    show_cancelled: Callable[[str, str], None] | None = None
+    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
 async def build(settings: Settings) -> Orchestrator:
     """Open the store (migrating it), Redis and the broker, and put an orchestrator together, not started yet.
     Raises: InvalidConfigError, no Redis is named, or the signing key is not one of this deployment; UnavailableError, a
@@ -72,34 +86,58 @@ async def build(settings: Settings) -> Orchestrator:
         raise InvalidConfigError("SOONG_REDIS_URL is not set; start an embedded service with `soong up` instead")
     # Loop, writer and dispatcher hand each other short work: with CPython's 5 ms a look waits for the busiest of them.
     sys.setswitchinterval(timing.TICK_S)
-    clock = SystemClock()
+    return await assemble(settings, SystemClock(), _redis_wires)
+
+
+async def assemble(settings: Settings, clock: Clock, open_wires: Callable[[Settings], Wires]) -> Orchestrator:
+    """Open the store (migrating it), then the wires, and put an orchestrator together, not started yet.
+    Raises: InvalidConfigError, the signing key is not one of this deployment; UnavailableError, no database.
+    """
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
     config, settings = catalogue.config, with_config(settings, catalogue.config)
     secrets = redactor(secret_values(settings, config.secret_env, config.secret_files))
     store, key = await _opened(settings, config, clock, secrets)
-    return _orchestrator(settings, catalogue, store, key, clock, secrets)
+    return _orchestrator(settings, catalogue, store, key, clock, secrets, open_wires(settings))
+
+
+def _redis_wires(settings: Settings) -> Wires:
+    clients = RedisClients.of(settings.redis_url, name="soong-owner")
+    # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
+    agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
+    notifier = RedisNotifier(clients.commands)
+    queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)  # of the workers
+    return Wires(
+        notifier,
+        RedisSubscriber(clients.blocking),
+        RedisSubscriber(agent_clients.blocking),
+        CeleryBroker(make_celery(settings.redis_url), queues),
+        RedisPacer(clients.commands),
+        CeleryRunEvents(make_celery(settings.redis_url)).cancelled if settings.flower_events else None,
+        (notifier.close, agent_clients.close, clients.close),
+    )
 
 
 def _orchestrator(
-    settings: Settings, catalogue: Catalogue, store: Store, key: DeploymentKey, clock: Clock, secrets: Redactor
+    settings: Settings,
+    catalogue: Catalogue,
+    store: Store,
+    key: DeploymentKey,
+    clock: Clock,
+    secrets: Redactor,
+    wires: Wires,
 ) -> Orchestrator:
     planner = catalogue.live_planner(settings.model, settings.max_children_per_run, reads_projects=settings.is_embedded)
-    clients = RedisClients.of(settings.redis_url, name="soong-owner")
-    notifier, subscriber = RedisNotifier(clients.commands), RedisSubscriber(clients.blocking)
+    notifier, subscriber = wires.notifier, wires.subscriber
     artifacts = open_artifact_store(settings)
     memory, job = _memory(settings, catalogue, store, clock)
-    queues = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=timing.COMMAND_LIMIT_S)  # of the workers
-    broker = CeleryBroker(make_celery(settings.redis_url), queues)
     built: list[Orchestrator] = []
 
     def owner_id() -> str:  # known to the broker before the orchestrator has registered
         return built[0].owner_id if built else ""
 
-    show = CeleryRunEvents(make_celery(settings.redis_url)).cancelled if settings.flower_events else None
+    show = wires.show_cancelled
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     followers = _followers(settings, catalogue.config, store, clock, owner_id, secrets)
-    # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
-    agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     inbox = DecisionInbox(store.consent, subscriber, "")
     expander = Expander(store.tasks, store.runs, clock, settings.max_children_per_run, asyncio.to_thread)
     approvals = ApprovalContext(store, notifier, key, clock, settings, owner_id, redactor=secrets, show_cancelled=show)
@@ -110,7 +148,7 @@ def _orchestrator(
         clock=clock,
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
-        dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
+        dispatcher=Dispatcher(store.claims, store.sessions, wires.broker, notifier),
         broker=ApprovalBroker(approvals),
         recorder=folders,
         agents=owner_agents(
@@ -119,13 +157,13 @@ def _orchestrator(
             store,
             inbox,
             artifacts,
-            TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner),
+            TaskService(store, notifier, wires.waiting, clock, planner),
             lambda project: catalogue.at(project if settings.is_embedded else None).definitions,
-            RedisPacer(clients.commands),
+            wires.pacer,
             memory,
         ),
         memory=job,
-        closers=(*followers.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
+        closers=(*followers.closers, inbox.close, folders.close, *wires.closers),
         background=followers.background,
     )
     built.append(Orchestrator(parts, settings))

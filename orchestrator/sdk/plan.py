@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from anyio.from_thread import start_blocking_portal
 
-from soong.orchestrator.sdk.service import Soong
+from soong.orchestrator.sdk.service import IN_PROCESS, Soong
 from soong.orchestrator.sdk.task import TaskHandle
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
@@ -69,6 +69,7 @@ class _Shared:
     """The connection of one event loop. A task holds it, which the loop cancels when it closes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.place = IN_PROCESS[-1:]
         self.ready: asyncio.Future[Soong] = loop.create_future()
         self.holding = loop.create_task(self._hold())
 
@@ -86,7 +87,7 @@ class _Shared:
 async def _shared_service() -> Soong:
     loop = asyncio.get_running_loop()
     shared = _SHARED.get(loop)
-    if shared is None or shared.holding.done():
+    if shared is None or shared.holding.done() or shared.place != IN_PROCESS[-1:]:
         shared = _SHARED[loop] = _Shared(loop)
     return await asyncio.shield(shared.ready)
 

@@ -5,8 +5,9 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from soong.orchestrator.approvals.approval import check_person
 from soong.orchestrator.approvals.responders import answering
@@ -45,6 +46,9 @@ from soong.shared.permissions.request import ElicitationCallback, PermissionCall
 PlanSource: TypeAlias = str | Path | Mapping[str, Json] | PlanDefinition
 """A plan file, the plan itself as a mapping, or a function with ``@plan``."""
 
+IN_PROCESS: Final[list[Callable[[], AbstractAsyncContextManager["Soong"]]]] = []
+"""A service that replaces all others in this process (soong.testing); the last one counts."""
+
 
 class Soong:
     """A connection to a service. Made by :meth:`embedded` or :meth:`connect`, each a context to be entered."""
@@ -69,10 +73,14 @@ class Soong:
             InvalidConfigError: a wrong setting, or a deployment is named: then use :meth:`connect`.
             UnavailableError: the service did not start; says why.
         """
+        if IN_PROCESS:
+            async with IN_PROCESS[-1]() as soong:
+                yield soong
+            return
         loaded = load_settings(**settings)
         if loaded.database_url:
             raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
-        attachment = await attach(_with_program_folder(loaded))
+        attachment = await attach(with_program_folder(loaded))
         try:
             control = attachment.record.control if attachment.record is not None else ""
             async with cls._opened(attachment.settings, control) as soong:
@@ -90,6 +98,10 @@ class Soong:
             InvalidConfigError: a wrong setting, or one of the URLs is missing.
             UnavailableError, SchemaVersionError: the database cannot be used.
         """
+        if IN_PROCESS:
+            async with IN_PROCESS[-1]() as soong:
+                yield soong
+            return
         loaded = load_settings(database_url=database_url or None, redis_url=redis_url or None, **settings)
         if not loaded.database_url:
             raise InvalidConfigError("no database is named: pass database_url or set SOONG_DATABASE_URL")
@@ -364,7 +376,7 @@ class Soong:
         return await asyncio.to_thread(prepared_here, prepare, body, self._catalogue, self._settings)
 
 
-def _with_program_folder(settings: Settings) -> Settings:
+def with_program_folder(settings: Settings) -> Settings:
     """Let the service find step functions and tools next to the program, as the program itself does, and import the
     modules whose steps the program has.
     """

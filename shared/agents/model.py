@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -50,19 +51,25 @@ def warm_up(name: str) -> None:
     _WARM.add(name)
 
 
+ModelOfStep = Callable[[str], "Model[Any]"]
+REGISTERED: Final[dict[str, ModelOfStep]] = {}
+"""Models of this process in place of those of providers, by name; each is made for the id of a step (soong.testing)."""
+
+
 def check_name(name: str) -> None:
     """Check that a provider of this name exists, without its package or key: for a client of another machine's workers.
     Raises: InvalidConfigError, no provider is known by it; names the nearest known models.
     """
-    if name == SCRIPT or name.startswith(FOREIGN_PREFIXES):
+    if name == SCRIPT or name in REGISTERED or name.startswith(FOREIGN_PREFIXES):
         return  # plans are checked for which agents there are
     provider, separator, model = name.partition(":")
     if not separator or not model or not _is_provider(provider):
         raise InvalidConfigError(f"the model {name!r} is not known; {_suggestion(name)}")
 
 
-def resolve_model(name: str, script: str = "") -> "Model[Any]":
-    """Return the model of that name for one run. ``script`` is what the model ``script`` runs; others ignore it.
+def resolve_model(name: str, script: str = "", step_id: str = "") -> "Model[Any]":
+    """Return the model of that name for one run of a step. ``script`` is what the model ``script`` runs; others ignore
+    it.
 
     Raises:
         NotFoundError: no scripted agent has that name.
@@ -74,7 +81,7 @@ def resolve_model(name: str, script: str = "") -> "Model[Any]":
         from soong.shared.agents.scripted_model import ScriptedModel  # the library costs half a second
 
         return ScriptedModel(resolve_script(script))
-    return provider_model(name)
+    return REGISTERED[name](step_id) if name in REGISTERED else provider_model(name)
 
 
 @lru_cache(maxsize=32)

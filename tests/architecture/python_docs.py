@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 import soong
+import soong.testing
 from soong.orchestrator.schemas.base import Schema
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.tools.hooks.hook import DEFAULT_HOOK_TIMEOUT
@@ -39,6 +40,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("elicitation_hook", "elicitation_result_hook", "ElicitationOutcome"),
     ),
     "Memory": ("Memory", "MemoryProvider", "MemoryScope"),
+    "Testing": ("LocalService", "MovableClock", "scripted_model", "ScriptedAnswers", "call", "answer", "Answerer"),
     "Errors": (
         *("SoongError", "UsageError", "InvalidPlanError", "NotFoundError", "ConflictError", "UnavailableError"),
         *("TaskFailedError", "ToolCallError"),
@@ -52,7 +54,7 @@ _ENTRY: Final = re.compile(r"^    ([\w., *]+): ", re.MULTILINE)
 def python_api() -> str:
     """Return every public name by its subject: what it is, how it is called, its fields and methods."""
     named = [name for names in GROUPS.values() for name in names]
-    assert sorted(named) == sorted(soong.__all__), (
+    assert sorted(named) == sorted((*soong.__all__, *soong.testing.__all__)), (
         "give each public name its group in tests/architecture/python_docs.py"
     )
     parts = [(f"## {title}", *(part for name in names for part in _name(name))) for title, names in GROUPS.items()]
@@ -60,14 +62,15 @@ def python_api() -> str:
 
 
 def _name(name: str) -> Iterator[str]:
-    value = getattr(soong, name)
-    yield f"### `{name}`"
+    is_of_tests = name in GROUPS["Testing"]
+    value = getattr(soong.testing if is_of_tests else soong, name)
+    yield f"### `soong.testing.{name}`" if is_of_tests else f"### `{name}`"
     if name in _ALIASES:
         yield f"A type: `{_ALIASES[name]}`."
         return
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
     if isinstance(node, ast.ClassDef):
-        yield from _class(name, getattr(soong, name), node)
+        yield from _class(name, value, node)
     elif isinstance(node, Callable_):
         yield f"```python\n{_signature(node)}\n```"
         yield _prose(ast.get_docstring(node) or "")

@@ -16,9 +16,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import Choice, PermissionRequest
+from soong.testing.bus import MemoryBus
 from tests.integration.parking import Site, open_site
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import until
 
 AGENT = Path(__file__).parents[1] / "acp" / "scripted_agent.py"

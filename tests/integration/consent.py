@@ -31,11 +31,11 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall, Verdict
+from soong.testing.bus import MemoryBus
 from tests.answering import AnsweringProgram
 from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker, take_turn
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import others_run, until
 
 LIMIT_S = 60.0

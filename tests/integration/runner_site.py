@@ -20,12 +20,12 @@ from soong.shared.engine.tasks.step import Claim, NewTask, StepEnd
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.testing.bus import MemoryBus
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.run import FunctionStepRunner, StepRunner
 from tests.model.builders import make_owner, take_turn
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 
 CLOCK = SystemClock()
 

@@ -32,10 +32,10 @@ from soong.shared.engine.tasks.spec import StepSpec, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.testing.bus import MemoryBus
 from tests.integration.away_store import AwayStore
 from tests.model.builders import make_session, open_session
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 from tests.unit.orchestrator.test_look import make_orchestrator
 from tests.waiting import looks, until
 

@@ -14,12 +14,12 @@ from soong.shared.permissions.request import Choice, PermissionDecision, Permiss
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.limits import EarlyCall
 from soong.shared.tools.result import ErrorType
+from soong.testing.bus import MemoryBus
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, open_bench, verdicts
 from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import dropped, others_run, until
 
 TEXT = "line\n" * 2_000

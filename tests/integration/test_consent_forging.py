@@ -27,6 +27,7 @@ from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Target
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
+from soong.testing.bus import MemoryBus
 from tests.contract.databases import empty_postgres
 from tests.integration import consent
 from tests.integration.bad_worker import BadWorker
@@ -37,7 +38,6 @@ from tests.integration.roles import CREDENTIAL, RoleUrls, SplitStore, plain
 from tests.model.builders import make_call as make_row
 from tests.model.builders import open_worker
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 
 
 @pytest.mark.spec("PER-12.a")

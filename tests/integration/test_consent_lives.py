@@ -20,12 +20,12 @@ from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
+from soong.testing.bus import MemoryBus
 from tests.integration import consent
 from tests.integration.away_store import AwayStore
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, ConsentHarness, make_call, next_owner, verdicts
 from tests.model.builders import make_answer, open_worker
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import dropped, others_run, until
 
 

@@ -15,10 +15,10 @@ from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
+from soong.testing.bus import MemoryBus
 from tests.contract.databases import sqlite_copy
 from tests.integration.parking import Site, ask, asking, echo, open_site
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 from tests.waiting import until
 
 OpenSite: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]

@@ -303,7 +303,7 @@ class LossyBoard(MemoryBus):
         self._later = later
         self.is_down = False
 
-    def _ring(self, subject: str, ids: Sequence[str]) -> None:
+    def _notify(self, subject: str, ids: Sequence[str]) -> None:
         if self.is_down or self._dice.strikes(Fault.HINT_LOST):
             return
         for _ in range(2 if self._dice.strikes(Fault.HINT_DOUBLED) else 1):
@@ -312,14 +312,14 @@ class LossyBoard(MemoryBus):
 
     def _arrive(self, subject: str, ids: Sequence[str]) -> None:
         if not self.is_down:
-            super()._ring(subject, ids)
+            super()._notify(subject, ids)
 
     def come_back(self) -> None:
         """Redis answers again: every subscription that was away says so."""
         self.is_down = False
-        for subject in list(self._ears):
+        for subject in list(self._listeners):
             own = "" if subject in (OWNERS_CHANNEL, REQUESTS) else subject.rpartition(":")[2]
-            super()._ring(subject, (own,))
+            super()._notify(subject, (own,))
 
 
 class Consumer(Protocol):

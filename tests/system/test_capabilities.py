@@ -5,7 +5,6 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import ConcurrencyLimit, Step, Task
 from soong.shared.sandbox.rooted import mark_project
+from soong.testing import LocalService
 from tests.scripted import call, calls
 from tests.system.auditor import audit, read_effects
 from tests.system.cli_scene import scene
@@ -240,18 +240,16 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
 
 
 @pytest.mark.spec("DAG-03", "CARD-2", "DAG-01.c")
-def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
-    with scene() as cli:
-        cli.serve_with("pull", ROOT / "examples")
-        (cli.folder / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")
+async def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it(soong_service: LocalService) -> None:
+    (soong_service.project / "a.txt").write_text("TODO one\nFIXME two\nTODO three\n")
 
-        done = cli.json("run", str(ROOT / "examples" / "pull.yaml"))
+    done = await soong_service.run(ROOT / "examples" / "pull.yaml")
 
-        steps: dict[str, Any] = {step["id"]: step for step in done["steps"]}
-        assert (done["status"], done["exit_code"]) == ("completed", 0)
-        assert steps["tell"]["output"] == {"said": "2 TODO, 1 FIXME, 0 NOTE."}
-        assert steps["lead"]["output"] == {"done": 3}
-        assert {steps[name]["held_by"] for name in ("todos", "fixmes", "notes")} == {steps["lead"]["run"]}
+    steps = {step.id: step for step in done.steps}
+    assert (done.status, done.exit_code) == ("completed", 0)
+    assert steps["tell"].output == {"said": "2 TODO, 1 FIXME, 0 NOTE."}
+    assert steps["lead"].output == {"done": 3}
+    assert {steps[name].held_by for name in ("todos", "fixmes", "notes")} == {steps["lead"].run}
 
 
 @pytest.mark.spec("DAG-03", "CARD-2")

@@ -2,19 +2,19 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.testing import LocalService
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
 from tests.system.deployment import ON_POSTGRES, ON_SQLITE, Deployment, end
@@ -77,32 +77,32 @@ async def test_a_grant_for_the_session_answers_the_same_scope_in_another_process
     assert written(folder) == ["left.txt", "right.txt"]
 
 
-async def broken(request: PermissionRequest) -> PermissionDecision:
+async def broken(_service: LocalService) -> PermissionDecision:
     raise RuntimeError("the window was closed")
 
 
-async def silent(request: PermissionRequest) -> PermissionDecision:
-    await asyncio.Event().wait()
-    raise AssertionError("nobody sets it")
+async def silent(service: LocalService) -> PermissionDecision:
+    while True:
+        await asyncio.sleep(0.01)
+        service.clock.advance(60)
 
 
 @pytest.mark.spec("PER-05.d", "PER-14.a")
-@ON_SQLITE
 @pytest.mark.parametrize(
     ("callback", "error"),
     [(None, "permission_no_callback"), (broken, "permission_failed"), (silent, "permission_timeout")],
     ids=["no callback", "callback raises", "callback too slow"],
 )
 async def test_every_way_of_not_being_answered_is_distinguished(
-    service: Deployment, folder: Path, callback: Callable[..., object] | None, error: str
+    soong_service: LocalService, callback: Callable[..., Awaitable[PermissionDecision]] | None, error: str
 ) -> None:
-    task = await run(service, folder, callback)
+    answer = None if callback is None else lambda _request: callback(soong_service)
 
-    events = await events_of(service, task)
-    assert task.status is TaskStatus.COMPLETED
-    assert (EventType.TOOL_DENIED, error) in events
-    assert EventType.PERMISSION_FAILED in {type_ for type_, _ in events}
-    assert written(folder) == []
+    result = await soong_service.run(PLAN, permission_callback=answer)
+
+    assert result.status is TaskStatus.COMPLETED
+    assert [(one.error, one.author) for one in result.denials] == [(error, "system")] * 2
+    assert not (soong_service.project / "notes").exists()
 
 
 PARKS: dict[str, str] = {"SOONG_PARK_AFTER_S": "0.2"}

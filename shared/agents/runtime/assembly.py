@@ -35,6 +35,7 @@ from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore
 from soong.shared.agents.runtime.prepared import AgentObserver, ModelRules, PreparedAgent, PreparedCalls, agent_task
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.identity import step_id_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc
@@ -295,7 +296,7 @@ class AgentRuntime:
         """Return the model of an agent of another library, which has the agent. Raises as :meth:`prepare`."""
         name, identity = claim.identity.model, claim.identity
         is_own = name in ("", SCRIPT) or name.startswith(OWN_PREFIX)
-        model = None if is_own else await self._resolved(name)
+        model = None if is_own else await self._resolved(name, step_key=claim.step_key)
         folder = self._runs / identity.run_id / WORKSPACE
         context = StepContext(identity, claim.attempt, claim.step_key, folder, Path(claim.project))
 
@@ -314,7 +315,7 @@ class AgentRuntime:
         """
         name = claim.identity.model or self.settings.model
         try:
-            return await self._resolved(name, claim.spec.script)
+            return await self._resolved(name, claim.spec.script, claim.step_key)
         except InvalidConfigError as error:
             if not fallbacks.names:
                 raise
@@ -322,12 +323,12 @@ class AgentRuntime:
 
             return UnusableModel(name, str(error))
 
-    async def _resolved(self, name: str, script: str = "") -> Any:
+    async def _resolved(self, name: str, script: str = "", step_key: str = "") -> Any:
         if not is_warm(name):
             # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
             await asyncio.to_thread(warm_up, name)
             settle_gc()
-        return resolve_model(name, script)
+        return resolve_model(name, script, step_id_of(step_key))
 
     def _fallbacks(self, claim: Claim, definition: AgentDefinition) -> Fallbacks:
         name = claim.identity.model or self.settings.model

@@ -7,7 +7,7 @@ from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextP
 from soong.shared.agents.runtime.broadcast import AnswerBroadcast
 from soong.shared.engine.wire.notifier import AnswerDelta, delta_of
 from soong.shared.sandbox.redact import redactor
-from tests.model.memory.notifier import MemoryBus
+from soong.testing.bus import MemoryBus
 from tests.waiting import others_run
 
 SECRET = "sk-" + "a1B2" * 8

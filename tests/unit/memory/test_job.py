@@ -22,11 +22,11 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.memory.files import FileMemory
 from soong.shared.toolsets.memory.provider import Memory
+from soong.testing.bus import MemoryBus
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.contract.test_asks import ask, take_up
 from tests.model.builders import make_command
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 
 LONG = "The suite is slow because each test starts a server. " * 10
 TABS: Json = {"memories": [{"content": "The user likes tabs.", "scope": "user", "tags": ["style"]}]}

@@ -46,8 +46,8 @@ from soong.shared.engine.tasks.asks import ask_document
 from soong.shared.engine.tasks.spec import StepSpec, TaskKind
 from soong.shared.permissions.request import Provenance
 from soong.shared.tools.result import ErrorType
+from soong.testing.bus import MemoryBus
 from tests.model.builders import make_session, make_task, open_session
-from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 

@@ -10,7 +10,7 @@ from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPool
 from soong.shared.core import timing
 from soong.shared.engine.wire.notifier import AnswerDelta, NullSubscriber, Subscription
-from tests.model.memory.notifier import MemoryBus
+from soong.testing.bus import MemoryBus
 from tests.waiting import others_run, until
 
 LIMIT_S = 10

@@ -13,10 +13,10 @@ from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, ToolContext
 from soong.shared.toolsets.agents.starting import StartingTools
+from soong.testing.bus import MemoryBus
 from tests.model.builders import make_step, make_task
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
-from tests.model.memory.notifier import MemoryBus
 
 
 def written(path: Path, at_ns: int) -> Path:

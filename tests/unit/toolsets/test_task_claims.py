@@ -21,11 +21,11 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
 from soong.shared.toolsets.tasks.own import TaskTools
+from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Incarnation
 from soong.worker.held_runs import AdditionalSteps
 from tests.model.builders import make_session, make_step, make_task, open_session
-from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.unit.agents.parts import Notebook, RuleGate
 from tests.unit.tools.parts import error_of

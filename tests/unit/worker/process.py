@@ -14,13 +14,13 @@ from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, StepEnd
 from soong.shared.sandbox.redact import Redactor
+from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.heartbeat import Incarnation
 from soong.worker.held_runs import AdditionalSteps, UnendedRuns
 from soong.worker.slots import Slots
 from tests.model.builders import make_task, open_session
-from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore
 from tests.waiting import others_run
 

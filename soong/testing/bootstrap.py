@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.plan_modules import PlanModules
 from soong.orchestrator.embedded.folders import prepare_home
@@ -128,6 +130,11 @@ class _Host:
             await worker.stop()
         await self._orchestrator.stop()
         await self.store.close()
+        # A slot still waits for a function that has not ended within the drain.
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=timing.SHORT_LIMIT_S)
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
@@ -135,13 +142,16 @@ class _Host:
 def local_service(folder: Path, settings: Mapping[str, object]) -> Iterator[LocalService]:
     """Run a service below ``folder`` and let it take the place of every other in this process.
 
-    Raises: InvalidConfigError, there is no such setting; says which.
+    Raises: InvalidConfigError, there is no such setting, or its value is wrong; says which.
     """
     if unknown := sorted(set(settings) - set(Settings.model_fields)):
         raise InvalidConfigError(f"soong_settings: there is no setting {', '.join(map(repr, unknown))}")
     project = folder / "project"
     project.mkdir(exist_ok=True)
-    loaded = Settings.model_validate({"agent_home": folder / "soong-home", **settings, **LEASES})
+    try:
+        loaded = Settings.model_validate({"agent_home": folder / "soong-home", **settings, **LEASES})
+    except ValidationError as error:
+        raise InvalidConfigError(f"soong_settings: {error}") from error
     prepare_home(loaded)
     for module in loaded.functions:
         import_own(module, "soong_settings: functions", loaded.import_folders)

@@ -251,26 +251,43 @@ def test_the_test_of_the_page_passes_and_a_question_without_a_rule_fails_its_tes
     assert "add answer('code.write_file', …)" in done.stdout
 
 
+@step
+def slow() -> None:
+    time.sleep(2)
+
+
+@plan
+def waits() -> None:
+    return slow()
+
+
 @pytest.mark.spec("TST-01.a")
-def test_a_service_leaves_no_thread_and_no_model_and_knows_its_settings(tmp_path: Path) -> None:
+def test_a_service_leaves_no_thread_no_model_and_no_task(tmp_path: Path) -> None:
     before = set(threading.enumerate())
 
     with local_service(tmp_path, {"max_turns": 1}) as service:
         model = scripted_model([WRITE, "done"], name="openai:gpt-4o")
-        (step,) = asyncio.run(service.run(agents("a"), model=model.name)).steps
-    unknown: Mapping[str, object] = {"slot": 2}
+        (ended,) = service.sync.run(agents("a"), model=model.name).steps
+        next(change for change in service.sync.start(waits).events() if change.status == "running")
 
-    assert step.error is not None
-    assert step.error.type == "max_turns"
+    assert ended.error is not None
+    assert ended.error.type == "max_turns"
     assert model.name not in REGISTERED
     ours = {one.name for one in set(threading.enumerate()) - before if one.name.startswith("soong")}
     assert {
         name for name in ours if not name.startswith(("soong-call", "soong-step"))
     } == set()  # those are for the next
-    with (
-        pytest.raises(InvalidConfigError, match="soong_settings: there is no setting 'slot'"),
-        local_service(tmp_path, unknown),
-    ):
+    assert not asyncio.all_tasks(service._host.thread.loop)
+
+
+@pytest.mark.spec("TST-01.a")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"slot": 2}, "there is no setting 'slot'"), ({"slots": "many"}, r"slots\n.*valid integer.*'many'")],
+    ids=["name", "value"],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, settings: Mapping[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"(?s)soong_settings: .*{words}"), local_service(tmp_path, settings):
         pass
 
 

@@ -317,12 +317,15 @@ def test_the_console_is_served_from_the_wheel_alone(cli: CliHarness, installed: 
     cli.assert_nothing_left()
 
 
+@pytest.mark.spec("TST-01")
 def test_the_wheel_says_what_it_is(built: Distributions) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     with zipfile.ZipFile(built.wheel) as archive:
         files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         metadata = archive.read(files["METADATA"]).decode()
+        entry_points = archive.read(files["entry_points.txt"]).decode()
 
+    assert "[pytest11]\nsoong = soong.testing.plugin\n" in entry_points
     assert "licenses/LICENSE" in files
     assert "Name: soong-agents\n" in metadata
     assert f"Summary: {project['description']}\n" in metadata

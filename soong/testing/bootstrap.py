@@ -101,7 +101,7 @@ class _Host:
     async def start(self) -> None:
         wires = Wires(self.bus, self.bus, self.bus, _NoQueue(), LocalPacer(self.clock.monotonic_s))
         self._orchestrator = await assemble_orchestrator(self.settings, self.clock, lambda _settings: wires)
-        self.store = await open_store(self.settings.effective_database_url)
+        self.store = self._orchestrator.parts.store
         await self._orchestrator.start()
         await self.ensure_worker()
 
@@ -124,12 +124,20 @@ class _Host:
         self._workers.append(worker)
         await worker.start()
 
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Soong]:
+        """Open another client, of the running event loop."""
+        soong = LocalService(self)
+        try:
+            yield soong
+        finally:
+            await soong._service.close()  # noqa: SLF001  # of its base
+
     async def stop(self) -> None:
         for worker in self._workers:
             await worker.drain(timedelta(0))
             await worker.stop()
         await self._orchestrator.stop()
-        await self.store.close()
         # A slot still waits for a function that has not ended within the drain.
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in left:
@@ -155,28 +163,15 @@ def local_service(folder: Path, settings: Mapping[str, object]) -> Iterator[Loca
     prepare_home(loaded)
     for module in loaded.functions:
         import_own(module, "soong_settings: functions", loaded.import_folders)
-    models = dict(REGISTERED)
-    host = _Host(loaded, project)
-    host.thread.start()
-    try:
+    host, models = _Host(loaded, project), dict(REGISTERED)
+    with ExitStack() as stack:
+        stack.callback(REGISTERED.update, models)
+        stack.callback(REGISTERED.clear)
+        host.thread.start()
+        stack.callback(host.thread.stop)
         host.thread.submit(host.start()).result()
-
-        @asynccontextmanager
-        async def opened() -> AsyncIterator[Soong]:
-            soong = LocalService(host)
-            try:
-                yield soong
-            finally:
-                await soong._service.close()  # noqa: SLF001  # of its base
-
-        IN_PROCESS.append(opened)
-        try:
-            yield LocalService(host)
-        finally:
-            host.opened.close()
-            IN_PROCESS.remove(opened)
-            host.thread.submit(host.stop()).result()
-    finally:
-        host.thread.stop()
-        REGISTERED.clear()
-        REGISTERED.update(models)
+        stack.callback(lambda: host.thread.submit(host.stop()).result())
+        IN_PROCESS.append(host.client)
+        stack.callback(IN_PROCESS.remove, host.client)
+        stack.enter_context(host.opened)
+        yield LocalService(host)

@@ -46,7 +46,7 @@ async def main(way, home, plan):
         elif way == "callback":
             print((await soong.run(plan, permission_callback=yes)).status)
         else:
-            print(await soong.submit(plan, allow=["code.write_file:" + sys.argv[4]]))
+            print(await soong.start(plan, allow=["code.write_file:" + sys.argv[4]]))
 
 asyncio.run(main(*sys.argv[1:4]))
 """

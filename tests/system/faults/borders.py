@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
@@ -33,7 +32,7 @@ def reach(border: str) -> None:
     """Be at a border: if it is one of those that were named, and for the first time, it strikes."""
     if border in _left:
         _left.discard(border)
-        sys.stderr.write(f"{STRUCK}{border}\n")
+        os.write(2, f"{STRUCK}{border}\n".encode())  # what a run writes to sys.stderr is kept with it
         # To this thread: one sent to the process may reach another thread first, and this one go on meanwhile.
         strike = signal.SIGSTOP if os.environ.get("FAULT_STRIKE") == "stop" else signal.SIGKILL
         signal.pthread_kill(threading.get_ident(), strike)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from soong.orchestrator.sdk.service import PlanSource, Soong
     from soong.orchestrator.sdk.sync import SyncSoong, SyncTask
     from soong.orchestrator.sdk.task import StepChange, TaskHandle
-    from soong.shared.agents.own.registration import register_agent
     from soong.shared.agents.own.steps import step
     from soong.shared.core.errors import (
         ConflictError,
@@ -85,7 +84,6 @@ _HOMES = {
     "soong.orchestrator.sdk.service": ("PlanSource", "Soong"),
     "soong.orchestrator.sdk.sync": ("SyncSoong", "SyncTask"),
     "soong.orchestrator.sdk.task": ("StepChange", "TaskHandle"),
-    "soong.shared.agents.own.registration": ("register_agent",),
     "soong.shared.agents.own.steps": ("step",),
     "soong.shared.core.errors": (
         "ConflictError",
@@ -201,7 +199,6 @@ __all__ = [
     "post_hook",
     "pre_hook",
     "pydantic_ai_toolset",
-    "register_agent",
     "risk_classifier",
     "scripted_agent",
     "step",

@@ -7,7 +7,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from soong import register_agent
+from soong import step
 
 
 @tool
@@ -30,4 +30,4 @@ graph.add_edge(START, "think")
 graph.add_conditional_edges("think", tools_condition)
 graph.add_edge("tools", "think")
 
-register_agent("team.graph", graph.compile(), readonly=["owner_of"])
+review = step(graph.compile(), name="team.graph", readonly=["owner_of"])

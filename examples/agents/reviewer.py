@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext
 
-from soong import JsonObject, StepContext, register_agent
+from soong import JsonObject, StepContext, step
 
 
 @dataclass
@@ -48,4 +48,4 @@ def team_of(inputs: JsonObject, _context: StepContext) -> Team:
     return Team(str(inputs["team"]))
 
 
-register_agent("team.reviewer", reviewer, deps=team_of, readonly=["owner_of"])
+review = step(reviewer, name="team.reviewer", deps=team_of, readonly=["owner_of"])

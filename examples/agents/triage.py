@@ -3,7 +3,7 @@
 from agents import Agent, function_tool
 from pydantic import BaseModel
 
-from soong import register_agent
+from soong import step
 
 
 class Ticket(BaseModel):
@@ -28,4 +28,4 @@ def file_ticket(title: str) -> int:
 filer = Agent(name="filer", instructions="File one ticket.", tools=[file_ticket], output_type=Ticket, model="gpt-5")
 triage = Agent(name="triage", instructions="Find the team.", tools=[team_of], handoffs=[filer], model="gpt-5")
 
-register_agent("team.triage", triage, readonly=["team_of"])
+sort = step(triage, name="team.triage", readonly=["team_of"])

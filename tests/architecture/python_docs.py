@@ -25,7 +25,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Plans in Python": (
         *("plan", "PlanFunction", "step", "TypedStep", "agent_step", "AgentNode", "celery_step", "CeleryNode"),
     ),
-    "Steps": ("StepContext", "scripted_agent", "AgentHandle", "register_agent", "Json", "JsonObject"),
+    "Steps": ("StepContext", "scripted_agent", "AgentHandle", "Json", "JsonObject"),
     "Permissions": (
         *("PermissionCallback", "PermissionRequest", "PermissionDecision", "Choice", "StepGrant", "Preview"),
         *("StepPreview", "CheckedPermission", "ElicitationCallback", "ElicitationRequest", "ElicitationAnswer"),

@@ -8,7 +8,7 @@ from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 
-from soong import JsonObject, StepContext, register_agent
+from soong import JsonObject, StepContext, step
 
 FOLDER = Path(os.environ.get("OWN_AGENT_FOLDER", "/nonexistent"))
 
@@ -66,4 +66,4 @@ def check(ctx: RunContext[str], output: str) -> str:
     return output
 
 
-register_agent("tests.mortal", agent, deps=deps, readonly=["look"])
+step(agent, name="tests.mortal", deps=deps, readonly=["look"])

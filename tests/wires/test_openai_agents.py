@@ -18,7 +18,7 @@ from llmock.scenarios import Fail, Reply, ToolCall
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from soong.shared.agents.own.registration import output_schema_of, register_agent
+from soong.shared.agents.own.registration import register_agent
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason
@@ -156,12 +156,3 @@ async def test_denials_and_a_busy_provider_are_those_of_any_run(own: OwnRun) -> 
 def test_what_cannot_be_kept_is_refused_when_it_is_registered(agent: Agent[Any], words: str) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         register_agent("tests.refused", agent)
-
-
-@pytest.mark.spec("BYO-02.a")
-def test_the_schema_of_an_output_is_that_of_its_type() -> None:
-    schemas = [output_schema_of(Agent("a")), output_schema_of(Agent("a", output_type=Report))]
-
-    assert schemas[0] == {"type": "string"}
-    assert schemas[1] is not None
-    assert schemas[1]["required"] == ["owner", "bugs"]

@@ -12,9 +12,10 @@ from pydantic_ai.messages import BinaryContent, PartDeltaEvent
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import ExternalToolset
 
+from soong import InvalidPlanError, plan, step
 from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.agents.model import resolve_model
-from soong.shared.agents.own.registration import output_schema_of, register_agent
+from soong.shared.agents.own.registration import register_agent
 from soong.shared.agents.requests import Reserved
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
@@ -23,6 +24,7 @@ from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.functions import StepContext
+from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PreOutcome
@@ -353,12 +355,28 @@ def test_what_cannot_be_registered_says_why(
     own: OwnRun, name: str, given: object, readonly: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=words):
-        register_agent(name, given, readonly=readonly)
+        register_agent(name, given, readonly=readonly, origin="here")
 
 
-@pytest.mark.spec("BYO-01")
-def test_the_schema_of_an_agents_output_is_that_of_its_type() -> None:
-    schema = output_schema_of(agent)
+@pytest.mark.spec("BYO-01", "FLW-01.b")
+def test_a_step_of_an_agent_is_a_node_of_a_plan_in_python() -> None:
+    review = step(Agent("test", name="r"), name="tests.of-a-plan", tools=["code.read_file"], retries=1)
 
-    assert schema is not None
-    assert schema["required"] == ["owner", "bugs"]
+    @plan
+    def audit(path: str = "a.py") -> str:
+        return review(prompt=f"Review {path}.")
+
+    assert audit.document["modules"] == [__name__]
+    assert audit.document["steps"] == [
+        {
+            "id": "of-a-plan",
+            "kind": "agent",
+            "agent": "python:tests.of-a-plan",
+            "allowed_tools": ["code.read_file"],
+            "retries": 1,
+            "inputs": {"prompt": "Review ${inputs.path}."},
+        }
+    ]
+    assert plan_from_json({key: value for key, value in audit.document.items() if key != "modules"}).steps
+    with pytest.raises(InvalidPlanError, match="an agent of pydantic_ai has no name here"):
+        step(Agent("test"))  # type: ignore[call-overload]

@@ -66,10 +66,6 @@ def check(graph: Pregel[Any, Any, Any, Any]) -> frozenset[str] | None:
     return frozenset(name for node in nodes for name in node.tools_by_name) if nodes else None
 
 
-def output_schema(_graph: Pregel[Any, Any, Any, Any]) -> JsonObject | None:
-    return None
-
-
 def open_agent(registered: RegisteredAgent, context: StepContext, model: Any) -> "GraphAgent":
     if model is not None:
         words = f"the graph {registered.name!r} sends its requests itself"

@@ -74,10 +74,6 @@ def _team(agent: agents.Agent[Any]) -> list[agents.Agent[Any]]:
     return found
 
 
-def output_schema(agent: agents.Agent[Any]) -> JsonObject:
-    return {"type": "string"} if agent.output_type is None else TypeAdapter(_type_of(agent)).json_schema()
-
-
 def _type_of(agent: agents.Agent[Any]) -> Any:
     given = agent.output_type
     return given.output_type if isinstance(given, agents.AgentOutputSchema) else given

@@ -92,10 +92,6 @@ def check(agent: AbstractAgent[Any, Any]) -> frozenset[str] | None:
     return None if others else frozenset(names)
 
 
-def output_schema(agent: AbstractAgent[Any, Any]) -> JsonObject:
-    return agent.output_json_schema()
-
-
 def open_agent(registered: RegisteredAgent, context: StepContext, model: Model[Any] | None) -> "PydanticAgent":
     return PydanticAgent(registered, context, model)
 

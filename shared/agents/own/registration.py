@@ -4,7 +4,6 @@ Importing the module that registers is all that a worker needs. The library of a
 adapter is imported when an agent of it is registered or run.
 """
 
-import inspect
 import re
 from collections.abc import Collection
 from importlib import import_module
@@ -14,7 +13,6 @@ from soong.shared.agents.own.port import OwnAgent
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import call_foreign, shown, words_of
 from soong.shared.core.installation import install_line
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.functions import Deps, RegisteredAgent, StepContext, keep_agent, resolve_agent
 from soong.shared.tools.definition import NAMESPACE_TAGS
 
@@ -29,7 +27,9 @@ _ADAPTERS: Final = {
 _EXTRAS: Final = {"agents": "openai-agents", "langgraph": "langgraph"}
 
 
-def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly: Collection[str] = ()) -> None:
+def register_agent(
+    name: str, agent: Any, *, deps: Deps | None = None, readonly: Collection[str] = (), origin: str = ""
+) -> None:
     """Register an agent of Pydantic AI, an agent of the OpenAI Agents SDK or a compiled LangGraph graph under ``name``.
 
     A step runs it with ``agent: python:NAME``. The text input ``prompt`` is its prompt; without one the step's
@@ -43,6 +43,7 @@ def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly:
             an awaitable of them, or an asynchronous context manager, which is entered and left with the run.
         readonly: the agent's own tools that change nothing. They are not asked for, and run again when a crash cut
             them off. All other tools of its own are writes, and ask.
+        origin: where it is registered, ``file:line``: two places cannot have the same name.
 
     Raises:
         InvalidConfigError: the name is not dotted lower-case ASCII or is taken, the agent is of no known library, it
@@ -54,9 +55,6 @@ def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly:
             f"{name!r} is not the name of an agent; use parts of a-z, 0-9, '_' or '-' joined by dots, at most "
             f"{MAX_NAME_CHARS} characters, such as 'reviewers.bug_finder'; the first part is none of {own}"
         )
-    frame = inspect.currentframe()
-    caller = None if frame is None else frame.f_back
-    origin = "" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
     registered = RegisteredAgent(name, agent, deps, frozenset(readonly), origin)
     own_tools = adapter_of(agent, name).check(agent)
     unknown = sorted(registered.readonly - own_tools) if own_tools is not None else []
@@ -66,12 +64,6 @@ def register_agent(name: str, agent: Any, *, deps: Deps | None = None, readonly:
             f"the agent {name!r} has no tool {unknown[0]!r} of its own; readonly can name: {known}"
         )
     keep_agent(registered)
-
-
-def output_schema_of(agent: Any) -> JsonObject | None:
-    """Return the JSON Schema of what an agent gives; None where it is not known. Raises: InvalidConfigError."""
-    schema: JsonObject | None = adapter_of(agent, "").output_schema(agent)
-    return schema
 
 
 def adapter_of(agent: Any, name: str) -> Any:

@@ -72,8 +72,13 @@ def step(work: Any = None, /, *, name: str = "", **options: Any) -> Any:
     microseconds and is called on the event loop of its worker. ``name`` is what a plan in YAML calls, by default
     ``module.function``.
 
-    An agent is called with inputs by name; ``prompt`` is its prompt. ``name`` is its name in the module, which plans in
-    YAML call ``python:MODULE.NAME``; ``deps`` and ``readonly`` are those of :func:`register_agent`.
+    An agent is called with inputs by name. The text input ``prompt`` is its prompt; without one, all inputs as JSON
+    are. Its ``name`` is what plans in YAML call ``python:NAME``, and a part before the names of its own tools, such
+    as ``reviewers.bug_finder``. ``deps`` is called with the step's inputs and its :class:`StepContext`, once in
+    each process that takes the run up; it returns the agent's dependencies (the ``context`` of the OpenAI Agents
+    SDK and of a graph), an awaitable of them, or an asynchronous context manager. ``readonly`` names its own tools
+    that change nothing: they are not asked for, and run again when a crash cut them off. All other tools of its own
+    are writes, and ask.
 
     ``options`` are the fields of a step in a plan.
 
@@ -86,11 +91,12 @@ def step(work: Any = None, /, *, name: str = "", **options: Any) -> Any:
     if callable(work) and hasattr(work, "__code__"):
         return TypedStep(work, options, name=name, is_cheap=is_cheap)
     if not name:
-        hint = 'name it: step(reviewer, name="reviewer")'
+        hint = 'name it: step(reviewer, name="team.reviewer")'
         raise refused("step", f"an agent of {type(work).__module__.partition('.')[0]} has no name here", hint)
-    module = program_module(sys._getframe(1).f_globals["__name__"], name)  # noqa: SLF001  # the module that calls
+    caller = sys._getframe(1)  # noqa: SLF001  # the module that workers import for it
     own = {option: options.pop(option) for option in ("deps", "readonly") if option in options}
-    register_agent(full := f"{module}.{name}".lower(), work, **own)
-    node: AgentNode[Any] = AgentNode(name, {"kind": "agent", "agent": f"{OWN_PREFIX}{full}"}, Any, options)
-    node.module = module
+    register_agent(name, work, **own, origin=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    fields = {"kind": "agent", "agent": f"{OWN_PREFIX}{name}"}
+    node: AgentNode[Any] = AgentNode(name.rpartition(".")[2], fields, Any, options)
+    node.module = program_module(caller.f_globals["__name__"], name)
     return node

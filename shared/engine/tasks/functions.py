@@ -375,7 +375,7 @@ def called_tools(body: ScriptBody) -> tuple[str, ...]:
 
 
 WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"
-WHERE_AGENTS: Final = "; modules that call `register_agent` are named by SOONG_FUNCTIONS or by the plan's `modules`"
+WHERE_AGENTS: Final = "; modules that make a step of an agent are named by SOONG_FUNCTIONS or by the plan's `modules`"
 
 
 @scripted_agent("builtin.echo", cheap=True)

@@ -42,6 +42,7 @@ from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.request import ElicitationCallback, PermissionCallback
+from soong.shared.toolsets.modules import refuse_at_import
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json] | PlanDefinition
 """A plan file, the plan itself as a mapping, or a function with ``@plan``."""
@@ -73,6 +74,7 @@ class Soong:
             InvalidConfigError: a wrong setting, or a deployment is named: then use :meth:`connect`.
             UnavailableError: the service did not start; says why.
         """
+        refuse_at_import()
         if IN_PROCESS:
             async with IN_PROCESS[-1]() as soong:
                 yield soong
@@ -98,6 +100,7 @@ class Soong:
             InvalidConfigError: a wrong setting, or one of the URLs is missing.
             UnavailableError, SchemaVersionError: the database cannot be used.
         """
+        refuse_at_import()
         if IN_PROCESS:
             async with IN_PROCESS[-1]() as soong:
                 yield soong

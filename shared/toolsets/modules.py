@@ -22,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from soong.shared.core import foreign
-from soong.shared.core.errors import InvalidConfigError, InvalidToolError
+from soong.shared.core.errors import InvalidConfigError, InvalidToolError, UsageError
 from soong.shared.core.foreign import call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, ToolContext, ToolDefinition
@@ -42,6 +42,8 @@ OWN: Final = frozenset({"soong"})
 _IMPORT_FILES: Final = (importlib.__file__, foreign.__file__, __file__)
 
 Invoke = Callable[[JsonObject], Any]
+_IMPORTING: Final[list[str]] = []
+"""The modules of users that this process imports just now."""
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -69,6 +71,7 @@ def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleTy
     look_in(folders, (name,))
     if problem := shadowed(name):
         raise InvalidConfigError(f"{setting} names {name!r}: {problem}")
+    _IMPORTING.append(name)
     try:
         return call_foreign(importlib.import_module, name)
     except InvalidToolError:
@@ -81,6 +84,17 @@ def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleTy
         raise InvalidConfigError(f"{setting} names {name!r}, which is {places}; {hint}") from error
     except Exception as error:  # any error of the module at import: the message names the module
         raise _failed(name, setting, error) from error
+    finally:
+        _IMPORTING.pop()
+
+
+def refuse_at_import() -> None:
+    """Raises: UsageError, a module that is imported for its steps or tools opens a service, as a program would."""
+    if _IMPORTING:
+        raise UsageError(
+            f"the module {_IMPORTING[-1]!r} runs a plan when it is imported; write that below "
+            '`if __name__ == "__main__":`, as workers import the module for its steps'
+        )
 
 
 def _offer(module: ModuleType, registry: ToolRegistry) -> None:

@@ -196,6 +196,25 @@ def called(cli: CliHarness, program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.spec("FLW-01.d")
+def test_a_program_that_runs_its_plan_at_import_is_told_where_to_write_that(cli: CliHarness) -> None:
+    program = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
+    (cli.folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=cli.folder,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "the module 'program' runs a plan when it is imported; write that below `if __name__" in done.stderr
+    assert "runs a plan when it is imported" in cli.run("tasks", "validate", "program.py").stderr
+
+
 @pytest.mark.spec("FLW-02.a", "FLW-02.b", "FLW-02.c/script", "FLW-02.c/loop")
 def test_a_program_runs_a_plan_with_and_without_an_event_loop(with_words: CliHarness) -> None:
     assert called(with_words, PROGRAM) == "plan 'words': text: Input should be a valid string\n"

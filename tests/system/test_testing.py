@@ -67,6 +67,7 @@ async def test_a_plan_with_an_agent_and_a_question_takes_less_than_a_second(
     soong_service: LocalService, time_of: str
 ) -> None:
     model, person = scripted_model([WRITE, "done"]), answer("code.write_file", "allow")
+    before = psutil.Process().children()
     began_s = time.perf_counter()
 
     result = await soong_service.run(agents("write"), model=model.name, permission_callback=person)
@@ -75,7 +76,7 @@ async def test_a_plan_with_an_agent_and_a_question_takes_less_than_a_second(
     assert (result.status, result.outputs, file.read_text()) == (TaskStatus.COMPLETED, {"write": "done"}, "x")
     assert [(one.tool, one.shown) for one in person.asked] == [("code.write_file", str(file))]
     assert [len(messages) for messages in model.requests] == [1, 3]
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(before)
     if time_of == "as usual":
         assert time.perf_counter() - began_s < LIMIT_S
 

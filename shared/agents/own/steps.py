@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 from soong.shared.agents.own.registration import register_agent
 from soong.shared.engine.tasks.functions import Deps
 from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
-from soong.shared.engine.tasks.python_plan.function_step import StepOptions, TypedStep, program_module
+from soong.shared.engine.tasks.python_plan.function_step import StepOptions, TypedStep, keep_module, program_module
 from soong.shared.engine.tasks.python_plan.other_steps import AgentNode, AgentOptions
 from soong.shared.engine.tasks.python_plan.signature import refused
 
@@ -99,4 +99,5 @@ def step(work: Any = None, /, *, name: str = "", **options: Any) -> Any:
     fields = {"kind": "agent", "agent": f"{OWN_PREFIX}{name}"}
     node: AgentNode[Any] = AgentNode(name.rpartition(".")[2], fields, Any, options)
     node.module = program_module(caller.f_globals["__name__"], name)
+    keep_module(node.module, caller.f_code.co_filename)
     return node

@@ -164,7 +164,7 @@ def test_a_step_that_is_called_twice_is_two_nodes_and_a_plan_in_a_plan_adds_its_
 
     @plan
     def outer(text: str = "x") -> list[Any]:
-        return [find(text), find("b"), inner("c"), add(x=1, y=find("d")[0].lines[0])]
+        return [find(text), find("b"), inner("c"), add(1, y=find("d")[0].lines[0])]
 
     ids = {step_id: one["inputs"] for step_id, one in steps_of(outer.function).items()}
     assert ids == {
@@ -172,7 +172,7 @@ def test_a_step_that_is_called_twice_is_two_nodes_and_a_plan_in_a_plan_adds_its_
         "find-2": {"folder": "b"},
         "find-3": {"folder": "c"},
         "find-4": {"folder": "d"},
-        "add": {"x": 1, "y": "${find-4.output[0].lines[0]}"},
+        "add": {"y": "${find-4.output[0].lines[0]}"},
     }
 
 
@@ -256,6 +256,10 @@ def _no_steps(folder: str = "x") -> Any:
     return folder
 
 
+def _no_name(folder: str = "x") -> Any:
+    return review(folder)
+
+
 def _two_types(value: int | str = 1) -> Any:
     return total([], extra=value)
 
@@ -289,6 +293,7 @@ KEPT: list[Any] = []
         (_unknown_parameter, "step 'find': got an unexpected keyword argument 'deep'; call it as find"),
         (_wrong_item, "step 'check': finding: Input should be .*Finding"),
         (_no_steps, "plan '_no_steps': it calls no step"),
+        (_no_name, r"step 'agent': an input of an agent has a name; give it by name"),
         (_two_types, "plan '_two_types': value: an input of a plan is of one type of JSON"),
         (_not_json, "step 'total': extra: the value is not JSON: .*object"),
         (_nul, "a text has a NUL character"),

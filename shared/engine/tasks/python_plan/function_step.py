@@ -22,8 +22,8 @@ Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 
 
-_FUNCTIONS: Final[list[Callable[..., Any]]] = []
-"""Those of all steps of this process."""
+_MODULES: Final[dict[str, str]] = {}
+"""The modules of all steps of this process, each with the folder where workers find it, if that is known."""
 
 
 class StepOptions(NodeOptions, total=False):
@@ -52,7 +52,7 @@ class TypedStep(PlanStep, Generic[P, R]):
         self.module = module_of(function)
         isolation = options.get("isolation", "thread")
         step_function(self.name, cheap=is_cheap, isolation=isolation)(self._body())
-        _FUNCTIONS.append(function)
+        keep_module(self.module, inspect.getsourcefile(inspect.unwrap(function)) or "")
 
     @property
     def result_type(self) -> Any:
@@ -119,18 +119,14 @@ class TypedStep(PlanStep, Generic[P, R]):
 
 def step_modules() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the modules of all steps of this process, and the folders where workers find those."""
-    found = {module_of(function): function for function in _FUNCTIONS}
-    folders = dict.fromkeys(_folder_of(module, function) for module, function in found.items())
-    return tuple(found), tuple(folder for folder in folders if folder)
+    return tuple(_MODULES), tuple(dict.fromkeys(filter(None, _MODULES.values())))
 
 
-def _folder_of(module: str, function: Callable[..., Any]) -> str:
-    file = inspect.getsourcefile(inspect.unwrap(function))
-    if file is None:
-        return ""
+def keep_module(module: str, file: str = "") -> None:
+    """Keep the module of a step, and the folder of its ``file``."""
     path = Path(file).absolute()
     depth = module.count(".") + (path.name == "__init__.py")
-    return str(path.parents[depth])
+    _MODULES[module] = str(path.parents[depth]) if file else ""
 
 
 def module_of(function: Callable[..., Any]) -> str:

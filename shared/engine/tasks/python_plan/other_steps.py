@@ -7,6 +7,7 @@ from typing_extensions import Unpack
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.python_plan.building import Building, Document
+from soong.shared.engine.tasks.python_plan.function_step import keep_module
 from soong.shared.engine.tasks.python_plan.plan_step import NodeOptions, PlanStep
 from soong.shared.engine.tasks.python_plan.signature import Typed, refused
 from soong.shared.tools.foreign_schema import from_json_schema
@@ -45,9 +46,15 @@ class NamedInputs(PlanStep, Generic[R]):
     def result_type(self) -> Any:
         return self._output
 
-    def __call__(self, **inputs: object) -> R:
-        """Make a node with these inputs. Raises: InvalidPlanError, outside of a plan."""
-        return cast("R", self._node(lambda plan: _inputs(plan, inputs)))
+    takes_args = False
+    """Whether it can be called without names."""
+
+    def __call__(self, *args: object, **inputs: object) -> R:
+        """Make a node with these inputs. Raises: InvalidPlanError, outside of a plan, or an input has no name."""
+        if args and not self.takes_args:
+            hint = f"give it by name, such as {self._name}(prompt=…)"
+            raise refused(f"step {self._name!r}", "an input of an agent has a name", hint)
+        return cast("R", self._node(lambda plan: _inputs(plan, inputs, args)))
 
     def map(self, over: Iterable[object], /, item: str = "item", **inputs: object) -> list[R]:
         """Make one child for each item of a list, which is its input ``item``; the others are the same for all.
@@ -58,8 +65,9 @@ class NamedInputs(PlanStep, Generic[R]):
         return cast("list[R]", made)
 
 
-def _inputs(plan: Building, inputs: Mapping[str, object]) -> Document:
-    return {"inputs": plan.written(inputs)} if inputs else {}
+def _inputs(plan: Building, inputs: Mapping[str, object], args: Sequence[object] = ()) -> Document:
+    given = {"args": list(args), "inputs": inputs}
+    return {name: plan.written(value) for name, value in given.items() if value}
 
 
 class AgentNode(NamedInputs[R]):
@@ -76,6 +84,7 @@ class CeleryNode(NamedInputs[R]):
     """A task of a Celery app as a step."""
 
     options = CeleryOptions
+    takes_args = True
 
     def with_options(self, **options: Unpack[CeleryOptions]) -> "CeleryNode[R]":
         """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
@@ -105,6 +114,12 @@ def agent_step(instructions: str, *, output: type[R] = str, **options: Unpack[Ag
 def celery_step(task: str, *, output: type[R] = object, **options: Unpack[CeleryOptions]) -> CeleryNode[R]:  # type: ignore[assignment]
     """Make a step of a task of a Celery app, by the task's name. ``app`` is where a worker imports the app from.
 
-    It is called with the task's arguments by name. Raises: InvalidPlanError, an option is wrong.
+    It is called with the task's arguments; ``map(over, item="sku")`` gives each item by that name.
+
+    Raises: InvalidPlanError, an option is wrong.
     """
-    return CeleryNode(task.rpartition(".")[2], {"kind": "celery", "call": task}, output, options)
+    node: CeleryNode[R] = CeleryNode(task.rpartition(".")[2], {"kind": "celery", "call": task}, output, options)
+    if module := options.get("app", "").partition(":")[0]:
+        node.module = module
+        keep_module(module)
+    return node

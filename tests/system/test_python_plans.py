@@ -112,6 +112,23 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(with_words: CliHarness
     assert error("run", "words.py", "--input", "txt=a").startswith("input 'txt': the plan has no such input")
 
 
+AGENT_ALONE = """
+from pydantic import BaseModel
+from pydantic_ai import Agent
+from soong import plan, step
+
+class Verdict(BaseModel):
+    owner: str
+
+judge = step(Agent("test", output_type=Verdict), name="shop.judge")
+
+@plan
+def judged(path: str = "a.py") -> Verdict:
+    return judge(prompt=f"Judge {path}.")
+
+if __name__ == "__main__":
+    print(judged.run())
+"""
 PROGRAM = """
 import asyncio, sys
 from soong import SyncSoong, TaskFailedError, UsageError
@@ -218,6 +235,11 @@ def test_a_program_that_runs_its_plan_at_import_is_told_where_to_write_that(cli:
 @pytest.mark.spec("FLW-02.a", "FLW-02.b", "FLW-02.c/script", "FLW-02.c/loop")
 def test_a_program_runs_a_plan_with_and_without_an_event_loop(with_words: CliHarness) -> None:
     assert called(with_words, PROGRAM) == "plan 'words': text: Input should be a valid string\n"
+
+
+@pytest.mark.spec("BYO-01", "FLW-02.c/script")
+def test_a_program_whose_only_step_is_an_agent_of_its_own_runs(cli: CliHarness) -> None:
+    assert called(cli, AGENT_ALONE) == "owner='a'\n"
 
 
 @pytest.mark.spec("FLW-02.c/fastapi", "FLW-02.c/django", "FLW-02.c/celery")

@@ -58,7 +58,7 @@ def here() -> str:
 review = agent_step(
     "Review it.", output=Finding, tools=["code.read_file"], model="openai:gpt-5", settings={"cache": True}
 )
-add = celery_step("shop.tasks.add", app="shop:app", output=int)
+add = celery_step("shop.tasks.add", app="examples.words:app", output=int)
 Build = Callable[..., Any]
 
 

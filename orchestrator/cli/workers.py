@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
@@ -24,9 +24,6 @@ from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.startup import raise_open_files
 from soong.shared.engine.tasks.claims import SCOPE_HELP
-
-if TYPE_CHECKING:
-    from soong.shared.core.settings import Settings
 
 app = CommandTable()
 
@@ -196,12 +193,15 @@ def worker(
     argv = kept_command(module_command("soong.worker", *options))
     environment = child_environment(settings)
     if is_reloaded:
-        raise typer.Exit(_reloaded(argv, environment, settings))
+        named = tuple(filter(None, map(str.strip, functions.split(",")))) if functions else settings.functions
+        raise typer.Exit(_reloaded(argv, environment, named, settings.import_folders))
     # This process becomes the worker's subreaper, which forwards signals and ends as the worker does.
     os.execve(argv[0], argv, environment)  # noqa: S606  # an argv, no shell
 
 
-def _reloaded(argv: Sequence[str], environment: Mapping[str, str], settings: "Settings") -> int:
+def _reloaded(
+    argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], folders: Sequence[str]
+) -> int:
     """Run a worker until it is stopped, and again after each change of its modules; return its exit code.
 
     A signal ends the worker that runs, and with it this. One that cannot start waits for the next change.
@@ -212,9 +212,9 @@ def _reloaded(argv: Sequence[str], environment: Mapping[str, str], settings: "Se
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     while True:
-        files = module_files_of(settings.functions, settings.import_folders)
+        files = module_files_of(modules, folders)
         child = subprocess.Popen(argv, env=environment, start_new_session=True)
-        while module_files_of(settings.functions, settings.import_folders) == files:
+        while module_files_of(modules, folders) == files:
             if stopped.wait(timing.POLL_ROWS_S):
                 child.terminate()
                 return child.wait()

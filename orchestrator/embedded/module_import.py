@@ -31,7 +31,7 @@ def import_here(
 
     ``plan`` is the module and the name of a plan in Python, whose document is made.
 
-    Raises: InvalidConfigError, one of them cannot be imported; InvalidPlanError, there is no such plan, or it is wrong.
+    Raises: InvalidConfigError, one of them cannot be imported; InvalidPlanError, the plan is unknown or wrong.
     """
     for name in modules:
         import_own(name, FIELD, folders)

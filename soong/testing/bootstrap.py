@@ -150,7 +150,7 @@ class _Host:
 def local_service(folder: Path, settings: Mapping[str, object]) -> Iterator[LocalService]:
     """Run a service below ``folder`` and let it take the place of every other in this process.
 
-    Raises: InvalidConfigError, there is no such setting, or its value is wrong; says which.
+    Raises: InvalidConfigError, a setting is unknown or its value is wrong; names it.
     """
     if unknown := sorted(set(settings) - set(Settings.model_fields)):
         raise InvalidConfigError(f"soong_settings: there is no setting {', '.join(map(repr, unknown))}")

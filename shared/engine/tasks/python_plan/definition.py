@@ -79,7 +79,7 @@ class PlanDefinition:
 def document_of(module: str, name: str = "") -> JsonObject:
     """Return the document of a plan of an imported module; without a name of its only one.
 
-    Raises: InvalidPlanError, there is no such plan, or its function raises.
+    Raises: InvalidPlanError, the plan is unknown, or its function raises.
     """
     known = {one.name: one for one in _PLANS.values() if one.module == module}
     file = f"{module.rpartition('.')[2]}.py"

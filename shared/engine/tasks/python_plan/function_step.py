@@ -78,7 +78,7 @@ class TypedStep(PlanStep, Generic[P, R]):
         return cast("list[Result]", cast("TypedStep[..., Result]", self)._mapped(over, args, kwargs))  # noqa: SLF001  # itself
 
     def with_options(self, **options: Unpack[StepOptions]) -> "TypedStep[P, R]":
-        """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
+        """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 
     def _mapped(self, over: Iterable[object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:

@@ -76,7 +76,7 @@ class AgentNode(NamedInputs[R]):
     options = AgentOptions
 
     def with_options(self, **options: Unpack[AgentOptions]) -> "AgentNode[R]":
-        """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
+        """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 
 
@@ -87,7 +87,7 @@ class CeleryNode(NamedInputs[R]):
     takes_args = True
 
     def with_options(self, **options: Unpack[CeleryOptions]) -> "CeleryNode[R]":
-        """Return the step with these options in place of its own. Raises: InvalidPlanError, there is no such one."""
+        """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 
 

@@ -40,7 +40,7 @@ _OF_A_MAP: Final = frozenset({"on_item_failure", "max_items"})
 class PlanStep:
     """A step by its name, its fields that never change (``work``), and its options. Changed ones are copies.
 
-    Raises: InvalidPlanError, there is no such option.
+    Raises: InvalidPlanError, the option is unknown.
     """
 
     options: type = NodeOptions

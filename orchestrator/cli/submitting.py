@@ -213,7 +213,7 @@ async def continue_task(
     except (OSError, ValueError):
         has_modules = False
     async with _at_service(settings, has_modules=has_modules) as (service, held, interrupts):
-        if task["status"] != "completed" or changes_completed:
+        if task["status"] != "completed" or changes_completed or "failed" in task["step_counts"]:
             await held.post(f"/v1/tasks/{task['id']}/{operation}", dict(body))
         if is_detached:
             say(f"task {task['id']} continues")

@@ -32,7 +32,7 @@ from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import scope_of
 from soong.shared.engine.tasks.plan.template import references, render
-from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus, TaskKind, TaskStatus
+from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepStatus, TaskKind, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.wire.notifier import APP, FUNCTION
 from soong.shared.storage.store import Store
@@ -230,8 +230,10 @@ def exit_code_of(view: TaskSnapshot, *, is_denied: bool) -> ExitCode:
                 # Its agent has judged what failed below it, and had no means to do what a budget cut.
                 has_failed = any(step.error is not None and step.error.type in _CUT for step in view.steps)
             else:
-                # A failure that its plan tolerates (`keep`) is still a step that failed.
-                has_failed = any(step.status is StepStatus.FAILED and not step.is_pull_worker for step in view.steps)
+                has_failed = any(
+                    step.status is StepStatus.FAILED and step.on_failure is not FailurePolicy.KEEP
+                    for step in view.steps
+                )
             if has_failed:
                 return ExitCode.FAILED
             return ExitCode.DENIED if is_denied else ExitCode.COMPLETED

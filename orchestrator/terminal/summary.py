@@ -233,7 +233,7 @@ def _next(task: Document) -> list[str]:
         # A function has no log of turns and calls, but what it prints and raises.
         act = "logs" if step["kind"] == "python" else "tail"
         lines.append(f"{name} runs {act} {step['run']}    # {one_line(step['id'], 40)}")
-    if task["status"] != "completed":
+    if failed or task["status"] != "completed":
         limits = {limit: one for limit, one in (task["limits"] or {}).items() if one is not None and limit != "wall_s"}
         more = "".join(f" --limit {limit}=…" for limit, one in limits.items() if one["used"] >= one["limit"])
         lines.append(f"{name} resume {task['id']}{more}")

@@ -22,8 +22,8 @@ from soong.shared.engine.runs.budgets import (
     task_scope,
 )
 from soong.shared.engine.runs.record import EndReason, UnsummedUsage, Usage, UsageBy
-from soong.shared.engine.tasks.spec import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Claim, StepEnd, StepError
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Claim, NewStep, StepEnd, StepError
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_step, make_task
@@ -283,7 +283,7 @@ SECOND_US = 1_000_000
 TURN = Charge(100, 10_000, 1)
 
 
-async def limited(scene: ContractHarness, limits: Budget, *steps: str) -> str:
+async def limited(scene: ContractHarness, limits: Budget, *steps: NewStep | str) -> str:
     """Make a task with limits."""
     task = replace(make_task(scene.own.session_id, *(steps or ("a",))), limits=limits)
     await scene.store.tasks.create_task(task)
@@ -452,6 +452,17 @@ async def test_a_task_whose_time_is_over_is_stopped_while_steps_of_it_wait(scene
 
 
 # -- the stop
+@pytest.mark.spec("DIS-07", "DAG-05")
+async def test_a_task_fails_for_the_limit_though_the_failure_of_its_step_is_kept(scene: ContractHarness) -> None:
+    task_id = await limited(scene, Budget(tokens=1), make_step("a", on_failure=FailurePolicy.KEEP))
+    await scene.advance([at_limit(claim) for claim in await scene.claim(1)])
+
+    await scene.store.tasks.stop_task(scene.own, task_id, reason="it is reached", now_us=scene.now_us)
+
+    assert await scene.finish(task_id) is TaskStatus.FAILED
+    assert (await scene.store.tasks.task(task_id)).reason == "it is reached"
+
+
 @pytest.mark.spec("DIS-07")
 async def test_a_stopped_task_fails_for_the_limit_once_what_is_held_has_ended(scene: ContractHarness) -> None:
     task_id = await limited(scene, Budget(tokens=1), "a", "b", "c")

@@ -31,7 +31,6 @@ from tests.model.builders import (
     make_responder,
     make_retry,
     make_session,
-    make_step,
     make_task,
     make_worker,
 )
@@ -387,10 +386,10 @@ async def test_the_last_task_to_complete_closes_a_session_that_ends_with_it(scen
 
 async def test_a_session_that_would_end_with_its_task_stays_open_when_that_failed(scene: ContractHarness) -> None:
     own = await ending_session(scene)
-    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    task_id = await scene.task("a", own=own)
     claim = await scene.claim_one()
     await scene.fail(claim)
-    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
 
     ended = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
 
@@ -437,12 +436,12 @@ async def test_a_look_leaves_the_folders_of_runs_that_did_something_to_be_writte
 
 async def test_a_look_ends_nothing_where_a_step_failed_until_that_is_settled(scene: ContractHarness) -> None:
     own = await ending_session(scene)
-    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    task_id = await scene.task("a", own=own)
     claim = await scene.claim_one()
     await scene.fail(claim)
     unsettled = await scene.store.tasks.session_work(own)
     assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (unsettled, [])
-    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
     settled = await scene.store.tasks.session_work(own)
 
     assert [task.is_due for task in settled.open_tasks] == [True]

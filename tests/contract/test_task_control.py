@@ -355,6 +355,28 @@ async def test_retry_from_an_item_keeps_the_other_items(scene: ContractHarness) 
     assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
+@pytest.mark.spec("DAG-05", "DAG-08")
+async def test_a_task_completes_with_kept_failures_and_its_retry_runs_them_and_what_went_on_without(
+    scene: ContractHarness,
+) -> None:
+    task_id = await scene.task(make_map("m"), make_step("end", depends_on=("m",)), "other")
+    await scene.expand(f"{task_id}/m", make_step("x", on_failure=FailurePolicy.KEEP), "y")
+    claims = {claim.step_key.partition("/")[2]: claim for claim in await scene.claim()}
+    await scene.fail(claims.pop("m[x]"))
+    await scene.settle(f"{task_id}/m[x]", FailurePolicy.KEEP)
+    await scene.complete_all(list(claims.values()))
+    await run_all(scene)
+    ended = await scene.finish(task_id), (await scene.statuses(task_id))["m[x]"]
+
+    await scene.retry_task(task_id)
+    ran = await run_all(scene)
+
+    assert ended == (TaskStatus.COMPLETED, StepStatus.FAILED)
+    assert ran == ["m[x]", "end"]
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED
+    assert (await scene.store.tasks.result(f"{task_id}/m")).output == ["Step x", "Step y"]
+
+
 @pytest.mark.spec("DAG-08")
 async def test_completed_task_is_not_retried_without_a_step(scene: ContractHarness) -> None:
     task_id = await scene.task("a")

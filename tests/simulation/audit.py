@@ -145,7 +145,8 @@ MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
     "promote_due": {(_S.PENDING, _S.READY)},
     "settle_failure": _UNLOCKS | _CANCELS | {(_S.PENDING, _S.SKIPPED), (_S.WAITING, _S.FAILED)},
     "cancel_task": _CANCELS,
-    "retry_task": _UNLOCKS | {(was, now) for was in (_S.FAILED, _S.CANCELLED, _S.SKIPPED) for now in _BACK},
+    "retry_task": _UNLOCKS
+    | {(was, now) for was in (_S.COMPLETED, _S.FAILED, _S.CANCELLED, _S.SKIPPED) for now in _BACK},
 }
 """Every change of a step's status by the method that may make it, from before the transaction to after it."""
 
@@ -330,7 +331,9 @@ class Auditor:
             _promise(method in {"create_task", "submit", "expand", "update_task"}, f"{method} inserted {step.key}")
             _promise(step.status in {_S.PENDING, _S.READY, _S.EXPANDING}, f"{step.key} was born {step.status}")
             return
-        _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
+        # A retry runs again what went on without a kept failure.
+        is_over = was.status is _S.COMPLETED and method != "retry_task"
+        _promise(not is_over, f"{method} changed {step.key}, which had completed")
         _promise(step.fence >= was.fence, f"{method} took {step.key} from fence {was.fence} back to {step.fence}")
         if step.status is not was.status:
             move = (was.status, step.status)
@@ -419,6 +422,11 @@ def _counts_as_done(step: Step, rows: Rows) -> bool:
     return step.status is _S.FAILED and step.key in rows.settled and step.on_failure is FailurePolicy.KEEP
 
 
+def _is_whole(task_id: str, rows: Rows) -> bool:
+    own = [step for step in rows.steps_of(task_id) if not step.is_pull_worker]
+    return all(_counts_as_done(step, rows) for step in own)
+
+
 def check_log(run: Run, rows: Rows) -> None:
     """Events and nodes are numbered from 1 without a gap, and the row knows the last number."""
     for name, last, log in (
@@ -449,7 +457,7 @@ def _check_finished(task: Task, rows: Rows) -> None:
     open_ones = [step.key for step in steps if step.status not in STEP_ENDS]
     unsettled = [step.key for step in steps if step.status is _S.FAILED and step.key not in rows.settled]
     _promise(not open_ones and not unsettled, f"{task.id} was finished with {open_ones} open, {unsettled} unsettled")
-    is_whole = all(step.status is _S.COMPLETED for step in steps if not step.is_pull_worker)
+    is_whole = _is_whole(task.id, rows)
     _promise((task.status is TaskStatus.COMPLETED) == is_whole, f"{task.id} was finished as {task.status}")
 
 
@@ -482,7 +490,7 @@ def check_end(rows: Rows, given: Mapping[str, Mapping[str, Json]]) -> None:
 
 
 def _check_task(rows: Rows, task_id: str, status: TaskStatus) -> None:
-    is_whole = all(step.status is StepStatus.COMPLETED for step in rows.steps_of(task_id) if not step.is_pull_worker)
+    is_whole = _is_whole(task_id, rows)
     if is_whole != (status is TaskStatus.COMPLETED) and status is not TaskStatus.CANCELLED:
         raise BrokenPromiseError(f"{task_id} is {status}, and all its steps completed: {is_whole}")
 

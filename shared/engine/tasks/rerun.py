@@ -1,8 +1,8 @@
 """The steps that run again when an ended task is retried from one of them (DAG-08).
 
-The step itself, all steps below it, and all that did not complete: otherwise a step below could wait for ever. Other
-completed steps stay. In a fork of the task, a step that is kept becomes a function's step with the recorded output, so
-that a fork is a plan like any other (DAG-11).
+The step itself, all steps below it, and all that did not complete: otherwise a step below could wait for ever. Steps
+that continued without a kept failure run again, too. Other completed steps stay. In a fork of the task, a step that is
+kept becomes a function's step with the recorded output, so that a fork is a plan like any other (DAG-11).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
-from soong.shared.engine.tasks.spec import StepStatus, TaskKind
+from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 
 RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})
@@ -37,7 +37,8 @@ def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     """Return what a retry of one task's steps runs again, from the step of that id; without one, what did not complete.
     Raises: NotFoundError.
     """
-    affected, regrown = _below(steps, from_step) if from_step else (set[str](), set[str]())
+    kept_failures = [one for one in steps if one.status is StepStatus.FAILED and one.on_failure is FailurePolicy.KEEP]
+    affected, regrown = _below(steps, kept_failures, from_step)
     back = [step for step in steps if step.key in affected or step.status in RETRIED]
     # A map step that waits again for what it had once gone on without is unlocked, and so expanded, again.
     waits = {step.key for step in back}
@@ -50,19 +51,19 @@ def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     )
 
 
-def _below(steps: Sequence[Step], from_step: str) -> tuple[set[str], set[str]]:
-    """Return the keys of the step and of all below it, and those of map steps whose items come of it."""
+def _below(steps: Sequence[Step], failures: Sequence[Step], from_step: str) -> tuple[set[str], set[str]]:
+    """Return the keys of these steps and of all below them, and those of map steps whose items come of them."""
     by_key = {step.key: step for step in steps}
-    first = next((step for step in steps if step.step_id == from_step), None)
-    if first is None:
+    named = [step for step in steps if from_step and step.step_id == from_step]
+    if from_step and not named:
         raise NotFoundError("step", from_step)
     dependents: dict[str, list[str]] = {}
     for step in steps:
         for parent in step.depends_on:
             dependents.setdefault(parent, []).append(step.key)
-    affected = {first.key}
-    regrown = {first.key} if first.kind.traits.has_items else set[str]()
-    rest = [first.key]
+    affected = {step.key for step in (*named, *failures)}
+    regrown = {step.key for step in named if step.kind.traits.has_items}
+    rest = [*affected]
     while rest:
         step = by_key[rest.pop()]
         found = list(dependents.get(step.key, ()))

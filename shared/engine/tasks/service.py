@@ -30,6 +30,7 @@ from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.new_tasks import check_total, new_task
 from soong.shared.engine.tasks.plan.plan import Plan, bind_inputs
 from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.store import TaskStore
@@ -120,9 +121,7 @@ class TaskService:
         if model and not task.status.is_terminal:
             raise ConflictError(f"task {task.id} is {task.status}: only an ended task takes another model")
         match task.status:
-            case TaskStatus.COMPLETED:
-                raise ConflictError(f"task {task.id} is completed: there is nothing left to do")
-            case TaskStatus.FAILED | TaskStatus.CANCELLED:
+            case TaskStatus.FAILED | TaskStatus.CANCELLED | TaskStatus.COMPLETED:
                 await self.retry(task, reason=reason, model=model)
             case TaskStatus.PAUSED | TaskStatus.RUNNING:
                 await self.ask(CommandKind.RESUME, task, {"reason": reason})
@@ -133,9 +132,12 @@ class TaskService:
         ``model`` replaces the model of the agent steps that run again; empty: each keeps its own.
         Raises: NotFoundError when there is no such step.
         """
-        if from_step and from_step not in {step.step_id for step in await self.store.tasks.steps(task.id)}:
+        steps = await self.store.tasks.steps(task.id)
+        if from_step and from_step not in {step.step_id for step in steps}:
             raise NotFoundError(f"step of task {task.id}", from_step)
-        if task.status is TaskStatus.COMPLETED and not from_step:
+        if task.status is TaskStatus.COMPLETED and not (
+            from_step or any(not one.is_pull_worker for one in rerun(steps).attempts)
+        ):
             raise ConflictError(f"task {task.id} is completed; name the step to run it again from")
         await self.ask(CommandKind.RETRY, task, {"reason": reason, "from": from_step, "model": model})
 

@@ -27,6 +27,7 @@ from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, 
 from soong.shared.engine.tasks.spec import (
     STEP_ENDS,
     ClaimMode,
+    FailurePolicy,
     StepEvent,
     StepKind,
     StepStatus,
@@ -318,12 +319,17 @@ def finish(rows: Rows, task: Task, now_us: int) -> FinishedTask | None:
     unsettled = [step for step in steps if step.status is StepStatus.FAILED and step.key not in rows.settled]
     if unsettled or any(step.status not in STEP_ENDS for step in steps):
         return None
-    own = [(step.status, step.step_id) for step in steps if not step.is_pull_worker]
-    lost = [(status, step_id) for status, step_id in own if status is not StepStatus.COMPLETED]
-    is_recorded = not lost and has_no_folders(rows, task)
-    reason = (rows.stopped.get(task.id) or why_failed(lost)) if lost else ""
-    status = end_task(rows, task, TaskEvent.FAIL if lost else TaskEvent.COMPLETE, reason, now_us).status
-    is_closed = not lost and close_with_task(rows, task.session_id)
+    own = [step for step in steps if not step.is_pull_worker]
+    lost = [step for step in own if step.status is not StepStatus.COMPLETED]
+    kept = [step for step in lost if step.status is StepStatus.FAILED and step.on_failure is FailurePolicy.KEEP]
+    stopped = rows.stopped.get(task.id)
+    has_losses = bool(lost) if stopped else len(lost) > len(kept)
+    is_recorded = not has_losses and has_no_folders(rows, task)
+    reason = (
+        (stopped or why_failed([(one.status, one.step_id) for one in lost if one not in kept])) if has_losses else ""
+    )
+    status = end_task(rows, task, TaskEvent.FAIL if has_losses else TaskEvent.COMPLETE, reason, now_us).status
+    is_closed = not has_losses and close_with_task(rows, task.session_id)
     if is_recorded:
         rows.recorded.add(task.id)
     return FinishedTask(task.id, status, is_closed, is_recorded)

@@ -221,8 +221,6 @@ class MemoryRetrying(Part):
     ) -> None:
         task = self.rows.owned_task(ownership, task_id)
         status = advance_task(task.status, TaskEvent.RETRY)
-        if task.status is TaskStatus.COMPLETED and not again:
-            raise InvalidTransitionError("task", task.status, TaskEvent.RETRY)
         if any(step.status not in STEP_ENDS for step in self.rows.steps_of(task_id)):
             raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
         by_step = {run.identity.step_key: run for run in runs}
@@ -232,6 +230,8 @@ class MemoryRetrying(Part):
             self.rows.settled.discard(child.key)
             self.rows.unparked.discard(child.key)
         steps = self._put_back(task_id, again, by_step)
+        if task.status is TaskStatus.COMPLETED and not steps:
+            raise InvalidTransitionError("task", task.status, TaskEvent.RETRY)
         self.rows.recorded.discard(task_id)
         self.rows.stopped.pop(task_id, None)
         self.rows.tried_again[task_id] = now_us

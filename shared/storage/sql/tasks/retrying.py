@@ -117,14 +117,14 @@ def _retry(
     was, old_root, _ = owned_task(tx, ownership, task_id)
     again, regrown = which
     status = advance_task(TaskStatus(was), TaskEvent.RETRY)
-    if was == TaskStatus.COMPLETED and not again:
-        raise InvalidTransitionError("task", was, TaskEvent.RETRY)
     if tx.rows(HOLDERS, task_id=task_id):
         raise ConflictError(f"task {task_id} has steps that still run; wait for them or cancel them")
     by_step = {run.identity.step_key: run for run in runs}
     root = by_step.pop("", None)
     drop_children(tx, regrown)
     rows = _put_back(tx, task_id, again, by_step)
+    if was == TaskStatus.COMPLETED and not rows:
+        raise InvalidTransitionError("task", was, TaskEvent.RETRY)
     tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
     move_task(tx, task_id, status, "", None)
     tx.rows(RENEW_TIME, scope=task_scope(task_id), now_us=now_us)

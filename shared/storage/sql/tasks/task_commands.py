@@ -127,8 +127,8 @@ SESSION_WORK: Final = Statement(
 )
 LEFT: Final = Statement(
     "left: whether a task that has not ended has steps under way, steps that wait, retries not yet due, failures that "
-    "are not settled, steps of its own that did not complete, maps that workers completed and no log says so; one step "
-    "each is looked at, however many there are",
+    "are not settled, steps of its own that did not complete (failures that are kept count where a limit stopped it), "
+    "maps that workers completed and no log says so; one step each is looked at, however many there are",
     """
     SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
                    AND status IN ('ready', 'running', 'blocked', 'expanding', 'waiting')),
@@ -138,16 +138,19 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
-                   AND is_pull_worker = 0),
+                   AND is_pull_worker = 0 AND (status <> 'failed' OR on_failure <> 'keep' OR EXISTS (
+                       SELECT 1 FROM budgets WHERE scope = :scope AND stopped IS NOT NULL))),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
                    AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
 IDS_BY_STATUS: Final = Statement(
-    "ids by status: of a task's own steps that did not complete, and pull workers that run, in insertion order",
+    "ids by status: of a task's own steps that did not complete, and pull workers that run, in insertion order; "
+    "without failures that are kept",
     """
     SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed'
+      AND (status <> 'failed' OR on_failure <> 'keep')
       AND (is_pull_worker = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
     """,
 )
@@ -311,7 +314,7 @@ def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> Sessi
     for task in work.open_tasks:
         is_due = False
         if not task.has_planner:
-            rows = tx.rows(LEFT, task_id=task.id, session_id=ownership.session_id)
+            rows = tx.rows(LEFT, task_id=task.id, session_id=ownership.session_id, scope=task_scope(task.id))
             is_due = _RemainingWork(*map(bool, rows[0] if rows else ())).is_due
         found.append(replace(task, is_due=is_due))
     return replace(work, open_tasks=tuple(found))
@@ -348,7 +351,7 @@ def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) ->
     session_id = ownership.session_id
     with tx.pipeline():
         held = tx.send(OWNED_TASK, task_id=task_id, session_id=session_id)
-        left_row = tx.send(LEFT, task_id=task_id, session_id=session_id)
+        left_row = tx.send(LEFT, task_id=task_id, session_id=session_id, scope=task_scope(task_id))
         with_folders = tx.send(RUNS_WITH_FOLDERS, task_id=task_id, most=FEW_RUNS + 1)
         session_row = tx.send(HELD_SESSION, session_id=session_id)
     if not held():

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from anyio.from_thread import start_blocking_portal
-
 from soong.orchestrator.sdk.service import IN_PROCESS, Soong
+from soong.orchestrator.sdk.sync import waited
 from soong.orchestrator.sdk.task import TaskHandle
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import load_settings
@@ -36,12 +35,7 @@ class PlanFunction(PlanDefinition, Generic[P, R]):
             async with _service() as soong:
                 return await (await self._started(soong, args, kwargs)).result()
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(result())
-        with start_blocking_portal() as portal:
-            return portal.call(result)
+        return waited(result)
 
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Start the plan and return its task, whose ``result`` is a value of the plan's type.
@@ -53,7 +47,7 @@ class PlanFunction(PlanDefinition, Generic[P, R]):
         return await self._started(await _shared_service(), args, kwargs)
 
     async def _started(self, soong: Soong, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskHandle[R]:
-        return await soong.start(self, self.inputs(args, kwargs))
+        return await soong.start(self, self.signature.bound(args, kwargs))
 
 
 @contextlib.asynccontextmanager

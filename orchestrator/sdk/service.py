@@ -38,6 +38,7 @@ from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.reader import plan_text
 from soong.shared.engine.tasks.python_plan.definition import PlanDefinition
 from soong.shared.engine.tasks.python_plan.function_step import step_modules
+from soong.shared.engine.tasks.python_plan.signature import Typed
 from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.wire.notifier import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
@@ -63,8 +64,7 @@ class Soong:
         self._catalogue = Catalogue.of(settings).with_deployed_modules(settings)
 
     @classmethod
-    @contextlib.asynccontextmanager
-    async def embedded(cls, **settings: object) -> AsyncIterator["Soong"]:
+    def embedded(cls, **settings: object) -> AbstractAsyncContextManager["Soong"]:
         """Use the living service of the home, or an ephemeral one that ends when nobody needs it any more.
 
         ``settings`` are those of the environment without their prefix, such as ``agent_home`` and ``workers``; a
@@ -74,12 +74,11 @@ class Soong:
             InvalidConfigError: a wrong setting, or a deployment is named: then use :meth:`connect`.
             UnavailableError: the service did not start; says why.
         """
-        refuse_at_import()
-        if IN_PROCESS:
-            async with IN_PROCESS[-1]() as soong:
-                yield soong
-            return
-        loaded = load_settings(**settings)
+        return _entered(lambda: cls._of_home(load_settings(**settings)))
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def _of_home(cls, loaded: Settings) -> AsyncIterator["Soong"]:
         if loaded.database_url:
             raise InvalidConfigError("SOONG_DATABASE_URL names a deployment; use Soong.connect(), or unset it")
         attachment = await attach(with_program_folder(loaded))
@@ -92,28 +91,23 @@ class Soong:
             await attachment.wait_until_gone(timing.END_LIMIT_S)
 
     @classmethod
-    @contextlib.asynccontextmanager
-    async def connect(cls, database_url: str = "", redis_url: str = "", **settings: object) -> AsyncIterator["Soong"]:
+    def connect(
+        cls, database_url: str = "", redis_url: str = "", **settings: object
+    ) -> AbstractAsyncContextManager["Soong"]:
         """Use a deployment by its two URLs, or by SOONG_DATABASE_URL and SOONG_REDIS_URL.
 
         Raises:
             InvalidConfigError: a wrong setting, or one of the URLs is missing.
             UnavailableError, SchemaVersionError: the database cannot be used.
         """
-        refuse_at_import()
-        if IN_PROCESS:
-            async with IN_PROCESS[-1]() as soong:
-                yield soong
-            return
-        loaded = load_settings(database_url=database_url or None, redis_url=redis_url or None, **settings)
-        if not loaded.database_url:
-            raise InvalidConfigError("no database is named: pass database_url or set SOONG_DATABASE_URL")
-        async with cls._opened(loaded) as soong:
-            yield soong
+        urls = {"database_url": database_url or None, "redis_url": redis_url or None}
+        return _entered(lambda: cls._opened(load_settings(**urls, **settings)))
 
     @classmethod
     @contextlib.asynccontextmanager
     async def _opened(cls, settings: Settings, control: str = "") -> AsyncIterator["Soong"]:
+        if not (settings.database_url or control):
+            raise InvalidConfigError("no database is named: pass database_url or set SOONG_DATABASE_URL")
         async with await open_client(settings) as client:
             soong = cls(client, settings, control)
             try:
@@ -124,7 +118,7 @@ class Soong:
     def preview(
         self,
         plan: PlanSource,
-        inputs: Mapping[str, Json] | None = None,
+        inputs: Mapping[str, object] | None = None,
         *,
         allow: Sequence[str] = (),
         project: str | Path = ".",
@@ -144,7 +138,7 @@ class Soong:
     async def run(
         self,
         plan: PlanSource,
-        inputs: Mapping[str, Json] | None = None,
+        inputs: Mapping[str, object] | None = None,
         *,
         permission_callback: PermissionCallback | None = None,
         elicitation_callback: ElicitationCallback | None = None,
@@ -253,7 +247,7 @@ class Soong:
     async def start(
         self,
         plan: PlanSource,
-        inputs: Mapping[str, Json] | None = None,
+        inputs: Mapping[str, object] | None = None,
         *,
         allow: Sequence[str] = (),
         step_grants: Sequence[StepGrant | str] = (),
@@ -331,16 +325,17 @@ class Soong:
     def _body(
         self,
         plan: PlanSource,
-        inputs: Mapping[str, Json] | None,
+        inputs: Mapping[str, object] | None,
         grants: Sequence[StepGrant | str],
         common: Mapping[str, Any],
     ) -> SubmissionBody:
         # Not validated: the reading of the plan says what is wrong with it, in its own words.
-        given: Any = {"plan": plan, "source": "plan", "inputs": inputs or {}, "step_grants": [], **common}
+        given: Any = {"plan": plan, "source": "plan", "step_grants": [], **common}
         if isinstance(plan, PlanDefinition):
-            given |= {"plan": plan.document, "source": plan.name}
+            given |= {"plan": plan.document, "source": plan.name, "inputs": plan.inputs(inputs or {})}
         elif isinstance(plan, str | Path):
             given |= {"plan": plan_text(plan), "source": str(plan)}
+        given.setdefault("inputs", Typed(Any, "the inputs").json(inputs or {}))
         given["versions"] = versions_of(known_functions())
         body = SubmissionBody.model_construct(**given)
         shown = [grant for grant in grants if isinstance(grant, StepGrant)]
@@ -377,6 +372,13 @@ class Soong:
 
     async def _prepared(self, prepare: Prepare[Work], body: Work) -> Submission:
         return await asyncio.to_thread(prepared_here, prepare, body, self._catalogue, self._settings)
+
+
+@contextlib.asynccontextmanager
+async def _entered(service: Callable[[], AbstractAsyncContextManager[Soong]]) -> AsyncIterator[Soong]:
+    refuse_at_import()
+    async with (IN_PROCESS[-1] if IN_PROCESS else service)() as soong:
+        yield soong
 
 
 def with_program_folder(settings: Settings) -> Settings:

@@ -3,8 +3,9 @@
 An event loop runs on a thread of its own for as long as the service is open. Calls may come from any thread.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -12,10 +13,32 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from soong.orchestrator.sdk.service import Soong
 from soong.orchestrator.sdk.task import StepChange, TaskHandle
+from soong.shared.core.errors import SoongError
 from soong.shared.core.log_lines import LogLine
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def waited(function: Callable[[], Coroutine[Any, Any, R]], portal: BlockingPortal | None = None) -> R:
+    """Run a coroutine function to its end, without ``portal`` in a loop of its own, here if no other runs here.
+
+    An error of ours is raised again from here: the frames of event loops below say nothing to its reader.
+    """
+    try:
+        if portal is None and not _is_in_loop():
+            return asyncio.run(function())
+        with nullcontext(portal) if portal else start_blocking_portal() as found:
+            made: R = found.call(function)
+            return made
+    except SoongError as error:
+        raise error.with_traceback(None) from error.__cause__
+
+
+def _is_in_loop() -> bool:
+    with suppress(RuntimeError):
+        return bool(asyncio.get_running_loop())
+    return False
 
 
 def _waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
@@ -23,8 +46,7 @@ def _waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Cal
 
     @wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        made: R = self.portal.call(partial(method, self.wrapped, *args, **kwargs))
-        return made
+        return waited(partial(method, self.wrapped, *args, **kwargs), self.portal)
 
     return cast("Callable[Concatenate[Any, P], R]", call)
 
@@ -36,7 +58,7 @@ def _starts(
 
     @wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> SyncTask[R]:
-        return SyncTask(self.portal, self.portal.call(partial(method, self.wrapped, *args, **kwargs)))
+        return SyncTask(self.portal, waited(partial(method, self.wrapped, *args, **kwargs), self.portal))
 
     return cast("Callable[Concatenate[Any, P], SyncTask[R]]", call)
 
@@ -66,7 +88,7 @@ class SyncTask(Generic[R]):
 
     def result(self) -> R:
         """As :meth:`TaskHandle.result`."""
-        return self.portal.call(self.wrapped.result)
+        return waited(self.wrapped.result, self.portal)
 
     def events(self) -> Iterator[StepChange]:
         """As :meth:`TaskHandle.events`."""

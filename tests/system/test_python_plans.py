@@ -157,6 +157,39 @@ if __name__ == "__main__":
 """
 
 
+WRONG = """
+import sys
+from pathlib import Path
+from pydantic import BaseModel
+from soong import SyncSoong, UsageError, plan, step
+
+class Item(BaseModel):
+    n: int
+
+@step
+def read(path: Path, item: Item) -> int:
+    return int(path.read_text()) + item.n
+
+@plan
+def reads(path: Path, item: Item) -> int:
+    return read(path, item)
+
+if __name__ == "__main__":
+    Path("one.txt").write_text("1")
+    echo = {"id": "echo", "kind": "python", "call": "builtin.echo", "inputs": {"a": "${inputs.a}"}}
+    with SyncSoong.embedded() as soong:
+        print(soong.start(reads, {"path": Path("one.txt").absolute(), "item": {"n": 1}}).result())
+        written = {"title": "t", "inputs": {"a": "x"}, "output": "${echo.output.a}", "steps": [echo]}
+        print(soong.run(written, {"a": Path("p")}).output)
+        for plan, given in ((reads, {"path": "a", "item": {"n": "b"}}), (reads, {"path": "a"}), (written, {"a": open})):
+            try:
+                soong.run(plan, given)
+            except UsageError as error:
+                print(error)
+    reads.run(Path("none.txt"), Item(n=1))
+"""
+
+
 HANDLERS = """
 import django
 from asgiref.sync import async_to_sync
@@ -201,31 +234,52 @@ if __name__ == "__main__":
 """
 
 
+def ran(cli: CliHarness, *words_: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**cli.env, "PATH": os.environ["PATH"]}
+    return subprocess.run(
+        [sys.executable, *words_],
+        cwd=cli.folder,
+        env=environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def called(cli: CliHarness, program: str) -> str:
     """Run a program next to the example; return what it prints."""
     (cli.folder / "program.py").write_text(program)
-    environment = {**cli.env, "PATH": os.environ["PATH"]}
-    words_ = [sys.executable, "program.py"]
-    done = subprocess.run(
-        words_, cwd=cli.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = ran(cli, "program.py")
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.spec("FLW-01.c", "FLW-01.d", "FLW-02.a")
+def test_a_program_gives_paths_and_models_and_its_errors_are_short(cli: CliHarness) -> None:
+    (cli.folder / "program.py").write_text(WRONG)
+
+    done = ran(cli, "program.py")
+    typed_in = ran(cli, "-", text=WRONG)
+
+    values = done.stdout.splitlines()
+    assert values[:2] == ["2", "p"]
+    assert values[2].startswith("plan 'reads': item: n: Input should be a valid integer")
+    assert "missing a required argument: 'item'; call it as reads(" in values[3]
+    assert values[4].startswith("the inputs: the value is not JSON: ")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert len(done.stderr.splitlines()) < 10, done.stderr
+    assert "step 'read': execution_failed: FileNotFoundError" in done.stderr
+    assert "step 'read': workers import modules, and this is in none; write it into a file NAME.py" in typed_in.stderr
 
 
 @pytest.mark.spec("FLW-01.d")
 def test_a_program_that_runs_its_plan_at_import_is_told_where_to_write_that(cli: CliHarness) -> None:
     program = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
     (cli.folder / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=cli.folder,
-        env=cli.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(cli, "program.py")
 
     assert done.returncode == 1
     assert "the module 'program' runs a plan when it is imported; write that below `if __name__" in done.stderr

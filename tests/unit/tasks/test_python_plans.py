@@ -203,7 +203,7 @@ def test_the_type_of_a_parameter_is_that_of_an_input(annotation: Any, default: A
     made = plan(build)
 
     assert made.document["inputs"] == {"value": {"type": kind, "default": stored}}
-    assert made.inputs((default,), {}) == {"value": stored}
+    assert made.inputs({"value": default}) == {"value": stored}
 
 
 @pytest.mark.spec("FLW-01.c")
@@ -238,6 +238,10 @@ def _calls_a_method(folder: str = "x") -> Any:
 
 def _no_field(folder: str = "x") -> Any:
     return find(folder)[0].tittle  # type: ignore[attr-defined]
+
+
+def _error_of_items(folder: str = "x") -> Any:
+    return total(check.map(find(folder)).error)  # type: ignore[attr-defined]
 
 
 def _wrong_constant(folder: str = "x") -> Any:
@@ -289,6 +293,7 @@ KEPT: list[Any] = []
         (_computes, "an operator needs it"),
         (_calls_a_method, "a method needs it"),
         (_no_field, r"it has no field 'tittle'; did you mean 'title'\?"),
+        (_error_of_items, r"\$\{check.output\}: it is a value, which has no 'error'; read it when the task has ended"),
         (_wrong_constant, "step 'find': depth: Input should be a valid integer"),
         (_unknown_parameter, "step 'find': got an unexpected keyword argument 'deep'; call it as find"),
         (_wrong_item, "step 'check': finding: Input should be .*Finding"),

@@ -52,11 +52,10 @@ class PlanDefinition:
             raise refused(f"plan {self.name!r}", "it calls no step", "call at least one step in it")
         return {**document, **({} if output is None else {"output": output}), "steps": plan.steps}
 
-    def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, Json]:
+    def inputs(self, given: Mapping[str, object]) -> dict[str, Json]:
         """Return the inputs that the arguments of a run are. Raises: UsageError, names the parameter."""
-        return {
-            name: self.signature.type_of(name).json(value) for name, value in self.signature.bound(args, kwargs).items()
-        }
+        bound = self.signature.bound((), given)
+        return {name: self.signature.type_of(name).json(value) for name, value in bound.items()}
 
     def read(self, output: Json) -> Any:
         """Return the output of a task of the plan as a value of the type that the plan gives. Raises: UsageError."""

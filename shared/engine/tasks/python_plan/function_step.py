@@ -132,7 +132,7 @@ def keep_module(module: str, file: str = "") -> None:
 def module_of(function: Callable[..., Any]) -> str:
     """Return the module by which workers import a function; that of a program is named by its file.
 
-    Raises: InvalidPlanError, it was typed into an interpreter or a notebook.
+    Raises: InvalidPlanError, it is in a notebook, an interpreter or a text without a file.
     """
     return program_module(function.__module__, function.__name__)
 
@@ -145,8 +145,8 @@ def program_module(module: str, name: str) -> str:
     spec = getattr(program, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
-    file = getattr(program, "__file__", None)
-    if file is None:
-        hint = "write it into a file next to the notebook, and import it from there"
-        raise refused(f"step {name!r}", "workers cannot import what was typed in here", hint)
+    file = getattr(program, "__file__", "")
+    if Path(file).suffix != ".py":
+        hint = "write it into a file NAME.py next to the notebook or program, and import it from there"
+        raise refused(f"step {name!r}", "workers import modules, and this is in none", hint)
     return Path(file).stem

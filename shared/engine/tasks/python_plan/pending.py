@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, get_args, get_origin, is_typeddict
 
+from soong.shared.engine.tasks.plan.fields import RESULT_FIELDS
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.python_plan.signature import refused
 
@@ -28,6 +29,9 @@ class PendingValue:
         if name.startswith("__"):
             raise AttributeError(name)
         fields = _fields_of(self._type)
+        if name in RESULT_FIELDS and (get_origin(self._type) or self._type) in (list, str, int, float, bool):
+            hint = "read it when the task has ended: `handle.details()` has the status and error of each step and item"
+            raise refused(repr(self), f"it is a value, which has no {name!r}", hint)
         if fields is not None and name not in fields:
             raise refused(repr(self), f"it has no field {name!r}", Unknown(name, fields).text())
         return self._part(name, Any if fields is None else fields[name])

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
-from soong.shared.agents.compaction import compacted, inherited
+from soong.shared.agents.compaction import IS_INHERITED, compacted, inherited
 from soong.shared.agents.messages import (
     VERSION,
     answer_parts,
@@ -114,7 +114,7 @@ class Conversation(UnwrittenLog):
         self.messages = messages_of(nodes)
 
     def restore(self, nodes: Sequence[Node]) -> list[ToolResult]:
-        """Take a history up where it stopped; return all of the run's own results. Raises: SchemaVersionError."""
+        """Take a history up where it stopped; return all results of its step. Raises: SchemaVersionError."""
         own = [node for node in nodes if not inherited(node)]
         self.turns = sum(node.kind is NodeKind.ASSISTANT for node in own)
         self._call_ids = {part.tool_call_id for message in messages_of(nodes) for part in calls_of(message)}
@@ -122,7 +122,7 @@ class Conversation(UnwrittenLog):
             last = max(place for place, node in enumerate(own) if node.kind is NodeKind.COMPACTION)
             self._compacted_at = sum(node.kind is NodeKind.ASSISTANT for node in own[:last])
         self._show(compacted(nodes))
-        return results_of(own)
+        return results_of(node for node in nodes if node.payload.get(IS_INHERITED) is not True)
 
     def _show(self, nodes: Sequence[Node | NewNode]) -> None:
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)

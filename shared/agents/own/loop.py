@@ -196,8 +196,9 @@ class OwnAgentLoop(AgentLoop):
                 name = part.tool_name if part.tool_name in outputs else self._tool_name(part, self.names)
                 words = f"answered by the agent itself: {text}"
                 self.talk.refuse(name, ToolResult(call_id, (TextBlock(words),), words[:MAX_SHOWN_CHARS]))
-        if not self.talk.turns:
-            self.talk.begin(opening_nodes(request.system, _joined(request), self.task.inputs, self.task.run_dirs))
+        if not self.talk.messages:
+            task, prompt = self.task, _joined(request)
+            self.talk.begin(opening_nodes(request.system, task.instructions, task.inputs, task.run_dirs, prompt))
             return
         for text in request.texts:
             self.talk.add_node(user_node(text))

@@ -14,7 +14,7 @@ from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, Mode
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 
-from soong.shared.agents.compaction import inherited, summary_of
+from soong.shared.agents.compaction import IS_INHERITED, inherited, summary_of
 from soong.shared.agents.messages import answer_of, is_of_a_call
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_request import BrokenAnswerError
@@ -232,8 +232,8 @@ def lives_of(record: RunRecord) -> list[Life]:
     starts = [place for place, event in enumerate(record.events) if event.type in _BEGINNINGS]
     ends = [*starts[1:], len(record.events)]
     first = sum(1 for node in record.nodes if inherited(node))
-    if first:
-        first += 1  # the words that a fork or a follow-up was given with what it inherits
+    # The words that a fork or a follow-up was given with what it inherits.
+    first += any(node.payload.get(IS_INHERITED) is True for node in record.nodes)
     lives: list[Life] = []
     for start, end in zip(starts, ends, strict=True):
         events = record.events[start:end]

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
+from soong.shared.agents.ports import AgentTask
 from soong.shared.core import timing
 from soong.shared.core.errors import ForgedError, LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -285,6 +286,23 @@ class StoredTranscript:
     run_id: str
     fence: int
     redactor: Redactor
+    _former_id: str = ""
+    """The attempt before, whose record this run goes on from."""
+
+    async def goes_on(self, task: AgentTask) -> bool:
+        """Begin with the record of the attempt before, if that was cut; what it did is not done again then."""
+        from soong.shared.agents.compaction import attempt_nodes  # the model library, which the run needs anyway
+        from soong.shared.agents.messages import opening_nodes  # as above
+
+        _, opening = opening_nodes(task.system, task.instructions, task.inputs, task.run_dirs)
+        run = await self.runs.run(self.run_id)
+        former = await self.runs.run(run.retry_of)
+        nodes = attempt_nodes(former, await self.runs.nodes(former.id), clean_node(opening, self.redactor))
+        if nodes and not run.last_node:
+            now_us, is_tainted = self.clock.now_us(), await self.runs.is_tainted(former.id)
+            await self.runs.append(self.run_id, self.fence, nodes=nodes, taints=is_tainted, now_us=now_us)
+        self._former_id = former.id if nodes else ""
+        return bool(nodes)
 
     async def nodes(self) -> Sequence[Node]:
         """Raises: ForgedError when one is malformed: some worker wrote it, and no run continues from it (OPS-12)."""
@@ -297,7 +315,8 @@ class StoredTranscript:
         return nodes
 
     async def calls(self) -> Sequence[CallRow]:
-        return await self.runs.calls(self.run_id)
+        former = await self.runs.calls(self._former_id) if self._former_id else ()
+        return [*former, *await self.runs.calls(self.run_id)]
 
     async def append(
         self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()

@@ -59,7 +59,7 @@ IS_INHERITED: Final = "is_inherited"
 """Marks, in its payload, a node that was copied: True from the parent, ATTEMPT from the attempt before."""
 ATTEMPT: Final = "attempt"
 FINAL: Final = frozenset(map(EndReason, ("completed", "failed", "schema_unsupported", "stopped_by_hook")))
-"""The ends that follow from what a run has recorded. After all others another attempt goes on from there."""
+"""The ends that follow from what a run has recorded. After all others another attempt continues from there."""
 FORKED: Final = "You are the fork that this call started. Your parent continues without you."
 ASIDE: Final = "Your parent continues with this call; you do not."
 
@@ -246,7 +246,7 @@ def inherited(node: Node | NewNode) -> bool:
 
 
 def attempt_nodes(former: Run, nodes: Sequence[Node], opening: NewNode) -> list[NewNode]:
-    """Return the record of an attempt that was cut, as the next one starts with it; none: that begins anew.
+    """Return the record of an attempt that was cut, as the next one starts with it; none: that starts afresh.
 
     ``opening`` is its prompt: with other instructions or inputs there is nothing to continue.
     """

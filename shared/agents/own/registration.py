@@ -30,24 +30,12 @@ _EXTRAS: Final = {"agents": "openai-agents", "langgraph": "langgraph"}
 def register_agent(
     name: str, agent: Any, *, deps: Deps | None = None, readonly: Collection[str] = (), origin: str = ""
 ) -> None:
-    """Register an agent of Pydantic AI, an agent of the OpenAI Agents SDK or a compiled LangGraph graph under ``name``.
+    """Register an agent for ``agent: python:NAME``; the arguments are those of :func:`soong.step`.
 
-    A step runs it with ``agent: python:NAME``. The text input ``prompt`` is its prompt; without one the step's
-    ``instructions`` are, and without these all inputs as JSON.
+    ``origin`` is where it is registered, ``file:line``: two places cannot have the same name.
 
-    Args:
-        name: a part before the names of its own tools, such as ``reviewers.bug_finder``.
-        agent: the object, as its library makes it.
-        deps: called with the step's inputs and its :class:`StepContext`, once in each process that takes the run up;
-            returns the agent's dependencies (the ``context`` of the OpenAI Agents SDK, the ``context`` of a graph), or
-            an awaitable of them, or an asynchronous context manager, which is entered and left with the run.
-        readonly: the agent's own tools that change nothing. They are not asked for, and run again when a crash cut
-            them off. All other tools of its own are writes, and ask.
-        origin: where it is registered, ``file:line``: two places cannot have the same name.
-
-    Raises:
-        InvalidConfigError: the name is not dotted lower-case ASCII or is taken, the agent is of no known library, it
-            has a part that cannot be kept, or ``readonly`` names a tool that it does not have.
+    Raises: InvalidConfigError, the name is not dotted lower-case ASCII or is taken, the agent is of no known library,
+    it has a part that cannot be kept, or ``readonly`` names a tool that it does not have.
     """
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS or name.partition(".")[0] in NAMESPACE_TAGS:
         own = ", ".join(sorted(NAMESPACE_TAGS))

@@ -166,7 +166,7 @@ class AgentRuntime:
             run_id, now_us = claim.identity.run_id, self.clock.now_us()
             await self.store.runs.append(run_id, claim.fence, now_us=now_us, taints=True)
         task = calls.task
-        if claim.attempt > 1 and await calls.transcript.goes_on(task):
+        if claim.attempt > 1 and await calls.transcript.continues(task):
             task = replace(task, is_resumed=True)
         return PreparedAgent(
             task, calls.executor, calls.log, calls.transcript, calls.run_dirs, model=model, fallbacks=fallbacks

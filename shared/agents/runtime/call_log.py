@@ -287,9 +287,9 @@ class StoredTranscript:
     fence: int
     redactor: Redactor
     _former_id: str = ""
-    """The attempt before, whose record this run goes on from."""
+    """The attempt before, whose record this run continues."""
 
-    async def goes_on(self, task: AgentTask) -> bool:
+    async def continues(self, task: AgentTask) -> bool:
         """Begin with the record of the attempt before, if that was cut; what it did is not done again then."""
         from soong.shared.agents.compaction import attempt_nodes  # the model library, which the run needs anyway
         from soong.shared.agents.messages import opening_nodes  # as above

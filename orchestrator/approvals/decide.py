@@ -1,6 +1,7 @@
 """The owner's decision on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 import asyncio
+import shlex
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,9 +135,9 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> U
         error = verdict.error or ErrorType.PERMISSION_DENIED
         return UnsignedDecision(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
     if session.approval_mode is ApprovalMode.DENY:
-        reason = (
-            "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
-        )
+        scope = request.scope if request.target_kind == "path" else f"exact:{request.scope}"
+        rule = shlex.quote(f"{request.tool}:{scope}") if request.scope else "TOOL:SCOPE"
+        reason = f"the session is answered by its policy alone, and no rule of it allows this; add one: --allow {rule}"
         if facts_of(request).is_outward:
             reason += "; a run that read or was given untrusted content needs a rule for the host, or a trusted server"
         return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)

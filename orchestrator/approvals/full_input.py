@@ -130,9 +130,9 @@ def step_text(who: Mapping[str, Any]) -> str:
 def facts_of(question: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the facts of a question without its preview, by name; callers leave out empty values."""
     who, target = question["identity"], question["target"]
-    model = who["model"] or "default"
+    by = ", model ".join(filter(None, (who["definition"], who["model"])))
     yield "step", step_text(who)
-    yield "who", f"{who['role']} agent {who['agent_id']}, run {who['run_id']} ({who['definition']}, model {model})"
+    yield "who", f"{who['role']} agent {who['agent_id']}, run {who['run_id']} ({by})"
     foreign = f"{who['dispatched_by']}, another side than the session's: none of its rules and grants answers"
     yield "dispatched", foreign if who["is_foreign"] else ""
     yield "parent", f"agent {who['parent_agent_id']}, run {who['parent_run_id']}" if who["parent_run_id"] else "none"

@@ -225,7 +225,8 @@ def _piece_text(piece: Document) -> str:
         case {"part_kind": "text" | "thinking" as kind, "content": str(text)}:
             return text if kind == "text" else f"(thinking) {text}"
         case {"part_kind": "tool-call", "tool_name": str(name)}:
-            return f"calls {name.replace('__', '.')} {compact(piece.get('args'), 300)}"
+            shown = one_line(args, 300) if isinstance(args := piece.get("args"), str) else compact(args, 300)
+            return f"calls {name.replace('__', '.')} {shown}"
         case _:
             return compact(piece)
 

@@ -62,7 +62,7 @@ class MemoryReview(Value):
         """Return the memory or the candidate whose id begins so. Raises: NotFoundError, UsageError for several."""
         found: dict[str, Memory | MemoryCandidate] = {each.memory.id: each for each in await self.candidates()}
         found |= {each.id: each for each in await self.memories()}
-        fitting = [key for key in found if len(text) >= 4 and (key.startswith(text) or text in key[4:])]
+        fitting = [key for key in found if text and (key.startswith(text) or text in key[4:])]
         if text in found:
             return found[text]
         if not fitting:

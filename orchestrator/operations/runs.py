@@ -26,6 +26,7 @@ from soong.orchestrator.operations.strict import (
 from soong.orchestrator.operations.tasks import CommandBody, steered
 from soong.orchestrator.schemas.run import ArtifactPage, EventSchema, LineSchema, NodeSchema, RunDetail, RunSchema
 from soong.shared.engine.runs.record import ListFilter, RunStatus
+from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
 
 MAX_ARTIFACT_PAGE: Final = 1_000_000
 
@@ -62,7 +63,9 @@ async def list_runs(
 @router.get("/v1/runs/{run_id}")
 async def show_run(service: Service, _caller: Reader, run_id: RunId) -> RunDetail:
     """Show a run: lineage, usage, times, and every tool with the rule that gave or refused it."""
-    return RunDetail.of(await service.store.runs.run(run_id))
+    run = await service.store.runs.run(run_id)
+    is_own = run.identity.definition.startswith(OWN_PREFIX)  # whose tools are known by its runs alone
+    return RunDetail.of(run).with_called(await service.store.runs.calls(run_id) if is_own else ())
 
 
 @router.get("/v1/runs/{run_id}/nodes")

@@ -191,7 +191,6 @@ async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, sessio
 
 
 MANY: Final = 1000
-LEAST_CHARS: Final = 4
 Kind: TypeAlias = Literal["task", "run", "session", "approval"]
 LISTS: Final[Mapping[str, str]] = {
     "task": "soong tasks list",
@@ -207,7 +206,7 @@ async def find_id(
     service: Service,
     _caller: Reader,
     kind: Kind,
-    text: Annotated[str, Query(max_length=400, description="At least four characters of its beginning or end.")],
+    text: Annotated[str, Query(max_length=400, description="Enough of its beginning or end to be the only one.")],
 ) -> FoundId:
     """Find the one id that begins or ends so; a run also by its step's key, a session by the id of a task of it."""
     return FoundId(id=await FINDERS[kind](service.store, text))
@@ -272,4 +271,4 @@ def only(text: str, kind: str, found: Sequence[str]) -> str:
 def fits(key: str, text: str) -> bool:
     """Say whether an id is meant by what somebody typed: its beginning, with or without its kind, or its end."""
     body = key.partition("_")[2]
-    return len(text) >= LEAST_CHARS and (key.startswith(text) or body.startswith(text) or key.endswith(text))
+    return bool(text) and (key.startswith(text) or body.startswith(text) or key.endswith(text))

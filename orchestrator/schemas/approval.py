@@ -24,7 +24,7 @@ class IdentitySchema(Schema):
     task_id: str
     step_key: str
     step_title: str
-    model: str
+    model: Annotated[str, From("chosen_model")]
     dispatched_by: Annotated[str, From("origin.principal")] = Field(
         description="Whose submission, retry or dispatch its run comes from."
     )

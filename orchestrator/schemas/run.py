@@ -1,7 +1,7 @@
 """A session, a run with its log, and artifacts, as programs see them."""
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -10,6 +10,7 @@ from soong.orchestrator.schemas.base import AnyObject, From, Instant, Schema, st
 from soong.shared.agents.definition import DEFINITION
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log_lines import LineStream
+from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode
 
 
@@ -34,7 +35,7 @@ class RunSchema(Schema):
     agent: Annotated[str, From("identity.agent_id")]
     role: Annotated[str, From("identity.role")]
     definition: Annotated[str, From("identity.definition")]
-    model: Annotated[str, From("identity.model")]
+    model: str
     parent_run: Annotated[str, From("identity.parent_run_id")]
     parent_agent: Annotated[str, From("identity.parent_agent_id")]
     dispatched_by: Annotated[str, From("identity.origin.principal")] = Field(
@@ -89,6 +90,12 @@ class RunDetail(RunSchema):
     settings: Annotated[AnyObject, From("surface", settings_of)] = Field(
         description="How its model is asked, where that is set."
     )
+
+    def with_called(self, calls: Iterable[CallRow]) -> "RunDetail":
+        """Add the tools that the agent brings itself, as far as it has called them."""
+        tools = sorted({call.tool for call in calls} - {one.tool for one in self.surface})
+        own = [ToolVerdict(tool=tool, is_in=True, rule="the agent's own; it has called it") for tool in tools]
+        return self.model_copy(update={"tools": [*self.tools, *tools], "surface": [*own, *self.surface]})
 
 
 class NodeSchema(Schema):

@@ -98,13 +98,15 @@ def list_text(questions: Sequence[Document], now_us: int) -> str:
 
 def _paragraph(question: Document, now_us: int) -> Iterator[str]:
     who, target = question["identity"], question["target"]
+    by = ", model ".join(filter(None, (who["definition"], who["model"])))
     danger = "  DANGEROUS" if question["is_dangerous"] else ""
     age, risk = _age(question, now_us), visible(question["risk"])
     yield f"{short_id(question['id'])}  {age}  {visible(question['tool'], limit=80)}  {risk}{danger}"
     rows = [
         (target["kind"] or "target", target["shown"] or "-"),
+        ("input", _json(question["arguments"])),
         ("step", f"{step_text(who)}  in {who['task_id'] or who['session_id']}"),
-        ("who", f"{who['agent_id']} ({who['definition']}, model {who['model'] or 'default'})"),
+        ("who", f"{who['agent_id']} ({by})"),
         ("grant", grant_text(question)),
     ]
     if question["ending"] != WAITS:

@@ -32,6 +32,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, WARN_AT, BudgetStore, Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason, Usage
+from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
 
 USUAL_ANSWER_TOKENS: Final = 4096
 """The estimate for an answer without a limit of its own."""
@@ -204,9 +205,13 @@ class ModelRequests:
         self.model, self._source = model, AnswerSource(model.model, self.task.is_streamed)
 
     @property
+    def _has_own_model(self) -> bool:
+        return self.task.identity.definition.startswith(OWN_PREFIX)  # its row names none
+
+    @property
     def usage(self) -> Usage:
         total = self._used.get("", NOTHING_USED)
-        if all(name in ("", self._own.name) for name in self._used):
+        if not self._has_own_model and all(name in ("", self._own.name) for name in self._used):
             return total
         return replace(total, by_model={name: used for name, used in self._used.items() if name})
 
@@ -220,7 +225,8 @@ class ModelRequests:
         fallback = answered_by(answer)
         price = self.fallbacks.price(fallback) if fallback else self._own.price
         used = usage_of(answer, price)
-        for name in ("", fallback or self._own.name):
+        own = f"{answer.provider_name}:{answer.model_name}" if self._has_own_model else self._own.name
+        for name in ("", fallback or own):
             self._used[name] = add(self._used.get(name, NOTHING_USED), used)
         return used
 

@@ -128,6 +128,11 @@ class RunIdentity(Value):
     model: str = ""
     origin: Origin = OWN
 
+    @property
+    def chosen_model(self) -> str:
+        """Its model; empty for an agent of another library, which has its own."""
+        return "" if self.model == self.definition else self.model
+
     def as_json(self) -> dict[str, Json]:
         told: dict[str, Json] = {name: str(getattr(self, name)) for name in self.__struct_fields__ if name != "origin"}
         return {**told, "dispatched_by": self.origin.principal, "is_foreign": self.origin.is_foreign}

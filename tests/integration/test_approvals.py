@@ -206,10 +206,11 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
             question.request.id[-8:],
             "code.write_file  write",
             "/work/out/report.md",
+            f"input  {json.dumps(dict(question.request.arguments))}"[:40],
             who.step_title,
             who.task_id,
             who.agent_id,
-            who.model or "default",
+            who.model or who.definition,
             "grant  /work/out",
             "1 question waits",
         ):

@@ -1,6 +1,7 @@
 """Agents of other libraries in a deployment of real processes: killed in mid-turn, gone on with elsewhere (BYO-01)."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +128,27 @@ def test_a_plan_with_an_unknown_agent_says_which_there_are(cli: CliHarness) -> N
     assert told.returncode != 0
     assert "no agent is registered as 'team.reviewr'; did you mean 'team.reviewer'?" in told.stderr
     assert "the step does not say what to do; add `instructions:` or `inputs:` for your agent" in told.stderr
+
+
+@pytest.mark.spec("BYO-01", "LOG-01.f", "PER-14")
+def test_a_denied_call_names_the_rule_that_allows_it_and_the_run_shows_what_the_agent_has(
+    cli: CliHarness, wires: Wires
+) -> None:
+    for file in ("reviewer.py", "reviewer.yaml"):
+        shutil.copy(ROOT / "examples" / "agents" / file, cli.folder)
+    wires.will(*EXAMPLES["reviewer"], *EXAMPLES["reviewer"])
+    cli.serve_with("reviewer")
+
+    denied = cli.json("run", "reviewer.yaml")["denials"][0]["sentence"]
+    rule = shlex.split(denied.partition("--allow ")[2].partition(" (")[0])[0]
+    allowed = cli.json("run", "reviewer.yaml", "--allow", rule)
+
+    assert rule == "team.reviewer.file_issue:exact:team.reviewer"
+    assert allowed["denials"] == []
+    (run,) = [one for one in cli.json("runs", "list", "--task", allowed["id"]) if one["step"]]
+    shown = cli.json("runs", "show", run["id"])
+    assert shown["model"] == "openai:gpt-5"
+    assert {"team.reviewer.file_issue", "team.reviewer.owner_of"} <= set(shown["tools"])
+    transcript = cli.run("runs", "show", run["id"][-3:], "--transcript").stdout
+    assert 'calls owner_of {"path": "a.py"}' in transcript
+    assert "run_dirs" not in transcript

@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from agents import Agent as SdkAgent
 from llmock.scenarios import Fail, Reply, ToolCall
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext
@@ -348,6 +350,7 @@ async def test_files_in_results_and_calls_that_ask_for_approval_keep_their_meani
         ("tests.other", object(), (), "is not an agent of Pydantic AI"),
         ("tests.other", agent, ("owner",), "no tool 'owner' of its own; readonly can name: file_issue, owner_of"),
         ("tests.other", Agent(toolsets=[ExternalToolset([])]), (), "ExternalToolset"),
+        ("tests.other", Agent(deps_type=World), (), "has a `deps_type`, and its step gives it no dependencies; pass"),
         (NAME, Agent(), (), "two agents are registered as 'tests.reviewer'"),
     ],
 )
@@ -380,3 +383,18 @@ def test_a_step_of_an_agent_is_a_node_of_a_plan_in_python() -> None:
     assert plan_from_json({key: value for key, value in audit.document.items() if key != "modules"}).steps
     with pytest.raises(InvalidPlanError, match="an agent of pydantic_ai has no name here"):
         step(Agent("test"))  # type: ignore[call-overload]
+
+
+@pytest.mark.spec("BYO-01", "FLW-01.c")
+@pytest.mark.parametrize(
+    "agent", [Agent("test", output_type=Report), SdkAgent("a", output_type=Report)], ids=["pydantic_ai", "openai"]
+)
+def test_the_output_of_an_agent_is_checked_like_that_of_a_function(agent: Any) -> None:
+    review = step(agent, name="tests.of-a-type")
+
+    @plan
+    def audit() -> str:
+        return f"{review(prompt='x').ownr}"
+
+    with pytest.raises(InvalidPlanError, match="ownr"):
+        _ = audit.document

@@ -119,8 +119,7 @@ class OwnAgentLoop(AgentLoop):
         """Return the end of a run whose agent raised; the lines of the run have what a tool of its own raised."""
         agent, words = self.own.agent, str(error)
         if not isinstance(error, OwnToolError):
-            note_raised(error)
-            words = words_of(error) + (f" (at {place})" if (place := place_of(error)) else "")
+            words = _raised_words(error)
         is_limit = isinstance(error, agent.limits)
         kind = "limit_exceeded" if is_limit else "execution_failed"
         kind = "invalid_output" if isinstance(error, agent.outputs) else kind
@@ -268,10 +267,7 @@ class OwnAgentLoop(AgentLoop):
         except (ToolError, asyncio.CancelledError):
             raise
         except Exception as error:
-            note_raised(error)
-            place = place_of(error)
-            words = words_of(error) + (f" (at {place})" if place else "")
-            raise ToolError(ErrorType.EXECUTION_FAILED, words, details={RAISED: True}) from error
+            raise ToolError(ErrorType.EXECUTION_FAILED, _raised_words(error), details={RAISED: True}) from error
         return cast(Json, value)
 
     def _own_name(self, tool: str) -> str:
@@ -296,6 +292,11 @@ class OwnAgentLoop(AgentLoop):
             self._end.exception()  # read here, should nobody wait any more
         await asyncio.get_running_loop().create_future()
         raise AssertionError  # it is cancelled before
+
+
+def _raised_words(error: Exception) -> str:
+    note_raised(error)
+    return words_of(error) + (f" (at {place})" if (place := place_of(error)) else "")
 
 
 def _joined(request: OwnRequest) -> str:

@@ -74,11 +74,6 @@ def _team(agent: agents.Agent[Any]) -> list[agents.Agent[Any]]:
     return found
 
 
-def _type_of(agent: agents.Agent[Any]) -> Any:
-    given = agent.output_type
-    return given.output_type if isinstance(given, agents.AgentOutputSchema) else given
-
-
 def open_agent(registered: RegisteredAgent, context: StepContext, model: Any) -> "OpenAIAgent":
     if model is not None:
         words = f"the agent {registered.name!r} of the OpenAI Agents SDK sends its requests itself"

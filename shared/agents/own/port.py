@@ -19,6 +19,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
+from soong.shared.agents.scripted_model import LocalModel
 from soong.shared.core.foreign import words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
@@ -92,25 +93,16 @@ class OwnModel(Model[Any]):
     pending: OwnRequest
 
 
-class LibraryModel(OwnModel):
+class LibraryModel(LocalModel, OwnModel):
     """The model of a run whose requests the agent's library sends: ``pending.origin`` takes settings and answers."""
 
     def __init__(self, agent: "OwnAgent", name: str, system: str, client: Any = None) -> None:
-        super().__init__()
+        super().__init__(name, system)
         self.agent, self.client = agent, client
-        self._name, self._system = name, system
 
     def rename(self, name: str, system: str) -> None:
         """Take the name and provider of the model that the next request is sent to."""
         self._name, self._system = name, system
-
-    @property
-    def model_name(self) -> str:
-        return self._name
-
-    @property
-    def system(self) -> str:
-        return self._system
 
     async def request(
         self,

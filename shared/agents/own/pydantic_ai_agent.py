@@ -156,15 +156,6 @@ class _InRun(AbstractCapability[Any]):
 
 
 # -- requests
-@dataclass
-class _Asked:
-    """How the agent has one request sent."""
-
-    model: Model[Any]
-    settings: ModelSettings | None
-    context: RunContext[Any] | None
-
-
 class _RequestsOfRun(WrapperModel):
     """The model as the agent sees it: what it is asked becomes a turn of the run."""
 
@@ -178,7 +169,7 @@ class _RequestsOfRun(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        asked = _Asked(self.wrapped, model_settings, None)
+        asked = self.wrapped, model_settings, None
         return await self._host.request(request_of(messages, model_request_parameters, asked))
 
     @asynccontextmanager
@@ -189,7 +180,7 @@ class _RequestsOfRun(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        asked = _Asked(self.wrapped, model_settings, run_context)
+        asked = self.wrapped, model_settings, run_context
         answer = await self._host.request(request_of(messages, model_request_parameters, asked))
         yield CompletedStreamedResponse(answer, model_request_parameters=model_request_parameters, replay_events=True)
 
@@ -207,10 +198,10 @@ class _AgentModel(WrapperModel, OwnModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        asked = self.pending.origin
-        settings = _merged(asked, model_settings)
+        model, of_agent, _ = self.pending.origin
+        settings = _merged(of_agent, model_settings)
         with failing_requests(self.model_name):
-            answer: ModelResponse = await asked.model.request(messages, settings, model_request_parameters)
+            answer: ModelResponse = await model.request(messages, settings, model_request_parameters)
         return answer
 
     @asynccontextmanager
@@ -222,18 +213,16 @@ class _AgentModel(WrapperModel, OwnModel):
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
         del run_context
-        asked = self.pending.origin
-        settings = _merged(asked, model_settings)
+        model, of_agent, context = self.pending.origin
+        settings = _merged(of_agent, model_settings)
         with failing_requests(self.model_name):
-            async with asked.model.request_stream(
-                messages, settings, model_request_parameters, asked.context
-            ) as stream:
+            async with model.request_stream(messages, settings, model_request_parameters, context) as stream:
                 yield stream
 
 
-def _merged(asked: _Asked, of_run: ModelSettings | None) -> ModelSettings:
+def _merged(of_agent: ModelSettings | None, of_run: ModelSettings | None) -> ModelSettings:
     """Return the settings of a request: what the step says, then what the agent says, then Soong's cache."""
-    given: Any = {**(of_run or {}), **(asked.settings or {})}
+    given: Any = {**(of_run or {}), **(of_agent or {})}
     given |= {name: value for name, value in (of_run or {}).items() if name != "cache"}
     return given  # type: ignore[no-any-return]  # a mapping of the same keys
 

@@ -51,6 +51,9 @@ def register_agent(
         raise InvalidConfigError(
             f"the agent {name!r} has no tool {unknown[0]!r} of its own; readonly can name: {known}"
         )
+    if deps is None and getattr(agent, "deps_type", type(None)) not in (type(None), object):
+        words = f"the agent {name!r} has a `deps_type`, and its step gives it no dependencies"
+        raise InvalidConfigError(f"{words}; pass `deps=`, a function of the inputs and the StepContext")
     keep_agent(registered)
 
 

@@ -97,7 +97,10 @@ def step(work: Any = None, /, *, name: str = "", **options: Any) -> Any:
     own = {option: options.pop(option) for option in ("deps", "readonly") if option in options}
     register_agent(name, work, **own, origin=f"{caller.f_code.co_filename}:{caller.f_lineno}")
     fields = {"kind": "agent", "agent": f"{OWN_PREFIX}{name}"}
-    node: AgentNode[Any] = AgentNode(name.rpartition(".")[2], fields, Any, options)
+    given = getattr(work, "output_type", Any)
+    given = getattr(given, "output_type", given)  # the SDK's own wrapper
+    output = given if isinstance(given, type) and not getattr(work, "handoffs", ()) else Any
+    node: AgentNode[Any] = AgentNode(name.rpartition(".")[2], fields, output, options)
     node.module = program_module(caller.f_globals["__name__"], name)
     keep_module(node.module, caller.f_code.co_filename)
     return node

@@ -136,6 +136,10 @@ class Run(Value):
     def id(self) -> str:
         return self.identity.run_id
 
+    @property
+    def model(self) -> str:
+        return self.identity.chosen_model or ", ".join(self.usage.by_model)
+
 
 class UnsummedUsage(Value):
     """The usage in no sum: runs of agents that have not ended, and requests whose process died, at their estimate.

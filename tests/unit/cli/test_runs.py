@@ -21,6 +21,12 @@ LONG = "\n".join(map(str, range(30)))
             id="words and a call",
         ),
         pytest.param(
+            "assistant",
+            {"v": 1, "message": {"parts": [{**CALL, "args": '{"path": "a.md"}'}]}},
+            'agent\n  calls code.read_file {"path": "a.md"}',
+            id="a call as its model wrote it",
+        ),
+        pytest.param(
             "tool_result",
             {"v": 1, "tool": "code.read_file", "is_error": True, "content": [{"kind": "text", "text": "no such file"}]},
             "code.read_file failed\n  no such file",

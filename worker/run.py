@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from soong.shared.agents.runtime.call_log import StopSignal, clean_end
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError, UsageError
 from soong.shared.core.foreign import contained, place_of
+from soong.shared.core.identity import step_id_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock
@@ -30,11 +31,12 @@ from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.functions import NoFiles, StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.plan.plan import bind_step
-from soong.shared.engine.tasks.spec import BoundStep, StepKind
+from soong.shared.engine.tasks.spec import BoundStep, StepKind, StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
 from soong.shared.sandbox.own_folder import WORKSPACE
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.limits import TimeLimit
+from soong.shared.tools.schema import validate
 from soong.worker.call_outcome import crash_of, outcome_of
 from soong.worker.handed_on import HandedOn, ReadArtifacts
 from soong.worker.isolated_calls import IsolatedCalls
@@ -112,14 +114,14 @@ class StepRunner:
                         end = await self.functions.run(claim, bound.inputs, interruption)
                         if limit.timeout.expired():  # its function ignored its cancellation
                             raise TimeoutError
-                        return end
                     case StepKind.AGENT | StepKind.CELERY as kind:
                         steps = {StepKind.AGENT: self.agents, StepKind.CELERY: self.celery}[kind]
-                        return await steps.run(claim, bound, limit, interruption)
+                        end = await steps.run(claim, bound, limit, interruption)
                     case StepKind.MAP:
                         return claim.failed("execution_failed", "a map step is never claimable")
                     case other:
                         assert_never(other)
+            return _held_to_schema(claim, end)
         except TemplateError as error:
             return claim.failed(error.code, str(error))
         except TimeoutError:
@@ -133,6 +135,16 @@ class StepRunner:
             log.exception("step_crashed", step=claim.step_key)
             stand_in = contained(error)
             return crashed(claim, stand_in, place_of(stand_in))
+
+
+def _held_to_schema(claim: Claim, end: StepEnd) -> StepEnd:
+    """Return the end of a step: a failure if its output breaks its schema."""
+    schema = claim.spec.output
+    if schema is None or end.status is not StepStatus.COMPLETED or not (found := validate(schema, end.output)):
+        return end
+    words = f"the output of step {step_id_of(claim.step_key)!r} breaks its schema: {'; '.join(map(str, found))}"
+    failed = claim.failed("invalid_output", words, retryable=True)
+    return replace(failed, outcome=end.outcome, usage=end.usage, events=end.events)
 
 
 def _words(time: TaskTime) -> str:

@@ -156,6 +156,18 @@ def test_the_document_is_a_plan_as_the_reader_checks_it() -> None:
     ]
 
 
+@pytest.mark.spec("FLW-01.a")
+def test_a_celery_step_has_the_schema_of_its_type() -> None:
+    def build() -> Any:
+        untyped: Any = celery_step("shop.any")
+        maybe: Any = celery_step("shop.maybe", output=Finding | None)  # type: ignore[arg-type]
+        return [add(1), celery_step("shop.find", output=Finding)(), maybe(), untyped()]
+
+    found = {key: one.get("output") for key, one in steps_of(build).items()}
+
+    assert found == {"add": {"type": "integer"}, "find": Finding.model_json_schema(), "maybe": None, "any": None}
+
+
 @pytest.mark.spec("FLW-01.b")
 def test_a_step_that_is_called_twice_is_two_nodes_and_a_plan_in_a_plan_adds_its_steps() -> None:
     @plan

@@ -16,7 +16,7 @@ from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec, StepStatus
-from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
+from soong.shared.engine.tasks.step import Claim, StepEnd, StepError, StepResult
 from soong.shared.tools.limits import TimeLimit
 from soong.worker.bootstrap import is_dispatch
 from soong.worker.call_outcome import MAX_OUTPUT_BYTES
@@ -136,6 +136,43 @@ async def test_a_value_that_is_not_json_is_named_by_its_key_and_its_function() -
         end.error.message
         == f"the output cannot be stored: $.rows[0].at: a datetime is not JSON (from {__file__}:{line})"
     )
+
+
+@dataclass
+class Given:
+    """A kind of step that completes with an output."""
+
+    output: Json
+
+    async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
+        return claim.completed(self.output)
+
+
+TOTAL: JsonObject = {"type": "object", "required": ["total"], "properties": {"total": {"type": "number"}}}
+
+
+@pytest.mark.spec("DIS-08.c")
+@pytest.mark.parametrize("kind", ["python", "celery", "agent"])
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ({"total": 3}, ""),
+        ({"total": "3"}, "the output of step 'a' breaks its schema: $.total: must be number, is string"),
+        ([], "the output of step 'a' breaks its schema: $: must be object, is array"),
+    ],
+)
+async def test_the_output_of_every_kind_is_held_to_the_schema_of_its_step(kind: str, output: Json, words: str) -> None:
+    given = Given(output)
+    claim = make_claim(kind=kind, call="builtin.echo", inputs={}, output=TOTAL)
+
+    class Functions(FunctionStepRunner):
+        async def run(self, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> StepEnd:
+            return claim.completed(output)
+
+    end = await StepRunner(Functions(), given, given).run(claim, StopSignal())
+
+    assert (end.status, end.output) == ((StepStatus.FAILED, None) if words else (StepStatus.COMPLETED, output))
+    assert end.error == (StepError("invalid_output", words, retryable=True) if words else None)
 
 
 NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}

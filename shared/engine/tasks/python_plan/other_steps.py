@@ -10,7 +10,7 @@ from soong.shared.engine.tasks.python_plan.building import Building, Document
 from soong.shared.engine.tasks.python_plan.function_step import keep_module
 from soong.shared.engine.tasks.python_plan.plan_step import NodeOptions, PlanStep
 from soong.shared.engine.tasks.python_plan.signature import Typed, refused
-from soong.shared.tools.foreign_schema import from_json_schema
+from soong.shared.tools.foreign_schema import from_json_schema, output_schema
 
 R = TypeVar("R")
 
@@ -114,11 +114,15 @@ def agent_step(instructions: str, *, output: type[R] = str, **options: Unpack[Ag
 def celery_step(task: str, *, output: type[R] = object, **options: Unpack[CeleryOptions]) -> CeleryNode[R]:  # type: ignore[assignment]
     """Make a step of a task of a Celery app, by the task's name. ``app`` is where a worker imports the app from.
 
-    It is called with the task's arguments; ``map(over, item="sku")`` gives each item by that name.
+    ``output`` is the type of its result, which is checked. It is called with the task's arguments;
+    ``map(over, item="sku")`` gives each item by that name.
 
     Raises: InvalidPlanError, an option is wrong.
     """
-    node: CeleryNode[R] = CeleryNode(task.rpartition(".")[2], {"kind": "celery", "call": task}, output, options)
+    work: Document = {"kind": "celery", "call": task}
+    if schema := output_schema(Typed(output, "the output of celery_step").schema):  # of some types it says less
+        work["output"] = schema
+    node: CeleryNode[R] = CeleryNode(task.rpartition(".")[2], work, output, options)
     if module := options.get("app", "").partition(":")[0]:
         node.module = module
         keep_module(module)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from soong.shared.engine.wire.notifier import (
     OWNERS_CHANNEL,
     REQUESTS,
+    LocalSubscription,
     Subscription,
     answer_channel,
     decisions_of,
@@ -17,37 +18,21 @@ from soong.shared.engine.wire.notifier import (
 )
 
 
-class MemorySubscription:
-    """A subscription of the loop that made it. Notifications between two waits are kept."""
+class MemorySubscription(LocalSubscription):
+    """A subscription of the loop that made it."""
 
     def __init__(self, bus: "MemoryBus", subject: str) -> None:
+        super().__init__()
         self._bus, self._subject = bus, subject
         self._loop = asyncio.get_running_loop()
-        self._ids: dict[str, None] = {}
-        self._notified = asyncio.Event()
 
     def notify(self, ids: Sequence[str]) -> None:
         """Deliver ids, from any thread."""
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # the public form raises outside of a loop
-            self._deliver(ids)
+            self.note(*ids)
             return
         with suppress(RuntimeError):  # its loop has closed: nobody waits
-            self._loop.call_soon_threadsafe(self._deliver, ids)
-
-    def _deliver(self, ids: Sequence[str]) -> None:
-        self._ids.update(dict.fromkeys(ids))
-        self._notified.set()
-
-    async def wait(self, timeout_s: float) -> Sequence[str]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._notified.wait()
-        except TimeoutError:
-            return ()
-        ids = tuple(self._ids)
-        self._ids.clear()
-        self._notified.clear()
-        return ids
+            self._loop.call_soon_threadsafe(self.note, *ids)
 
     async def close(self) -> None:
         self._bus.forget(self._subject, self)

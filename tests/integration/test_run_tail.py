@@ -16,7 +16,7 @@ from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber, NullSubscription, Subscriber, Subscription
+from soong.shared.engine.wire.notifier import LocalSubscription, NullNotifier, NullSubscriber, Subscriber, Subscription
 from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.store import Store
@@ -149,7 +149,7 @@ class Meddling:
 
     async def subscribe_run(self, _run_id: str) -> Subscription:
         await self.meddle()
-        subscription = NullSubscription()
+        subscription = LocalSubscription()
         await self.meddle()
         return subscription
 

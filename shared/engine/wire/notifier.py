@@ -82,12 +82,31 @@ class Subscription(Protocol):
     async def close(self) -> None: ...
 
 
-class NullSubscription:
-    """Hears nothing, ever: for rows that are read without a service."""
+class LocalSubscription:
+    """Reports the ids that are noted in this process: the newest ``keep`` of them since the last wait, 0: all."""
+
+    def __init__(self, keep: int = 0) -> None:
+        self._keep = keep
+        self._ids: dict[str, None] = {}
+        self._noted = asyncio.Event()
+
+    def note(self, *ids: str) -> None:
+        """Report these ids to the next wait. For the event loop that waits."""
+        self._ids.update(dict.fromkeys(ids))
+        while len(self._ids) > self._keep > 0:
+            del self._ids[next(iter(self._ids))]
+        self._noted.set()
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
-        await asyncio.sleep(timeout_s)
-        return ()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._noted.wait()
+        except TimeoutError:
+            return ()
+        ids = tuple(self._ids)
+        self._ids.clear()
+        self._noted.clear()
+        return ids
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -148,13 +167,13 @@ class NullSubscriber:
     """Makes subscriptions that receive nothing. Implements :class:`Subscriber`."""
 
     async def subscribe_owner(self) -> Subscription:
-        return NullSubscription()
+        return LocalSubscription()
 
     async def subscribe_permissions(self) -> Subscription:
-        return NullSubscription()
+        return LocalSubscription()
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:  # noqa: ARG002  # as its port
-        return NullSubscription()
+        return LocalSubscription()
 
     subscribe_decisions = subscribe_session = subscribe_run = subscribe_answer = subscribe_worker
 
@@ -276,7 +295,7 @@ def functions_needed(names: Iterable[str]) -> tuple[str, ...]:
 
 def app_needed(app: str) -> str:
     """Return the capability of a worker that imports the module of a Celery app; empty: the app of its setting."""
-    return f"{APP}{app.partition(':')[0] or '(set SOONG_CELERY_APP)'}"
+    return f"{APP}{app.partition(':')[0] or 'of SOONG_CELERY_APP'}"
 
 
 def project_needed(id: str, path: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from soong.shared.engine.wire.notifier import (
     MAX_LENGTH,
     OWNERS_CHANNEL,
     REQUESTS,
+    LocalSubscription,
     Subscription,
     answer_channel,
     decisions_of,
@@ -48,17 +49,12 @@ ANSWER_PIECES_KEPT = 200
 """Pieces that are kept for a slow reader; it loses older ones."""
 
 
-class RedisSubscription(ABC):
-    """Implements ``soong.shared.engine.wire.notifier.Subscription``. ``returned`` is reported after an outage.
-
-    The newest ``keep`` hints between two waits are reported; 0: all.
-    """
+class RedisSubscription(LocalSubscription, ABC):
+    """A subscription that reports ``returned`` after an outage."""
 
     def __init__(self, *, returned: str = "", keep: int = 0) -> None:
-        self._keep = keep
+        super().__init__(keep)
         self._returned = returned
-        self._heard: dict[str, None] = {}
-        self._rung = asyncio.Event()
         self._opened = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
@@ -85,27 +81,10 @@ class RedisSubscription(ABC):
     async def _leave(self) -> None:
         """Listen no more."""
 
-    async def wait(self, timeout_s: float) -> Sequence[str]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
-        except TimeoutError:
-            return ()
-        heard = tuple(self._heard)
-        self._heard.clear()
-        self._rung.clear()
-        return heard
-
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._hang_up()
-
-    def _note(self, id: str) -> None:
-        self._heard[id] = None
-        if self._keep and len(self._heard) > self._keep:
-            del self._heard[next(iter(self._heard))]
-        self._rung.set()
 
     async def _listen(self) -> None:
         failures = 0
@@ -113,11 +92,11 @@ class RedisSubscription(ABC):
             try:
                 await self._open()
                 if failures or self._opened.is_set():
-                    self._note(self._returned)
+                    self.note(self._returned)
                 self._opened.set()
                 while True:
                     for subject in await self._receive():
-                        self._note(subject)
+                        self.note(subject)
                     failures = 0
                     await asyncio.sleep(0)  # waiters go first: asking for more costs as much as their work
             except (RedisError, OSError, TimeoutError) as error:
@@ -349,15 +328,14 @@ class RedisSubscriber:
         return await StreamSubscription(self._client, decisions_of(worker_id), "request").listening()
 
     async def subscribe_session(self, session_id: str) -> Subscription:
-        channel = session_channel(session_id)
-        return await ChannelSubscription(
-            self._client, channel, lambda _payload: (session_id,), returned=session_id, idle=self._idle
-        ).listening()
+        return await self._subscribe(session_channel(session_id), session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        channel = run_channel(run_id)
+        return await self._subscribe(run_channel(run_id), run_id)
+
+    async def _subscribe(self, channel: str, id: str) -> Subscription:
         return await ChannelSubscription(
-            self._client, channel, lambda _payload: (run_id,), returned=run_id, idle=self._idle
+            self._client, channel, lambda _payload: (id,), returned=id, idle=self._idle
         ).listening()
 
     async def subscribe_answer(self, run_id: str) -> Subscription:

@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
@@ -217,11 +216,3 @@ RUN_TRANSITIONS: Mapping[tuple[RunStatus, RunEvent], RunStatus] = {
     (_R.FAILED, _E.RETRY): _R.RUNNING,
     (_R.CANCELLED, _E.RETRY): _R.RUNNING,
 }
-
-
-def advance_run(status: RunStatus, event: RunEvent) -> RunStatus:
-    """Return the status after ``event``. Raises: InvalidTransitionError naming both."""
-    try:
-        return RUN_TRANSITIONS[status, event]
-    except KeyError:
-        raise InvalidTransitionError("run", status, event) from None

@@ -11,12 +11,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec import structs
 from msgspec.structs import replace
 
-from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, NotOwnerError
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, LeaseLostError, NotFoundError, NotOwnerError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, Charge, task_scope
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.lines import LineRow
-from soong.shared.engine.runs.record import EndReason, ListFilter, NewRun, Run, RunEvent, RunStatus, Usage, advance_run
+from soong.shared.engine.runs.record import (
+    RUN_TRANSITIONS,
+    EndReason,
+    ListFilter,
+    NewRun,
+    Run,
+    RunEvent,
+    RunStatus,
+    Usage,
+)
 from soong.shared.engine.runs.store import CallAbort, CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
 from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
@@ -275,6 +284,14 @@ def tell_step(rows: Rows, step_key: str, now_us: int) -> None:
 
 
 _OPENED = {False: EventType.STEP_READY, True: EventType.STEP_EXPANDING}
+
+
+def advance_run(status: RunStatus, event: RunEvent) -> RunStatus:
+    """Return the status after ``event``. Raises: InvalidTransitionError naming both."""
+    try:
+        return RUN_TRANSITIONS[status, event]
+    except KeyError:
+        raise InvalidTransitionError("run", status, event) from None
 
 
 def move_run(rows: Rows, run_id: str, event: RunEvent) -> Run:

@@ -11,7 +11,7 @@ from msgspec import ValidationError, convert
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.runs.record import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus, advance_run
+from soong.shared.engine.runs.record import RUN_TRANSITIONS, EndReason, RunEvent, RunStatus
 from soong.shared.engine.tasks.spec import (
     STEP_TRANSITIONS,
     TASK_TRANSITIONS,
@@ -29,6 +29,7 @@ from soong.shared.engine.tasks.spec import (
     advance_task,
 )
 from soong.shared.storage.sql.engine.row_mapper import pack, unpack
+from tests.model.memory.rows import advance_run
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 
+from soong.orchestrator.client.program import program
 from soong.orchestrator.terminal.api import Api
 from soong.orchestrator.terminal.console import compact, cut, one_line, say, visible
 from soong.orchestrator.terminal.summary import ENDED, LIVE, SYMBOLS, TOLD, Document, pull_text, step_line
@@ -21,7 +22,9 @@ MAX_INPUT_CHARS: Final = 100
 _TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
 """Arguments of which the first that is given says what a call is about."""
 DELTA: Final = "delta"
-MOST_TOLD: Final = 5
+MOST_TOLD: Final[Mapping[str, int]] = {"failed": 5, "completed": 20}
+"""The number of steps whose last lines are shown."""
+LINES_SHOWN: Final = 5
 LINES_READ: Final = 100
 """The last lines of a failed function are those of its traceback, whose end is in the error already."""
 MOST: Final = 4
@@ -98,22 +101,31 @@ class LostLeases:
 
 @dataclass(slots=True)
 class LastLines:
-    """Reads the last line that a failed step has printed, once for each of the first few."""
+    """Reads the last lines that a step has printed, once for each of the first few that completed or failed."""
 
     api: Api
-    _seen: set[str] = field(default_factory=set)
+    _seen: dict[str, set[str]] = field(default_factory=lambda: {status: set() for status in MOST_TOLD})
 
     async def news(self, view: TaskView) -> list[str]:
-        """Return a sentence for each step that has failed since the last view and has printed something."""
-        failed = [step for step in view.steps if step["status"] == "failed" and step["run"] not in self._seen]
+        """Return the lines of the steps that have ended since the last view."""
         found = []
-        for step in failed[: max(0, MOST_TOLD - len(self._seen))]:
-            self._seen.add(step["run"])
+        for step in view.steps:
+            seen, run = self._seen.get(step["status"], set()), step["run"]
+            if not run or run in seen or len(seen) >= MOST_TOLD.get(step["status"], 0):
+                continue
+            seen.add(run)
             with suppress(SoongError):
-                page = (await self.api.get(f"/v1/runs/{step['run']}/logs", tail=LINES_READ))["items"]
-                texts = [line["text"] for line in page if line["stream"] != "traceback" and line["text"].strip()]
-                found += [f"  {one_line(step['id'], 60)}: {one_line(texts[-1])}"] if texts else []
+                page = (await self.api.get(f"/v1/runs/{run}/logs", tail=LINES_READ))["items"]
+                texts = [one_line(line["text"]) for line in page if _is_printed(line)]
+                more = [f"… before: {program()} runs logs {run}"] if len(texts) > LINES_SHOWN else []
+                found += [f"  {one_line(step['id'], 60)}: {text}" for text in more + texts[-LINES_SHOWN:]]
         return found
+
+
+def _is_printed(line: Document) -> bool:
+    """Say whether the step itself wrote it: records below WARNING are mostly those of libraries."""
+    is_own = line["level"] not in ("debug", "info") or line["text"].startswith("step: ")
+    return is_own and line["stream"] != "traceback" and bool(line["text"].strip())
 
 
 @dataclass

@@ -76,6 +76,7 @@ def where(_inputs: JsonObject, _context: StepContext) -> Json:
 @step_function("logs.raise")
 def fail(_inputs: JsonObject, _context: StepContext) -> Json:
     print("before it")
+    logging.getLogger("httpx2").info("HTTP Request: GET https://example.org")
 
     def inner() -> None:
         raise ValueError("no such word")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -259,11 +260,17 @@ def test_a_killed_worker_loses_no_line_that_is_older_than_a_second(service: Serv
     assert [line["number"] for line in kept] == list(range(1, len(kept) + 1))
 
 
-def test_the_last_line_of_a_failed_step_is_shown_below_it(service: Service) -> None:
-    plan = {"title": "t", "steps": [{"id": "bad", "kind": "python", "call": "logs.raise"}]}
-    done = service.cli.run("run", service.cli.plan(json.dumps(plan)))
+@pytest.mark.spec("LOG-01.e/cli")
+def test_the_last_lines_that_a_step_has_written_itself_are_shown_below_it(service: Service) -> None:
+    calls = {"bad": "logs.raise", "good": "logs.plain", "many": "logs.many"}
+    steps = [{"id": key, "kind": "python", "call": call, "inputs": {"lines": 50}} for key, call in calls.items()]
+    done = service.cli.run("run", service.cli.plan(json.dumps({"title": "t", "steps": steps})))
 
-    lines = done.stderr.splitlines()
-    at = next(number for number, line in enumerate(lines) if "✗ bad failed" in line)
-    assert "bad: before it" in lines[at + 1]
+    def shown(key: str) -> list[str]:
+        return [line.split(f" {key}: ")[1] for line in done.stderr.splitlines() if f" {key}: " in line]
+
+    assert shown("bad") == ["before it"]
+    assert shown("good") == ["printed", "to stderr", "team: counted 3", "step: attempt 1", "in a thread"]
+    assert shown("many")[0].endswith(f"runs logs {re.findall('run_[0-9a-z]+', shown('many')[0])[0]}")
+    assert shown("many")[1:] == [f"line {number}" for number in range(45, 50)]
     assert "runs logs run_" in done.stdout

@@ -47,7 +47,7 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.toolsets.modules import import_own
 from soong.worker.agent_step import AgentStepRunner
-from soong.worker.celery_step import CeleryStepRunner, celery_app
+from soong.worker.celery_step import CeleryStepRunner, celery_app, end_waits_with_steps
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.heartbeat import Incarnation
 from soong.worker.isolated_calls import IsolatedCalls
@@ -144,6 +144,7 @@ def make_worker(app: Celery, settings: Settings, node_name: str) -> Any:
     # Celery forbids `result.get()` in a worker: a task that waits for a task can take the last process of its pool.
     # This worker has only our own dispatches. A step waits on a thread of its own, for tasks of other workers.
     _set_task_join_will_block(False)
+    end_waits_with_steps()
     if settings.celery_app:  # Celery has made ours the default, to which `@shared_task` of a step's module would send
         celery_app(settings.celery_app, settings).set_default()
     return worker
@@ -368,7 +369,7 @@ def assemble(
     lines = LineKeeper(store.runs, artifacts, notifier, clean)
     agents.flush_lines = lines.flush
     functions = FunctionStepRunner(settings.runs, isolated, artifacts, clean)
-    celery = CeleryStepRunner(store.runs, clock, settings, agents.lent)
+    celery = CeleryStepRunner(store, incarnation, clock, settings, agents.lent)
     runner = StepRunner(functions, agents, celery, clean, TaskLimits(store.budgets, clock), lines)
     connections.closers = (agents.close, inbox.close)
     runs = RunParts(runner, watcher, agents.additional, agents.lent, agents.lot.hurry)

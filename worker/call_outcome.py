@@ -17,7 +17,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log_lines import note_raised
-from soong.shared.core.step_work import begin_coroutine, begin_task, begin_thread, cancelled_soon
+from soong.shared.core.step_work import begin_coroutine, begin_task, begin_thread, cancelled_soon, work_here
 from soong.shared.engine.tasks.functions import StepContext, StepFunction
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.engine.wire.notifier import BUILTIN
@@ -95,6 +95,8 @@ async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
             if isinstance(call, asyncio.Task):
                 await cancelled_soon(call)
             if interruption.stop != "release" or interruption.lets_end or call.cancelled():
+                if (work := work_here()) is not None:
+                    work.is_given_up = True
                 raise
             interruption.lets_end = True
             task = asyncio.current_task()

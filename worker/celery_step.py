@@ -11,15 +11,15 @@ revoked is sent again, with a number behind the id.
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, Final, TypeVar, cast
 
 from celery import Celery
-from celery.backends.base import DisabledBackend
+from celery.backends.asynchronous import Drainer
+from celery.backends.base import Backend, DisabledBackend
 from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 from celery.states import FAILURE, PENDING, READY_STATES, REVOKED
@@ -33,15 +33,18 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.log_lines import LineStream, current_lines
 from soong.shared.core.settings import Settings
+from soong.shared.core.step_work import work_here
 from soong.shared.core.timing import Clock
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.sandbox.threads import unbroken
+from soong.shared.storage.store import Store
 from soong.shared.tools.limits import TimeLimit
 from soong.shared.toolsets.modules import import_own, look_in
 from soong.worker.call_outcome import stored
+from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import LentSlots
 
 log = get_logger(__name__)
@@ -96,18 +99,16 @@ def in_celery(call: Callable[[], T]) -> "asyncio.Future[T]":
     return _THREADS.submit(asyncio.get_running_loop(), lambda: call_foreign(call))
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Await work to its end, for a bounded time also when the caller is cancelled meanwhile."""
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        until = loop.time() + timing.EXCHANGE_LIMIT_S
-        while not task.done() and loop.time() < until:
-            with suppress(asyncio.CancelledError):  # a stop is repeated until it is obeyed
-                await asyncio.wait({task}, timeout=until - loop.time())
-        raise
+def end_waits_with_steps() -> None:
+    """Let a function's wait for a Celery result end with its step: nothing else ends a thread."""
+    for owner, name in ((Drainer, "wait_for"), (Backend, "get_task_meta")):  # what each wait calls again and again
+        setattr(owner, name, partialmethod(_unless_given_up, getattr(owner, name)))
+
+
+def _unless_given_up(waiting: Any, look: Callable[..., T], *args: Any, **named: Any) -> T:
+    if (work := work_here()) is not None and work.is_given_up:
+        raise asyncio.CancelledError("the step of this function has ended")
+    return look(waiting, *args, **named)
 
 
 @dataclass(slots=True)
@@ -117,6 +118,18 @@ class CeleryResults:
     app: Any
     _asked: "dict[str, asyncio.Future[Any]]" = field(default_factory=dict)
     _reading: "asyncio.Task[None] | None" = None
+    _queues: "asyncio.Future[frozenset[str]] | None" = None
+
+    async def queues(self) -> frozenset[str]:
+        """Return the queues from which Celery workers take now, as far as these answer within a second."""
+
+        def taken() -> frozenset[str]:
+            found = self.app.control.inspect().active_queues() or {}
+            return frozenset(queue["name"] for queues in found.values() for queue in queues)
+
+        if self._queues is None or self._queues.done():
+            self._queues = in_celery(taken)
+        return await asyncio.shield(self._queues)
 
     async def read(self, task_id: str) -> JsonObject:
         """Return ``status``, ``result`` and ``traceback`` of a task; PENDING is also the status of an unknown one.
@@ -163,7 +176,8 @@ class CeleryResults:
 class CeleryStepRunner:
     """Runs the celery steps of one worker process."""
 
-    runs: RunStore
+    store: Store
+    worker: Incarnation
     clock: Clock
     settings: Settings
     lent: LentSlots
@@ -183,7 +197,7 @@ class CeleryStepRunner:
             return error.end
         except asyncio.CancelledError:
             if task.is_begun and (interruption.stop not in ("drop", "release") or interruption.is_paused):
-                await _uninterrupted(task.revoke(is_paused=interruption.is_paused))
+                await unbroken(task.revoke(is_paused=interruption.is_paused))
             raise
 
 
@@ -212,7 +226,7 @@ class CeleryTask:
         is_sent, is_revoked = await self._past()
         while True:
             if not is_sent:
-                await _uninterrupted(self._send())
+                await unbroken(self._send())
             with self.runner.lent.without_slot(self.claim.identity.run_id):
                 meta = await self._ended()
             if meta["status"] != REVOKED or not is_revoked:
@@ -235,7 +249,7 @@ class CeleryTask:
         """Say whether the task was sent in a former life of the run, and whether a pause has revoked it since."""
         if not self.claim.is_resumed:
             return False, False
-        nodes = await self.runner.runs.nodes(self.claim.identity.run_id)
+        nodes = await self.runner.store.runs.nodes(self.claim.identity.run_id)
         states = [node.payload.get("state") for node in nodes if node.kind is NodeKind.CELERY_TASK]
         if states:
             self.is_begun, self.number = True, max(0, states.count("sent") - 1)
@@ -248,7 +262,8 @@ class CeleryTask:
     async def _send(self) -> None:
         self.is_begun = True
         try:
-            await in_celery(self._apply)
+            async with asyncio.timeout(timing.EXCHANGE_LIMIT_S):
+                await in_celery(self._apply)
         except Exception as error:
             words, hint = words_of(error), "start it, or fix broker_url"
             end = self.claim.failed("execution_failed", f"the broker did not take it: {words}; {hint}", retryable=True)
@@ -270,9 +285,18 @@ class CeleryTask:
         send = known[spec.call].apply_async if spec.call in known else partial(self.app.send_task, spec.call)
         send(list(self.bound.args), dict(self.bound.inputs), **options)
 
+    @property
+    def queue(self) -> str:
+        """The queue that it is sent to: that of the step, of the task, or of the app's routes."""
+        call = self.claim.spec.call
+        named = self.claim.spec.queue or getattr(self.app.tasks.get(call), "queue", None)
+        options = {"queue": named} if named else {}
+        route = self.app.amqp.router.route(options, call, self.bound.args, dict(self.bound.inputs))
+        return str(route["queue"].name if "queue" in route else route.get("routing_key", ""))
+
     async def _record(self, type_: EventType, state: str) -> None:
-        data: JsonObject = {"task_id": self.id, "task": self.claim.spec.call, "queue": self.claim.spec.queue}
-        await self.runner.runs.append(
+        data: JsonObject = {"task_id": self.id, "task": self.claim.spec.call, "queue": self.queue}
+        await self.runner.store.runs.append(
             self.claim.identity.run_id,
             self.claim.fence,
             nodes=[NewNode(NodeKind.CELERY_TASK, {"v": 1, "state": state, **data})],
@@ -280,9 +304,20 @@ class CeleryTask:
             now_us=self.runner.clock.now_us(),
         )
 
+    async def _report(self, waited_s: float) -> float:
+        """Write into the step's row where the task is; return after how many seconds to look again."""
+        runner, now_us = self.runner, self.runner.clock.now_us()
+        is_served = self.queue in await self.reader.queues()
+        words = f"sent to the queue {self.queue!r}"
+        if not is_served:
+            words += f" {waited_s:.0f} s ago, not taken: no Celery worker of that queue answers, is one running?"
+        await runner.store.claims.report_progress(runner.worker.worker_id, self.claim.lease, words, now_us=now_us)
+        return timing.LONGEST_S if is_served else timing.SILENCE_S
+
     async def _ended(self) -> JsonObject:
         loop = asyncio.get_running_loop()
-        pause_s, answered_s = timing.FIRST_LOOK_S, loop.time()
+        begun_s = answered_s = loop.time()
+        pause_s, look_s = timing.FIRST_LOOK_S, begun_s + timing.GRACE_S
         while True:
             try:
                 async with asyncio.timeout(timing.EXCHANGE_LIMIT_S):
@@ -290,6 +325,8 @@ class CeleryTask:
                 answered_s = loop.time()
                 if meta["status"] in READY_STATES:
                     return meta
+                if loop.time() >= look_s:
+                    look_s = loop.time() + await self._report(loop.time() - begun_s)
             except Exception as error:  # whatever a backend raises; it may be back soon
                 log.warning("celery_backend_away", task=self.id, error=words_of(error))
                 if loop.time() - answered_s > timing.PATIENCE_S:

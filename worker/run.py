@@ -26,10 +26,10 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.timing import Clock
 from soong.shared.core.value import Value
-from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
+from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, time_words
 from soong.shared.engine.runs.record import EndReason, Usage
 from soong.shared.engine.tasks.failure_report import with_report
-from soong.shared.engine.tasks.functions import NoFiles, StepContext, StepFunction, resolve
+from soong.shared.engine.tasks.functions import NoFiles, StepContext, resolve
 from soong.shared.engine.tasks.plan.plan import bind_step
 from soong.shared.engine.tasks.spec import BoundStep, StepKind, StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
@@ -68,7 +68,7 @@ class TaskLimits(Value):
         left_s = None if time.deadline_us is None else (time.deadline_us - self.clock.now_us()) / MICRO
         if time.reached or (left_s is not None and left_s <= 0):
             log.info("step_not_started", step=claim.step_key, reason=time.reached or "wall_s")
-            return claim.cancelled(time.reached or _words(time))
+            return claim.cancelled(time.reached or time_words(time.wall_us or 0))
         try:
             async with asyncio.timeout(left_s) as limit:
                 end = await work()
@@ -76,7 +76,7 @@ class TaskLimits(Value):
                 return end
         except TimeoutError:
             pass
-        return claim.failed(TASK_LIMIT, _words(time), reason=EndReason.TIME_LIMIT)
+        return claim.failed(TASK_LIMIT, time_words(time.wall_us or 0), reason=EndReason.TIME_LIMIT)
 
 
 @dataclass(slots=True)
@@ -144,11 +144,7 @@ def _held_to_schema(claim: Claim, end: StepEnd) -> StepEnd:
         return end
     words = f"the output of step {step_id_of(claim.step_key)!r} breaks its schema: {'; '.join(map(str, found))}"
     failed = claim.failed("invalid_output", words, retryable=True)
-    return replace(failed, outcome=end.outcome, usage=end.usage, events=end.events)
-
-
-def _words(time: TaskTime) -> str:
-    return time_words(time.wall_us or 0)
+    return replace(end, status=failed.status, end_reason=failed.end_reason, output=None, error=failed.error)
 
 
 @dataclass(slots=True)
@@ -167,7 +163,12 @@ class FunctionStepRunner:
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
         if claim.spec.code not in ("", function.version) and claim.attempt == 1:
-            return claim.failed("worker_incompatible", _other_version(function, claim.spec.code))
+            words = (
+                f"this worker has version {function.version or 'none'} of {function.name!r}, and the plan was "
+                f"submitted with version {claim.spec.code}; start the worker again (`soong worker --reload` does it by "
+                "itself), then `soong resume`"
+            )
+            return claim.failed("worker_incompatible", words)
         folder = self.runs / claim.identity.run_id / WORKSPACE
         store = None if function.is_cheap else self.artifacts
         files = NoFiles() if store is None else HandedOn(store, self.redactor)
@@ -184,13 +185,6 @@ class FunctionStepRunner:
         run = folder.parent
         count = 1 + sum(len(names) for _, _, names in os.walk(run)) if run.is_dir() else 0
         return claim.completed(output, usage=Usage(files=count), events=events)
-
-
-def _other_version(function: StepFunction, submitted: str) -> str:
-    return (
-        f"this worker has version {function.version or 'none'} of {function.name!r}, and the plan was submitted with "
-        f"version {submitted}; start the worker again (`soong worker --reload` does it by itself), then `soong resume`"
-    )
 
 
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:

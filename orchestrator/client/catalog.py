@@ -22,7 +22,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
-from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, Registered
+from soong.shared.engine.tasks.plan.plan import PlanNames, Registered
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.python_plan.function_step import step_modules
 from soong.shared.engine.tasks.spec import StepSpec
@@ -58,11 +58,8 @@ class Catalogue(Value, dict=True):
     """Workers may run where the project is not: its mark, if it has one, says who has it."""
     live: LiveDefinitions | None = None
     """The same as they are now; None where they do not change."""
-    load_module: ModuleLoader | None = None
-    """Makes the modules of a plan known; None: plans name none."""
-    imports_apps: bool = False
-    """Workers import the modules of the Celery apps that a plan names."""
-    module_hint: str = PlanNames().module_hint
+    base: PlanNames = PlanNames()
+    """How modules and Celery apps may be named."""
 
     @cached_property
     def policy(self) -> Policy:
@@ -84,7 +81,8 @@ class Catalogue(Value, dict=True):
         """
         environment = ToolEnvironment.of(settings, starts_servers=starts_servers)
         live = LiveDefinitions(settings.home, lambda known: with_acp(known, environment.config))
-        return cls(tools_of(environment), live.now(), environment.config, not settings.is_embedded, live)
+        base = PlanNames(lacks_app=settings.is_embedded and not settings.celery_app)
+        return cls(tools_of(environment), live.now(), environment.config, not settings.is_embedded, live, base)
 
     def at(self, project: Path | None = None) -> "Catalogue":
         """Return the catalogue with the agent definitions that the home, and a project, have now."""
@@ -108,7 +106,7 @@ class Catalogue(Value, dict=True):
                 raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
             return None
 
-        return replace(self, load_module=load, module_hint=_deployed_hint(settings))
+        return replace(self, base=replace(self.base, load_module=load, module_hint=_deployed_hint(settings)))
 
     def known(self) -> PlanNames:
         """Return what plans are checked against; a glob that sets the limits of models chooses none."""
@@ -117,12 +115,10 @@ class Catalogue(Value, dict=True):
         choosable.update(name for one in self.definitions for name in one.fallback_models or ())
         choosable.update(name for name in self.config.models if not set(name) & set("*?["))
         choosable.update(name for one in self.config.models.values() for name in one.fallback)
-        return PlanNames(
+        return replace(
+            self.base,
             tools=self.names,
             definitions=self.definitions.ids,
-            load_module=self.load_module,
-            imports_apps=self.imports_apps,
-            module_hint=self.module_hint,
             definition_models=models,
             choosable_models=frozenset(choosable),
         )

@@ -89,7 +89,8 @@ class PlanModules(Value):
         """Return what the plan may name; modules only where its user runs a file on a service of their own."""
         if not self.settings.is_embedded or str(self.file) == "-":
             return self.catalogue.with_deployed_modules(self.settings)
-        return replace(self.catalogue, load_module=self.load, imports_apps=True)
+        base = replace(self.catalogue.base, load_module=self.load, imports_apps=True)
+        return replace(self.catalogue, base=base)
 
     def names(self) -> PlanNames:
         """Return what the plan may name, with the functions that the settings name where modules are imported apart."""

@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.plan.plan import Registered
 from soong.shared.engine.tasks.python_plan.definition import document_of
 from soong.shared.toolsets.modules import import_own
 
-FIELD: Final = "the plan's `modules`"
+FIELD: Final = "the plan"
 _NO_PLAN: Final = ("", "")
 
 

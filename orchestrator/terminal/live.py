@@ -22,6 +22,7 @@ from soong.orchestrator.terminal.summary import (
     Document,
     counted,
     pull_text,
+    said_of,
     seconds_between,
     time_text,
 )
@@ -165,7 +166,7 @@ def _steps(view: TaskView, room: int, voices: Mapping[str, str]) -> RenderableTy
 def _row(step: Document, planned: Sequence[Document], voice: str) -> tuple[Text, ...]:
     style = STYLES.get(step["status"], "dim")
     indent = "    " if step["map"] else "  "
-    said = step["lacks"] or step["progress"] or (step["error"]["message"] if step["error"] is not None else "")
+    said = said_of(step)
     if voice and step["status"] == "running":
         said = voice[-ROW_CHARS:].strip().rpartition("\n")[2]
     if step["status"] == "blocked":

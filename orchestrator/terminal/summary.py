@@ -84,6 +84,13 @@ def status_text(step: Document) -> str:
     return f"{step['status']} (partial)" if step["outcome"] == "partial" else str(step["status"])
 
 
+def said_of(step: Document) -> str:
+    """Return why a step, or its last attempt, failed, what keeps it, or how far it is."""
+    if step["status"] in ("failed", "pending") and step["error"] is not None:
+        return str(step["error"]["message"])
+    return str(step["lacks"] or (step["progress"] if step["status"] == "running" else ""))
+
+
 def step_line(step: Document) -> str:
     """Return a step as one line that tells its last change."""
     line = f"{SYMBOLS[step['status']]} {one_line(step['id'], 60)} {step['status']}"
@@ -142,7 +149,7 @@ def _steps(task: Document) -> str:
             status_text(step),
             time_text(seconds_between(step["started"], step["ended"])),
             str(step["attempt"]) if step["attempt"] > 1 else "",
-            (step["status"] == "failed" and (step["error"] or {}).get("message")) or step["lacks"],
+            said_of(step),
         )
         for step in task["steps"][:ROWS_SHOWN]
     ]
@@ -231,7 +238,7 @@ def _next(task: Document) -> list[str]:
     lines = [f"{name} tasks show {task['id']}"]
     for step in told[:2]:
         # A function has no log of turns and calls, but what it prints and raises.
-        act = "logs" if step["kind"] == "python" else "tail"
+        act = "tail" if step["kind"] == "agent" else "logs"
         lines.append(f"{name} runs {act} {step['run']}    # {one_line(step['id'], 40)}")
     if failed or task["status"] != "completed":
         limits = {limit: one for limit, one in (task["limits"] or {}).items() if one is not None and limit != "wall_s"}

@@ -106,6 +106,8 @@ class StepWork:
     """
 
     is_trusted: Callable[[], bool] = lambda: True
+    is_given_up: bool = False
+    """Nobody waits for its results any more."""
     _calls: "dict[asyncio.Future[Any], _Call]" = field(default_factory=dict)
 
     def __bool__(self) -> bool:

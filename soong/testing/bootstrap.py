@@ -26,9 +26,10 @@ from soong.shared.agents.model import REGISTERED
 from soong.shared.agents.run_models import LocalPacer
 from soong.shared.core import timing
 from soong.shared.core.config import load_config, with_config
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.functions import known_agents, known_functions, known_scripts
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.sql.store import open_store
@@ -84,6 +85,11 @@ class LocalService(Soong):
 
         submission = await asyncio.to_thread(make)
         await asyncio.wrap_future(self._host.thread.submit(self._host.ensure_worker()))
+        workers = await self._client.store.sessions.workers()
+        for step in submission.task.steps:
+            if words := lacking(step.pool, step.needs, workers):
+                hint = "soong_settings can name `functions` (modules), `celery_app`, `pools` and `labels`"
+                raise UsageError(f"step {step.step_id!r} would wait for ever: {words}; {hint}")
         return submission
 
 

@@ -1,6 +1,7 @@
 """The waiting of celery steps in one process: lost backends, a send without a record, many at once (CEL-01)."""
 
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -18,11 +19,13 @@ from soong.shared.agents.runtime.call_log import StopSignal
 from soong.shared.core import timing
 from soong.shared.core.settings import Settings
 from soong.shared.core.timing import SystemClock
+from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.spec import BoundStep, StepKind, StepSpec, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.tools.limits import TimeLimit
 from soong.worker.celery_step import CeleryResults, CeleryStepRunner
+from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import LentSlots
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.waiting import until
@@ -36,6 +39,7 @@ class Site:
 
     store: SqlStore
     claim: Claim
+    worker_id: str
     backend: str
     monkeypatch: pytest.MonkeyPatch
     sent: list[str] = field(default_factory=list)
@@ -50,7 +54,9 @@ class Site:
 
     async def run(self, **claim: Any) -> StepEnd:
         settings = Settings(functions=(NAME,), celery_app=f"{NAME}:app")
-        runner = CeleryStepRunner(self.store.runs, SystemClock(), settings, LentSlots())
+        clock = SystemClock()
+        worker = Incarnation(self.store.sessions, clock, "w", 1, (), (), worker_id=self.worker_id)
+        runner = CeleryStepRunner(self.store, worker, clock, settings, LentSlots())
         spec = StepSpec("a", kind=StepKind.CELERY, call="shop.add")
         async with TimeLimit(None) as limit:
             return await runner.run(
@@ -64,9 +70,8 @@ async def site(
 ) -> AsyncIterator[Site]:
     async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
         session, worker_id = await begin(store)
-        yield Site(
-            store, await claim_one(store, session, worker_id), getattr(request, "param", redis_tcp_url), monkeypatch
-        )
+        claim, backend = await claim_one(store, session, worker_id), getattr(request, "param", redis_tcp_url)
+        yield Site(store, claim, worker_id, backend, monkeypatch)
 
 
 @pytest.mark.parametrize("site", ["redis://127.0.0.1:1/0"], indirect=True)
@@ -97,6 +102,27 @@ async def test_a_task_whose_send_was_not_recorded_is_sent_unless_the_backend_has
 
     assert (end.status, end.output) == (StepStatus.COMPLETED, 3)
     assert site.sent == ([] if is_known else [run_id])
+
+
+@pytest.mark.spec("CEL-01.a")
+async def test_a_task_that_no_worker_takes_has_its_queue_in_the_log_and_in_the_row_of_its_step(site: Site) -> None:
+    site.monkeypatch.setattr(timing, "GRACE_S", 0.05)
+    site.app.conf.task_routes = {"shop.*": {"queue": "reports"}}
+    running = asyncio.create_task(site.run())
+
+    async def has_progress() -> bool:
+        return bool((await site.store.tasks.step(site.claim.step_key)).progress)
+
+    await until(has_progress)
+    site.app.backend.store_result(site.claim.identity.run_id, 3, "SUCCESS")
+    await running
+
+    events = await site.store.runs.events(site.claim.identity.run_id)
+    assert [one.data["queue"] for one in events if one.type == EventType.CELERY_SENT] == ["reports"]
+    words = (
+        r"sent to the queue 'reports' \d+ s ago, not taken: no Celery worker of that queue answers, is one running\?"
+    )
+    assert re.fullmatch(words, (await site.store.tasks.step(site.claim.step_key)).progress)
 
 
 @pytest.mark.spec("CEL-01.b")

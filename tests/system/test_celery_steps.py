@@ -106,6 +106,18 @@ async def waits_async(**inputs):
     return await asyncio.to_thread(add.apply_async((4, 5)).get, timeout=20)
 
 
+@step(name="shop.stuck")
+def stuck(**inputs):
+    print("waits")
+    return add.apply_async((1, 2), queue="nowhere").get()
+
+
+@step(name="shop.stuck_async")
+async def stuck_async(**inputs):
+    print("waits")
+    return await asyncio.to_thread(stuck)
+
+
 @step(name="shop.shares")
 def shares(**inputs):
     return shared.delay(4).get(timeout=20)
@@ -441,3 +453,29 @@ async def test_functions_wait_for_tasks_of_their_app(service: Deployment, shop: 
 
     waited = [3, [1, 2, 3], 12]
     assert found == {"waits": waited, "waits_async": 9, "apart": waited, "shares": 40}
+
+
+@ON_SQLITE
+@pytest.mark.spec("CEL-01.e/thread", "CEL-01.e/coroutine")
+async def test_a_function_that_waits_for_a_task_ends_with_its_step(service: Deployment, shop: Shop) -> None:
+    await shop.serve(service)
+    limited = function("stuck", timeout_s=1.5) | {"id": "limited"}
+    task = await service.submit(plan(function("stuck"), function("stuck_async"), limited))
+
+    async def wait() -> bool:
+        runs = [one.run_id for one in (await service.steps(task)).values()]
+        return all([await service.store.runs.lines(run) for run in runs])
+
+    await service.until(wait)
+    await service.until(lambda: _have_ended(service, task, "limited"))
+    await service.command(task, "cancel")
+    await service.until(lambda: _have_ended(service, task, "stuck", "stuck_async"))
+    steps = await service.steps(task)
+
+    assert {steps[key].status for key in ("stuck", "stuck_async")} == {StepStatus.CANCELLED}
+    assert steps["limited"].error == StepError("time_limit", "the step took longer than 1.5 s", retryable=True)
+
+
+async def _have_ended(service: Deployment, task: Task, *step_ids: str) -> bool:
+    steps = await service.steps(task)
+    return all(steps[one].status.is_terminal for one in step_ids)

@@ -111,6 +111,26 @@ async def test_a_file_names_modules_next_to_it_and_a_function_of_later_is_found(
     assert (await (await soong_service.start(file)).wait()).outputs == {"a": 15}
 
 
+@pytest.mark.spec("TST-01.a")
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (
+            {"kind": "celery", "call": "a.b", "app": "shop:app"},
+            "step 'a' would wait for ever: .*Celery app shop; soong_s",
+        ),
+        ({"kind": "celery", "call": "a.b"}, "steps.0..app: the step names no Celery app; .*SOONG_CELERY_APP"),
+        ({"kind": "python", "call": "builtin.echo", "pool": "gpu"}, "step 'a' would wait for ever: .*gpu.*`pools`"),
+    ],
+    ids=["app", "no app", "pool"],
+)
+async def test_a_step_that_no_worker_of_the_service_can_run_is_refused(
+    soong_service: LocalService, step: JsonObject, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        await soong_service.run({"title": "t", "steps": [{"id": "a", **step}]})
+
+
 @pytest.mark.spec("TST-01.b")
 async def test_a_model_has_answers_by_step_and_its_turns_and_prices_count(soong_service: LocalService) -> None:
     twice = [WRITE, call("code.write_file", path="b.txt", content="y")]

@@ -98,7 +98,7 @@ def test_a_module_with_a_syntax_error_is_found(tmp_path: Path) -> None:
     code, output = validated(tmp_path, "{id: a, kind: python, call: research.count}", BROKEN)
 
     assert code == 2
-    assert "modules[0]: the plan's `modules` names 'research', which cannot be imported: SyntaxError" in output
+    assert "modules[0]: the plan names 'research', which cannot be imported: SyntaxError" in output
 
 
 def test_a_plan_whose_functions_exist_is_valid(tmp_path: Path) -> None:

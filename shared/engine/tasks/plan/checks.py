@@ -33,7 +33,6 @@ from soong.shared.engine.tasks.plan.fields import (
     check_references,
     check_work,
     safe_references,
-    sequence,
 )
 from soong.shared.engine.tasks.plan.plan import MAX_MAP_ITEMS, OnFailure, Plan, PlanNames, Registered, Report
 from soong.shared.engine.tasks.plan.validation import Expected, branch, problem
@@ -94,7 +93,7 @@ class CeleryWork(WorkDocument):
     app: AppName = Field(
         default="", description="The Celery app as `module:attribute`; left out: the one of SOONG_CELERY_APP."
     )
-    args: Annotated[tuple[Any, ...], Field(strict=False), BeforeValidator(sequence)] = Field(
+    args: Annotated[tuple[Any, ...], Field(strict=False), Expected('a list, such as [1, "${a.output}"]')] = Field(
         default=(), description="Positional arguments of the task; `inputs` are those by keyword."
     )
     queue: Text = Field(default="", description="Queue of the app; left out: as the app routes the task.")
@@ -112,8 +111,11 @@ class CeleryStep(CeleryWork, NodeDocument):
     on_failure: Annotated[OnFailure, Field(strict=False)] | None = Field(default=None, description=ON_FAILURE)
 
 
-def _check_celery(step: StepSpec, path: Path, names: References, _known: PlanNames, report: Report) -> None:
+def _check_celery(step: StepSpec, path: Path, names: References, known: PlanNames, report: Report) -> None:
     check_work(step, path, names, report)
+    if known.lacks_app and not step.app:
+        hint = "write `app: module:attribute`, such as shop.celery:app, or set SOONG_CELERY_APP"
+        report((*path, "app"), "the step names no Celery app", hint)
     check_references(step.args, (*path, "args"), names, report)
 
 
@@ -260,8 +262,9 @@ def modules_of(plan: Plan, known: PlanNames) -> dict[str, Path]:
     """Return the modules that workers import for a plan, with their places: its own, and those of its Celery apps."""
     found: dict[str, Path] = {}
     if known.imports_apps:
-        apps = ((step.work.app.partition(":")[0], index) for index, step in enumerate(plan.steps))
-        found = {module: ("steps", index) for module, index in apps if module}
+        for index, step in enumerate(plan.steps):
+            if module := step.work.app.partition(":")[0]:
+                found[module] = ("steps", index, *(["step"] if step.step else ()), "app")
     return {name: ("modules", index) for index, name in enumerate(plan.modules)} | found
 
 

@@ -121,6 +121,8 @@ class PlanNames(Value):
     load_module: ModuleLoader | None = None
     imports_apps: bool = False
     """The modules of the Celery apps of its steps count as its own: only of a local file that its user runs."""
+    lacks_app: bool = False
+    """The workers have no Celery app of their own: each celery step names one."""
     module_hint: str = "name a module next to the plan's file that can be imported"
     may_name_orchestrator: bool = False
     """Only of a fork, which has the definition of its parent and the rights of a child."""

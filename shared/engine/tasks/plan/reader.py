@@ -259,6 +259,7 @@ _STAND_INS: Final[JsonObject] = {
     "steps": [{"id": "-", "instructions": "-"}],
     "id": "-.-",
     "call": "builtin.echo",
+    "app": "builtins:app",
     "over": [],
     "step": {"instructions": "-"},
 }

@@ -63,13 +63,11 @@ class MemoryReview(Value):
         found: dict[str, Memory | MemoryCandidate] = {each.memory.id: each for each in await self.candidates()}
         found |= {each.id: each for each in await self.memories()}
         fitting = [key for key in found if text and (key.startswith(text) or text in key[4:])]
-        if text in found:
-            return found[text]
-        if not fitting:
+        if text not in found and not fitting:
             raise NotFoundError("memory or candidate", text, "list them: soong memory list")
-        if len(fitting) > 1:
+        if text not in found and len(fitting) > 1:
             raise UsageError(f"{text!r} fits {len(fitting)} memories; type more of the id (soong memory list)")
-        return found[fitting[0]]
+        return found.get(text) or found[fitting[0]]
 
     async def accept(self, candidate: MemoryCandidate) -> Memory:
         """Keep a candidate as memory, as the rows of its job have it. Raises: ConflictError, they do not."""

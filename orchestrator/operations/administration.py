@@ -80,12 +80,9 @@ class KeyRing(Value):
 
     async def find(self, text: str) -> str:
         """Return the id of the key that begins so. Raises: NotFoundError; UsageError when several do."""
-        found = [one.id for one in await self.store.signing_keys() if one.id.startswith(text)]
-        if not found:
-            raise NotFoundError("key", text)
-        if len(found) > 1:
-            raise UsageError(f"{text!r} fits {len(found)} keys; type more of the id (soong keys list)")
-        return found[0]
+        from soong.orchestrator.operations.service import only  # FastAPI
+
+        return only(text, "key", [one.id for one in await self.store.signing_keys() if one.id.startswith(text)])
 
     async def rotate(self, *, reason: str, overlap: timedelta = OVERLAP) -> EndedKey:
         """Let a new key sign from now on; what the old one signed stays good until it expires.

@@ -197,6 +197,7 @@ LISTS: Final[Mapping[str, str]] = {
     "run": "soong runs list",
     "session": "soong tasks list --json",
     "permission request": "soong approvals list",
+    "key": "soong keys list",
 }
 """The commands that list ids."""
 

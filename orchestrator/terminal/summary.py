@@ -211,8 +211,6 @@ def _shortfalls(task: Document) -> Iterator[str]:
     """Yield what did not go as asked: denials, what was allowed and not done, ends by a limit, unknown effects."""
     if denials := task["denials"]:
         yield from ("", f"denied: {len(denials)}", *_calls(denials))
-        if not all(one["author"] == "person" for one in denials):
-            yield "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
     # A person allowed it and did not get it: an approval is for what was shown, and that had changed.
     if undone := task["undone"]:
         yield from ("", f"allowed and not done: {len(undone)}", *_calls(undone))

@@ -28,8 +28,9 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.engine.runs.record import EndReason, Run
+from soong.shared.engine.tasks.plan.plan import OWN_PREFIX
 from soong.shared.tools.naming import unmangle
-from soong.shared.tools.result import ArtifactRef, TextBlock, ToolResult
+from soong.shared.tools.result import ArtifactRef, ErrorType, TextBlock, ToolResult
 from soong.shared.tools.results import rendering
 
 CHARS_PER_TOKEN: Final = 3
@@ -252,7 +253,20 @@ def attempt_nodes(former: Run, nodes: Sequence[Node], opening: NewNode) -> list[
     """
     began = next((node.payload for node in nodes if node.kind is NodeKind.USER), {})
     is_same = began.get("step", began.get("texts")) == opening.payload["texts"]
-    return _copied(nodes, ATTEMPT) if is_same and former.end_reason not in FINAL else []
+    if former.end_reason is EndReason.FAILED and former.identity.definition.startswith(OWN_PREFIX):
+        nodes = _before_failure(nodes)
+    elif former.end_reason in FINAL:
+        return []
+    return _copied(nodes, ATTEMPT) if is_same else []
+
+
+def _before_failure(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Leave out the last answer's calls that raised, and the answer itself where none of its other calls ended."""
+    last = max((place for place, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=len(nodes))
+    ended = [rendering.from_json(node.payload) for node in nodes[last:] if node.kind is NodeKind.TOOL_RESULT]
+    raised = {one.tool_call_id for one in ended if one.error and one.error.type is ErrorType.EXECUTION_FAILED}
+    kept = [node for node in nodes if node.payload.get("tool_call_id") not in raised]
+    return kept if len(raised) < len(ended) else nodes[:last]
 
 
 def fork_nodes(nodes: Sequence[Node], call_id: str, instructions: str) -> tuple[NewNode, ...]:

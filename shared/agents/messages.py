@@ -44,16 +44,13 @@ _CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
 
 
-def opening_nodes(
-    system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject, prompt: str | None = None
-) -> tuple[NewNode, NewNode]:
-    """Return the nodes that every run begins with. The facts are one JSON text of their own, last in the prompt.
-
-    ``prompt`` is all that an agent with its own loop is given; what its step is about is kept next to it.
-    """
-    step: list[Json] = [instructions, dump({"inputs": inputs, "run_dirs": run_dirs})]
-    user: JsonObject = {"texts": step} if prompt is None else {"texts": [prompt], "step": step}
-    return (NewNode(NodeKind.SYSTEM, {"v": VERSION, "text": system}), NewNode(NodeKind.USER, {"v": VERSION, **user}))
+def opening_nodes(system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject) -> tuple[NewNode, NewNode]:
+    """Return the nodes that every run begins with. The facts are one JSON text of their own, last in the prompt."""
+    facts = dump({"inputs": inputs, "run_dirs": run_dirs})
+    return (
+        NewNode(NodeKind.SYSTEM, {"v": VERSION, "text": system}),
+        NewNode(NodeKind.USER, {"v": VERSION, "texts": [instructions, facts]}),
+    )
 
 
 def user_node(text: str) -> NewNode:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from agents import Agent as SdkAgent
-from agents import OpenAIChatCompletionsModel, function_tool
+from agents import OpenAIChatCompletionsModel, Tool, function_tool
 from httpx import AsyncClient
 from langchain_core.messages import AnyMessage
 from langchain_core.tools import tool
@@ -24,10 +24,11 @@ from soong.orchestrator.replay.task import Replayer, read_task
 from soong.shared.agents.model import REGISTERED
 from soong.shared.agents.own.registration import register_agent
 from soong.shared.engine.tasks.spec import TaskStatus
-from soong.testing import LocalService
+from soong.testing import LocalService, answer
 from tests.wires.wire import Wires
 
 PAID: list[int] = []
+NOTED: list[Any] = []
 ONCE = {"Connection": "close"}
 """No connection is left behind when the event loop of a test ends."""
 CLIENTS: list[AsyncOpenAI] = []
@@ -40,6 +41,15 @@ def refund(number: int) -> str:
     """Pay money back."""
     PAID.append(number)
     return "paid"
+
+
+def note() -> str:
+    """Note it, at the second attempt."""
+    failures = [NOTED.pop() for one in tuple(NOTED) if isinstance(one, Exception)]
+    if failures:
+        raise failures[0]
+    NOTED.append("noted")
+    return "noted"
 
 
 class _State(TypedDict):
@@ -56,24 +66,25 @@ def of_soong(address: str) -> Any:
 
 
 def of_pydantic_ai(address: str) -> Any:
-    return Agent(of_soong(address), tools=[refund])
+    return Agent(of_soong(address), tools=[refund, note])
 
 
 def of_openai(address: str) -> Any:
-    return SdkAgent("a", model=OpenAIChatCompletionsModel("gpt-5", client_at(address)), tools=[function_tool(refund)])
+    tools: list[Tool] = [function_tool(one, failure_error_function=None) for one in (refund, note)]
+    return SdkAgent("a", model=OpenAIChatCompletionsModel("gpt-5", client_at(address)), tools=tools)
 
 
 def of_langgraph(address: str) -> Any:
-    pays = tool(refund)
+    tools = [tool(refund), tool(note)]
     more: dict[str, Any] = {"api_key": "k", "max_retries": 0, "default_headers": ONCE}
-    model = ChatOpenAI(model="gpt-5", base_url=address, http_async_client=AsyncClient(), **more).bind_tools([pays])
+    model = ChatOpenAI(model="gpt-5", base_url=address, http_async_client=AsyncClient(), **more).bind_tools(tools)
 
     async def think(state: _State) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"])]}
 
     graph = StateGraph(_State)
     graph.add_node("think", think)
-    graph.add_node("tools", ToolNode([pays]))
+    graph.add_node("tools", ToolNode(tools))
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", tools_condition)
     graph.add_edge("tools", "think")
@@ -130,3 +141,25 @@ async def test_a_run_that_was_cut_after_a_write_is_continued_without_it(
     settings = soong_service._settings
     assert (await Replayer(settings, Catalogue.of(settings, starts_servers=False)).replay(record)).is_same
     assert ("a.txt" if kind == "soong" else "4711") in str(wires.requests[-1].body)
+
+
+@pytest.mark.spec("BYO-01.c", "BYO-02.a", "BYO-02.b")
+@pytest.mark.parametrize("others", [(), (12,)], ids=["alone", "after a write"])
+@pytest.mark.parametrize("kind", OWN)
+async def test_after_an_exception_of_a_tool_the_writes_before_it_are_not_made_again(
+    soong_service: LocalService, wires: Wires, kind: str, others: tuple[int, ...]
+) -> None:
+    PAID.clear()
+    NOTED[:] = [OSError("no network")]
+    register_agent("tests.clerk", OWN[kind](wires.environment["OPENAI_BASE_URL"]))
+    one: JsonObject = {"id": "a", "agent": "python:tests.clerk", "instructions": "x", "retries": 1, "backoff_s": 0.1}
+    noting = Reply(tool_calls=(*(ToolCall("refund", {"number": each}) for each in others), ToolCall("note", {})))
+    # The answer is asked for again where nothing came of it.
+    wires.will(PAY, noting, *([] if others else [noting]), Reply(text="done"))
+
+    result = await soong_service.run(
+        {"title": "t", "steps": [one]}, permission_callback=answer("tests.*", "allow_session")
+    )
+
+    assert (result.outputs, result.steps[0].attempt) == ({"a": "done"}, 2)
+    assert ([4711, *others], ["noted"]) == (PAID, NOTED)

@@ -29,13 +29,13 @@ from soong.shared.agents.own.port import (
     own_tool_name,
 )
 from soong.shared.agents.ports import AgentEnd, RunTranscript
-from soong.shared.agents.scripted_model import is_recorded
+from soong.shared.agents.scripted_model import MAX_SHOWN_CHARS, is_recorded
 from soong.shared.agents.turn import ToolOffer
 from soong.shared.core.foreign import await_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.log_lines import note_raised
 from soong.shared.core.step_work import begin_task, cancelled_soon
-from soong.shared.engine.runs.events import Node, NodeKind
+from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.permissions.rules import METADATA_KEY
 from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
@@ -47,8 +47,6 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.tools.schedule import plan_groups
 from soong.shared.tools.schema import validate
-
-MAX_SHOWN_CHARS = 300
 
 
 @dataclass(slots=True)
@@ -196,8 +194,11 @@ class OwnAgentLoop(AgentLoop):
                 words = f"answered by the agent itself: {text}"
                 self.talk.refuse(name, ToolResult(call_id, (TextBlock(words),), words[:MAX_SHOWN_CHARS]))
         if not self.talk.messages:
-            task, prompt = self.task, _joined(request)
-            self.talk.begin(opening_nodes(request.system, task.instructions, task.inputs, task.run_dirs, prompt))
+            task = self.task
+            system, user = opening_nodes(request.system, task.instructions, task.inputs, task.run_dirs)
+            # The agent gets the prompt alone; the rest tells another attempt that it has the same work.
+            given = {**user.payload, "texts": [_joined(request)], "step": user.payload["texts"]}
+            self.talk.begin((system, NewNode(user.kind, given)))
             return
         for text in request.texts:
             self.talk.add_node(user_node(text))
@@ -263,12 +264,11 @@ class OwnAgentLoop(AgentLoop):
         own, call = self._made[context.tool_call_id]
         changed = None if call_input == parsed(call.arguments) else call_input
         try:
-            value = await await_foreign(lambda: own.make(changed))
+            return cast(Json, await await_foreign(lambda: own.make(changed)))
         except (ToolError, asyncio.CancelledError):
             raise
         except Exception as error:
             raise ToolError(ErrorType.EXECUTION_FAILED, _raised_words(error), details={RAISED: True}) from error
-        return cast(Json, value)
 
     def _own_name(self, tool: str) -> str:
         return f"{self.own.agent.name}.{own_tool_name(tool)}"
@@ -279,9 +279,9 @@ class OwnAgentLoop(AgentLoop):
 
     # -- ends
     def _differs(self, words: str) -> AgentEnd:
-        agent = self.own.agent.name
-        problem = f"the agent {agent!r} does not do again what is recorded: {words}; between its requests it must"
-        return self._failed(EndReason.FAILED, f"{problem} be deterministic", type="replay_differs")
+        problem = f"the agent {self.own.agent.name!r} does not do again what is recorded: {words}; between its requests"
+        problem += " it must be deterministic; `soong tasks fork` makes a plan that begins the step again"
+        return self._failed(EndReason.FAILED, problem, type="replay_differs")
 
     async def _break(self, end: AgentEnd | Exception) -> NoReturn:
         """End the run; the first end counts. The agent's loop, which waits here, is cancelled."""

@@ -197,7 +197,8 @@ async def too_late_to_abort(work: Awaitable[T]) -> T:
 
 
 def aborted(call_state: CallState, signal: asyncio.CancelledError) -> ToolResult:
-    return _aborted(call_state, str(signal.args[0]) if signal.args else "the run was interrupted")
+    words = str(*signal.args[:1])  # or those of anyio, which name a scope and no reason
+    return _aborted(call_state, words if words and "via cancel scope" not in words else "the run was interrupted")
 
 
 def aborted_by_person(call_state: CallState, reason: str) -> ToolResult:

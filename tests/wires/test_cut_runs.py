@@ -1,5 +1,6 @@
 """Another attempt of an agent whose run was cut goes on from its record: no write is made again (BYO-01, DAG-07)."""
 
+import asyncio
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -163,3 +164,23 @@ async def test_after_an_exception_of_a_tool_the_writes_before_it_are_not_made_ag
 
     assert (result.outputs, result.steps[0].attempt) == ({"a": "done"}, 2)
     assert ([4711, *others], ["noted"]) == (PAID, NOTED)
+
+
+@pytest.mark.spec("BYO-01.c", "EXE-07")
+async def test_a_write_that_a_time_limit_cut_off_is_not_made_again(soong_service: LocalService, wires: Wires) -> None:
+    paid: list[int] = []
+
+    async def pay(number: int) -> None:
+        paid.append(number)
+        await asyncio.Event().wait()
+
+    register_agent("tests.slow", Agent(of_soong(wires.environment["OPENAI_BASE_URL"]), tools=[pay]))
+    one: dict[str, Json] = {"id": "a", "agent": "python:tests.slow", "instructions": "x", "timeout_s": 1}
+    wires.will(Reply(tool_calls=(ToolCall("pay", {"number": 7}),)), Reply(text="done"))
+
+    result = await soong_service.run(
+        {"title": "t", "steps": [{**one, "retries": 1, "backoff_s": 0.1}]}, allow=["tests.slow.*:exact:tests.slow"]
+    )
+
+    assert (result.outputs, paid) == ({"a": "done"}, [7])
+    assert "aborted: the run was interrupted" in str(wires.requests[-1].body)

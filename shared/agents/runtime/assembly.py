@@ -165,9 +165,8 @@ class AgentRuntime:
         if describes_untrusted(calls.task.tools):
             run_id, now_us = claim.identity.run_id, self.clock.now_us()
             await self.store.runs.append(run_id, claim.fence, now_us=now_us, taints=True)
-        task = calls.task
-        if claim.attempt > 1 and await calls.transcript.continues(task):
-            task = replace(task, is_resumed=True)
+        continues = claim.attempt > 1 and await calls.transcript.continues(calls.task)
+        task = replace(calls.task, is_resumed=continues or claim.is_resumed)
         return PreparedAgent(
             task, calls.executor, calls.log, calls.transcript, calls.run_dirs, model=model, fallbacks=fallbacks
         )

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmock.scenarios import Reply
+import pytest
+from llmock.scenarios import Fail, Reply
 from msgspec.structs import replace
 from pydantic_ai.messages import ModelResponseStreamEvent
 
@@ -15,9 +16,10 @@ from soong.shared.agents.own.registration import open_agent
 from soong.shared.agents.ports import AgentEnd, AnswerView
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.timing import SystemClock
-from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.functions import StepContext
+from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
@@ -25,6 +27,8 @@ from soong.shared.tools.ports import CallRecord, StartedCall, ToolCall
 from soong.shared.tools.result import ToolResult
 from tests.unit.agents.parts import Notebook, RuleGate, make_identity, make_task, no_pause
 from tests.wires.wire import Wires
+
+ARRIVED = "an answer has arrived"
 
 
 class KilledError(Exception):
@@ -106,7 +110,21 @@ class BorderView(AnswerView):
         self.pieces.append(event)
 
     def complete(self) -> None:
-        self.ledger.border("an answer has arrived")
+        self.ledger.border(ARRIVED)
+
+
+@dataclass
+class World:
+    """What the own tools of the agent of a test touch, and how often."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    owners: list[str] = field(default_factory=list)
+    issues: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+
+    def begin(self, ledger: Ledger | None = None) -> None:
+        """Be a new one, under the name that the tools know."""
+        self.ledger, self.owners, self.issues, self.opened = ledger or Ledger(), [], [], []
 
 
 async def _read(_context: ToolContext, call_input: JsonObject) -> Json:
@@ -160,3 +178,45 @@ class OwnRun:
                 loop_type=OwnAgentLoop,
                 **self.more,
             )
+
+
+async def killed_at_every_border(own: OwnRun, world: World, requests: int) -> int:
+    """Kill the agent at each border of its run: it goes on, and nothing is done or charged twice. Return how many."""
+    world.ledger = whole = Ledger()
+    end = await own(whole)
+
+    for place, border in enumerate(whole.borders, 1):
+        world.begin(dying := Ledger(dies_at=place))
+        own.gate = RuleGate()
+        with pytest.raises(KilledError):
+            await own(dying)
+        sent = len(own.wires.requests)
+        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
+        world.ledger = again = dying.resumed()
+
+        last = await own(again)
+
+        # An answer that had arrived and was not recorded yet is asked for again, and counted once.
+        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
+        asked = (sent, len(own.wires.requests))
+        assert asked == (dying.answers + is_lost, requests - dying.answers), (place, border)
+        assert (last.output, last.usage.requests) == (end.output, requests), (place, border)
+        if is_cut_write:  # it may have happened: it is not repeated, and the step says so
+            assert world.issues in ([], ["x is unused"]), (place, border)
+            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
+        else:
+            assert (world.issues, again.results) == (["x is unused"], whole.results), (place, border)
+            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+    return len(whole.borders)
+
+
+async def denied_with_a_busy_provider(own: OwnRun, world: World) -> None:
+    """Deny its write while its provider answers twice that it is busy: the agent is told, and goes on."""
+    own.gate = RuleGate(allows=lambda call: False)
+    own.replies = (Fail(503, times=2), *own.replies)  # type: ignore[arg-type]
+
+    end = await own(ledger := Ledger())
+
+    assert (end.outcome, world.issues) == (Outcome.PARTIAL, [])
+    assert ledger.events.count(EventType.MODEL_FAILED) == 2
+    assert "permission_denied" in str(own.wires.requests[-1].body)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,28 +14,24 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command
-from llmock.scenarios import Fail, Match, Reply, ToolCall
+from llmock.scenarios import Match, Reply, ToolCall
 
 from soong.shared.agents.own.registration import register_agent
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Outcome
-from tests.unit.agents.parts import RuleGate
-from tests.wires.own_run import READ, KilledError, Ledger, OwnRun
+from tests.wires.own_run import (
+    READ,
+    KilledError,
+    Ledger,
+    OwnRun,
+    World,
+    denied_with_a_busy_provider,
+    killed_at_every_border,
+)
 from tests.wires.wire import Wires
 
 NAME = "tests.graph"
-
-
-@dataclass
-class World:
-    """What the graph's tools touch, and how often."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    owners: list[str] = field(default_factory=list)
-    issues: list[str] = field(default_factory=list)
 
 
 WORLD = World()
@@ -102,13 +97,12 @@ REPLIES = (
     Reply(tool_calls=(ToolCall("file_issue", {"title": "x is unused"}),)),
     Reply(text="one bug"),
 )
-ARRIVED = "an answer has arrived"
 
 
 @pytest.fixture(params=[True, False], ids=["coroutines", "threads"])
 def own(wires: Wires, model: ChatOpenAI, request: pytest.FixtureRequest) -> OwnRun:
     register_agent(NAME, graph_of(model, [owner_of, file_issue], is_async=request.param), readonly=["owner_of"])
-    WORLD.__init__()  # type: ignore[misc]  # a new one, under the name that the tools know
+    WORLD.begin()
     return OwnRun(wires, NAME, REPLIES)
 
 
@@ -129,41 +123,12 @@ async def test_a_graph_runs_as_it_is(own: OwnRun) -> None:
 
 @pytest.mark.spec("BYO-02.b")
 async def test_killed_at_any_border_it_goes_on_and_nothing_is_done_or_charged_twice(own: OwnRun) -> None:
-    WORLD.ledger = whole = Ledger()
-    end = await own(whole)
-    assert len(whole.borders) > 24
-
-    for place, border in enumerate(whole.borders, 1):
-        WORLD.__init__(dying := Ledger(dies_at=place))  # type: ignore[misc]
-        own.gate = RuleGate()
-        with pytest.raises(KilledError):
-            await own(dying)
-        sent = len(own.wires.requests)
-        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
-        WORLD.ledger = again = dying.resumed()
-
-        last = await own(again)
-
-        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
-        assert (sent, len(own.wires.requests)) == (dying.answers + is_lost, 3 - dying.answers), (place, border)
-        assert (last.output, last.usage.requests) == (end.output, 3), (place, border)
-        if is_cut_write:
-            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
-        else:
-            assert (WORLD.issues, again.results) == (["x is unused"], whole.results), (place, border)
-            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+    assert await killed_at_every_border(own, WORLD, 3) > 24
 
 
 @pytest.mark.spec("BYO-02.b")
 async def test_denials_and_a_busy_provider_are_those_of_any_run(own: OwnRun) -> None:
-    own.gate = RuleGate(allows=lambda call: False)
-    own.replies = (Fail(503, times=2), *REPLIES)  # type: ignore[assignment]
-
-    end = await own(ledger := Ledger())
-
-    assert (end.outcome, WORLD.issues) == (Outcome.PARTIAL, [])
-    assert ledger.events.count(EventType.MODEL_FAILED) == 2
-    assert "permission_denied" in str(own.wires.requests[-1].body)
+    await denied_with_a_busy_provider(own, WORLD)
 
 
 class Both(TypedDict):

@@ -1,7 +1,6 @@
 """An agent of the OpenAI Agents SDK as it is, on a wire server (BYO-02)."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,18 +13,15 @@ from agents import (
     function_tool,
     handoff,
 )
-from llmock.scenarios import Fail, Reply, ToolCall
+from llmock.scenarios import Reply, ToolCall
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from soong.shared.agents.own.registration import register_agent
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Outcome
-from tests.unit.agents.parts import RuleGate
-from tests.wires.own_run import READ, KilledError, Ledger, OwnRun
+from tests.wires.own_run import READ, Ledger, OwnRun, World, denied_with_a_busy_provider, killed_at_every_border
 from tests.wires.wire import Wires
 
 NAME = "tests.triage"
@@ -34,15 +30,6 @@ NAME = "tests.triage"
 class Report(BaseModel):
     owner: str
     bugs: int
-
-
-@dataclass
-class World:
-    """What the agent's own tools touch, and how often."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    owners: list[str] = field(default_factory=list)
-    issues: list[str] = field(default_factory=list)
 
 
 WORLD = World()
@@ -69,7 +56,6 @@ REPLIES = (
     Reply(tool_calls=(ToolCall("file_issue", {"title": "x is unused"}),)),
     Reply(text='{"owner": "blue", "bugs": 1}'),
 )
-ARRIVED = "an answer has arrived"
 
 
 def triage(model: Any) -> Agent[str]:
@@ -81,7 +67,7 @@ def triage(model: Any) -> Agent[str]:
 async def own(wires: Wires, request: pytest.FixtureRequest) -> AsyncIterator[OwnRun]:
     async with AsyncOpenAI(base_url=wires.environment["OPENAI_BASE_URL"], api_key="k", max_retries=0) as client:
         register_agent(NAME, triage(request.param("gpt-5", client)), deps=lambda *_: "blue", readonly=["owner_of"])
-        WORLD.__init__()  # type: ignore[misc]  # a new one, under the name that the tools know
+        WORLD.begin()
         yield OwnRun(wires, NAME, REPLIES, tools=(READ,))
 
 
@@ -106,41 +92,12 @@ async def test_an_agent_and_the_one_that_it_hands_off_to_run_as_they_are(own: Ow
 
 @pytest.mark.spec("BYO-02.a")
 async def test_killed_at_any_border_it_goes_on_and_nothing_is_done_or_charged_twice(own: OwnRun) -> None:
-    WORLD.ledger = whole = Ledger()
-    end = await own(whole)
-    assert len(whole.borders) > 28
-
-    for place, border in enumerate(whole.borders, 1):
-        WORLD.__init__(dying := Ledger(dies_at=place))  # type: ignore[misc]
-        own.gate = RuleGate()
-        with pytest.raises(KilledError):
-            await own(dying)
-        sent = len(own.wires.requests)
-        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
-        WORLD.ledger = again = dying.resumed()
-
-        last = await own(again)
-
-        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
-        assert (sent, len(own.wires.requests)) == (dying.answers + is_lost, 4 - dying.answers), (place, border)
-        assert (last.output, last.usage.requests) == (end.output, 4), (place, border)
-        if is_cut_write:
-            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
-        else:
-            assert (WORLD.issues, again.results) == (["x is unused"], whole.results), (place, border)
-            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+    assert await killed_at_every_border(own, WORLD, 4) > 28
 
 
 @pytest.mark.spec("BYO-02.a")
 async def test_denials_and_a_busy_provider_are_those_of_any_run(own: OwnRun) -> None:
-    own.gate = RuleGate(allows=lambda call: False)
-    own.replies = (Fail(503, times=2), *REPLIES)  # type: ignore[assignment]
-
-    end = await own(ledger := Ledger())
-
-    assert (end.outcome, WORLD.issues) == (Outcome.PARTIAL, [])
-    assert ledger.events.count(EventType.MODEL_FAILED) == 2
-    assert "permission_denied" in str(own.wires.requests[-1].body)
+    await denied_with_a_busy_provider(own, WORLD)
 
 
 @pytest.mark.spec("BYO-02")

@@ -24,14 +24,13 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.record import EndReason
-from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.functions import StepContext
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.hooks.chain import Hooks
 from soong.shared.tools.hooks.hook import HookCall, Matcher, NamedHook, PreOutcome
 from tests.unit.agents.parts import RuleGate
-from tests.wires.own_run import READ, BorderView, KilledError, Ledger, OwnRun
+from tests.wires.own_run import READ, BorderView, KilledError, Ledger, OwnRun, World, killed_at_every_border
 from tests.wires.wire import Wires
 
 NAME = "tests.reviewer"
@@ -40,16 +39,6 @@ NAME = "tests.reviewer"
 class Report(BaseModel):
     owner: str
     bugs: int
-
-
-@dataclass
-class World:
-    """What the agent's own tools touch, and how often."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    owners: list[str] = field(default_factory=list)
-    issues: list[str] = field(default_factory=list)
-    opened: list[str] = field(default_factory=list)
 
 
 WORLD = World()
@@ -92,7 +81,6 @@ def has_bugs(output: Report) -> Report:
 
 
 REPORT = {"owner": "blue", "bugs": 1}
-ARRIVED = "an answer has arrived"
 REPLIES = (
     Reply(tool_calls=(ToolCall("owner_of", {"path": "a.py"}), ToolCall("code__read_file", {"path": "a.py"}))),
     Reply(tool_calls=(ToolCall("file_issue", {"title": "vague"}),)),
@@ -105,7 +93,7 @@ REPLIES = (
 @pytest.fixture
 def own(wires: Wires) -> OwnRun:
     register_agent(NAME, agent, deps=opened, readonly=["owner_of"])
-    WORLD.__init__()  # type: ignore[misc]  # a new one, under the name that the tools know
+    WORLD.begin()
     return OwnRun(wires, NAME, REPLIES, tools=(READ,))
 
 
@@ -133,32 +121,7 @@ async def test_an_agent_runs_as_it_is(own: OwnRun) -> None:
 
 @pytest.mark.spec("BYO-01.c")
 async def test_killed_at_any_border_it_goes_on_and_nothing_is_done_or_charged_twice(own: OwnRun) -> None:
-    WORLD.ledger = whole = Ledger()
-    end = await own(whole)
-    assert len(whole.borders) > 40
-
-    for place, border in enumerate(whole.borders, 1):
-        WORLD.__init__(dying := Ledger(dies_at=place))  # type: ignore[misc]
-        own.gate = RuleGate()
-        with pytest.raises(KilledError):
-            await own(dying)
-        sent = len(own.wires.requests)
-        is_cut_write = any(row.is_write and row.status is CallStatus.STARTED for row in dying.calls_)
-        WORLD.ledger = again = dying.resumed()
-
-        last = await own(again)
-
-        # An answer that had arrived and was not recorded yet is asked for again, and counted once.
-        is_lost = border == ARRIVED or (border == "before a record" and whole.borders[place - 2] == ARRIVED)
-        assert (sent, len(own.wires.requests)) == (dying.answers + is_lost, 5 - dying.answers), (place, border)
-        assert last.output == REPORT, (place, border)
-        assert last.usage.requests == end.usage.requests, (place, border)
-        if is_cut_write:  # it may have happened: it is not repeated, and the step says so
-            assert WORLD.issues in ([], ["x is unused"]), (place, border)
-            assert [one["type"] for one in last.unknown_effects] == ["unknown_after_crash"], (place, border)
-        else:
-            assert (WORLD.issues, again.results) == (["x is unused"], whole.results), (place, border)
-            assert (last.outcome, last.usage) == (Outcome.CLEAN, end.usage), (place, border)
+    assert await killed_at_every_border(own, WORLD, 5) > 40
 
 
 @pytest.mark.spec("BYO-01.c")

@@ -107,6 +107,29 @@ def test_a_worker_of_its_own_imports_from_the_folder_it_is_started_in(cli: CliHa
         process.communicate(timeout=60)
 
 
+def test_a_worker_that_reloads_runs_the_code_that_its_file_has_now(cli: CliHarness) -> None:
+    module = cli.folder / "now.py"
+    module.write_text("from soong import step\n\n@step\ndef version() -> int:\n    return 1\n")
+    plan = cli.plan("title: t\nsteps: [{id: a, kind: python, call: now.version, pool: special}]\n")
+    up = cli.up()
+    worker = cli.start("worker", "--pools", "special", "--functions", "now", "--reload")
+
+    def runs(version: int) -> bool:
+        done = cli.json("run", plan)  # while the worker starts again, nothing can run it, which is an error
+        return [one["output"] for one in done.get("steps", ())] == [version]
+
+    until(lambda: "special" in cli.run("workers", "list").stdout, "the worker is there", cli.logs)
+    assert runs(1)
+    module.write_text(module.read_text().replace("1", "22"))
+    until(lambda: runs(22), "the worker has the new code", cli.logs)
+
+    for process in (worker, up):
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert "a module has changed: the worker starts again" in worker.streams[1].read_text()
+    cli.assert_nothing_left()
+
+
 def test_a_module_may_import_its_neighbours_and_its_packages(cli: CliHarness) -> None:
     (cli.folder / "acme").mkdir()
     (cli.folder / "acme" / "__init__.py").write_text("")

@@ -296,16 +296,3 @@ def _byte(escaped: bytes) -> bytes:
 def _other(name: Name) -> DiffError:
     hint = "a diff changes the one file that 'path' names; change another file by a call of its own"
     return DiffError(Fault.OTHER_FILE, "the diff names another file than 'path'", line=name.line, hint=hint)
-
-
-STRICTER_THAN_GIT: Final = frozenset(
-    {Fault.NUMBER, Fault.LEFTOVER, Fault.MISPLACED_END, Fault.NO_CONTEXT, Fault.TOO_FAR, Fault.SEVERAL_FILES}
-)
-"""Faults that ``git apply`` may accept and we never do, because its result differs from the diff.
-
-``NUMBER``: line numbers beyond 31 bits, which git cuts off. ``LEFTOVER``: text after the last hunk, which git drops
-even when it is hunk lines beyond a wrong count. ``MISPLACED_END``: a line marked as without a newline that is not the
-last one, which git joins with the next. ``NO_CONTEXT``: a hunk without a context line, which git puts at the end of the
-file, whatever its line number. ``TOO_FAR``: hunks so far from their places that finding them costs seconds.
-``SEVERAL_FILES``: a second section, even of the same file.
-"""

@@ -2,8 +2,8 @@
 
 A small parser of our own and not the ``unidiff`` library: that one takes damaged counts and headers, decodes lines, and
 implements neither git's refusals nor the marker for a missing last newline by position. Works on bytes, in linear time.
-We refuse diffs that git accepts with another result than they state: ``STRICTER_THAN_GIT`` lists those cases. A diff
-without a file header is refused, as git does.
+We refuse diffs that git accepts with another result than they state, such as text after the last hunk. A diff without a
+file header is refused, as git does.
 """
 
 from dataclasses import dataclass, field

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.code.diff_header import STRICTER_THAN_GIT, DiffError, Fault, FileNames
+from soong.shared.toolsets.code.diff_header import DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import apply_diff, parse_diff
 from tests.unit.toolsets.examples import PART, fixed
@@ -26,6 +26,18 @@ _WORDS: Final = st.sampled_from(
 _LINES: Final = st.lists(_WORDS, max_size=14)
 _RARELY: Final = st.sampled_from([False, False, False, True])
 _ENDINGS: Final = st.sampled_from(["\n", "\n", "\r\n"])
+
+STRICTER_THAN_GIT = frozenset(
+    {Fault.NUMBER, Fault.LEFTOVER, Fault.MISPLACED_END, Fault.NO_CONTEXT, Fault.TOO_FAR, Fault.SEVERAL_FILES}
+)
+"""Faults that ``git apply`` may accept and we never do, because its result differs from the diff.
+
+``NUMBER``: line numbers beyond 31 bits, which git cuts off. ``LEFTOVER``: text after the last hunk, which git drops
+even when it is hunk lines beyond a wrong count. ``MISPLACED_END``: a line marked as without a newline that is not the
+last one, which git joins with the next. ``NO_CONTEXT``: a hunk without a context line, which git puts at the end of the
+file, whatever its line number. ``TOO_FAR``: hunks so far from their places that finding them costs seconds.
+``SEVERAL_FILES``: a second section, even of the same file.
+"""
 
 
 @st.composite

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from soong.shared.engine.tasks.functions import StepContext
     from soong.testing.bootstrap import LocalService
 
 
@@ -24,6 +25,17 @@ def soong_service(tmp_path: Path, soong_settings: Mapping[str, object]) -> "Iter
 
     with local_service(tmp_path, soong_settings) as service:
         yield service
+
+
+@pytest.fixture
+def step_context(tmp_path: Path) -> "Iterator[StepContext]":
+    """The context of step functions that the test calls itself. Its folder and project are ``tmp_path``."""
+    from soong.shared.core.identity import Role, RunIdentity
+    from soong.shared.engine.tasks.functions import StepContext, in_context
+
+    identity = RunIdentity("sess_test", "run_test", "agent_test", Role.WORKER, "python")
+    with in_context(context := StepContext(identity, folder=tmp_path, project=tmp_path)):
+        yield context
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ from soong import (
     PermissionDecision,
     PermissionRequest,
     Soong,
+    StepContext,
     SyncSoong,
     TaskFailedError,
     TaskStatus,
@@ -54,6 +55,32 @@ def fails(**fields: Any) -> JsonObject:
 @step
 def doubled(value: int) -> int:
     return 2 * value
+
+
+@step
+def noted(text: str) -> int:
+    context = StepContext.current()
+    (context.folder / "note.txt").write_text(text)
+    context.log.info("attempt %d", context.attempt)
+    return context.attempt
+
+
+@pytest.mark.spec("TST-01")
+def test_a_function_that_asks_for_its_context_is_called_in_a_test(step_context: StepContext, tmp_path: Path) -> None:
+    assert noted("a") == 1
+    assert (tmp_path / "note.txt").read_text() == "a"
+    with pytest.raises(UsageError, match="the fixture step_context have no files"):
+        step_context.artifact("note.txt")
+
+
+async def test_an_async_test_has_the_context_too(step_context: StepContext) -> None:
+    assert StepContext.current() is step_context
+
+
+@pytest.mark.spec("TST-01")
+def test_without_it_the_error_names_it() -> None:
+    with pytest.raises(UsageError, match=r"no step runs here; .* a test has the fixture step_context"):
+        noted("a")
 
 
 @plan

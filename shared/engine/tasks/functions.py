@@ -76,7 +76,9 @@ class StepContext(Value):
         """Return that of the step function which calls this. Raises: UsageError, none does."""
         context = _CURRENT.get()
         if context is None:
-            raise UsageError("no step runs here; StepContext.current() is for step functions")
+            raise UsageError(
+                "no step runs here; StepContext.current() is for step functions; a test has the fixture step_context"
+            )
         return context
 
     @property
@@ -105,7 +107,7 @@ class StepContext(Value):
         return io.BytesIO(self.files.read(digest))
 
 
-_CHEAP: Final = "a cheap function has no files, nor has an agent; do it in a step function without `cheap=True`"
+_CHEAP: Final = "cheap functions, agents and the fixture step_context have no files; use a step without `cheap=True`"
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _STEP_LOG: Final = logging.getLogger("step")
 _STEP_LOG.setLevel(logging.DEBUG)

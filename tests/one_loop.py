@@ -22,11 +22,11 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd, Task
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.engine.wire.notifier import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
 from soong.shared.tools.limits import TimeLimit
-from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.heartbeat import Incarnation

@@ -15,7 +15,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import RUNS, Settings
 from soong.shared.core.timing import Clock, SystemClock
-from soong.shared.engine.wire.notifier import NullNotifier, NullSubscriber
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
@@ -42,7 +42,8 @@ async def open_client(settings: Settings, *, is_reading: bool = False) -> Client
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
     if not settings.redis_url:
-        return Client(store, NullNotifier(), NullSubscriber(), SystemClock(), settings, closers=(store.close,))
+        bus = MemoryBus()  # no service runs that could hear it
+        return Client(store, bus, bus, SystemClock(), settings, closers=(store.close,))
     clients = RedisClients.of(settings.redis_url, name="soong-client")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)

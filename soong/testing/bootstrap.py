@@ -1,7 +1,7 @@
 """A service in the process of a test: an orchestrator and a worker on one thread over SQLite; no Redis and no Celery.
 
-Its parts are those of a deployment. Only the wires differ: notifications are calls (:mod:`soong.testing.bus`), and the
-loop of the thread follows a clock that can be moved.
+Its parts are those of a deployment. Only the wires differ: notifications are calls
+(:mod:`soong.shared.engine.wire.bus`), and the loop of the thread follows a clock that can be moved.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from soong.shared.core.secret_values import secret_values
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.claims import lacking
 from soong.shared.engine.tasks.functions import known_agents, known_functions, known_scripts
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.sql.store import open_store
 from soong.shared.toolsets.modules import import_own
-from soong.testing.bus import MemoryBus
 from soong.testing.clock import ClockLoop, MovableClock
 from soong.worker.bootstrap import assemble as assemble_worker
 from soong.worker.flower import NoFlower

@@ -15,8 +15,8 @@ from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.request import Choice, PermissionRequest
-from soong.testing.bus import MemoryBus
 from tests.integration.parking import Site, open_site
 from tests.model.memory import MemoryStore
 from tests.waiting import until

@@ -23,6 +23,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest, Question
@@ -31,7 +32,6 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.testing.bus import MemoryBus
 from tests.answering import AnsweringProgram
 from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker, take_turn
 from tests.model.clock import FakeClock

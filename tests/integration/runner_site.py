@@ -17,10 +17,10 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.step import Claim, NewTask, StepEnd
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.testing.bus import MemoryBus
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.heartbeat import Incarnation
 from soong.worker.run import FunctionStepRunner, StepRunner

@@ -30,9 +30,9 @@ from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.testing.bus import MemoryBus
 from tests.integration.away_store import AwayStore
 from tests.model.builders import make_session, open_session
 from tests.model.memory import MemoryStore

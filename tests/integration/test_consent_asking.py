@@ -9,12 +9,12 @@ from soong.shared.core import timing
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, RequestState
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.limits import EarlyCall
 from soong.shared.tools.result import ErrorType
-from soong.testing.bus import MemoryBus
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, open_bench, verdicts
 from tests.integration.consent import open_bench as open_consent

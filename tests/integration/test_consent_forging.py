@@ -18,6 +18,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import EventType, NewNode
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.signing import Signer
@@ -27,7 +28,6 @@ from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Target
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
-from soong.testing.bus import MemoryBus
 from tests.contract.databases import empty_postgres
 from tests.integration import consent
 from tests.integration.bad_worker import BadWorker

@@ -14,13 +14,13 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
-from soong.testing.bus import MemoryBus
 from tests.integration import consent
 from tests.integration.away_store import AwayStore
 from tests.integration.conftest import OpenBench

@@ -11,11 +11,11 @@ import pytest
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Lease
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
-from soong.testing.bus import MemoryBus
 from tests.contract.databases import sqlite_copy
 from tests.integration.parking import Site, ask, asking, echo, open_site
 from tests.model.memory import MemoryStore

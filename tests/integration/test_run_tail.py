@@ -16,7 +16,8 @@ from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.engine.wire.notifier import LocalSubscription, NullNotifier, NullSubscriber, Subscriber, Subscription
+from soong.shared.engine.wire.bus import MemoryBus
+from soong.shared.engine.wire.notifier import LocalSubscription, Subscriber, Subscription
 from soong.shared.storage.redis.client import RedisClients, RedisNotifier
 from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.store import Store
@@ -76,7 +77,7 @@ async def running(clients: RedisClients) -> AsyncIterator[Running]:
 
 
 async def collected(store: Store, subscriber: Subscriber, run_id: str, seen: list[Event], *, from_seq: int = 1) -> None:
-    client = Client(store, NullNotifier(), subscriber, FakeClock(), load_settings())
+    client = Client(store, MemoryBus(), subscriber, FakeClock(), load_settings())
     service = ServiceParts(client, None, None)  # type: ignore[arg-type]  # what nobody asks for here
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -219,7 +220,7 @@ async def test_a_database_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyP
     claim = await scene.start("a")
     running = Running(scene, claim, log_of(scene, claim))
     seen: list[Event] = []
-    following = asyncio.create_task(collected(scene.store, NullSubscriber(), running.run_id, seen))
+    following = asyncio.create_task(collected(scene.store, MemoryBus(), running.run_id, seen))
 
     await running.write(4)
     await until_seen(seen, 5)
@@ -231,4 +232,4 @@ async def test_a_database_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyP
 
 async def test_an_unknown_run_is_named(running: Running) -> None:
     with pytest.raises(NotFoundError, match="run 'run_none'"):
-        await collected(running.scene.store, NullSubscriber(), "run_none", [])
+        await collected(running.scene.store, MemoryBus(), "run_none", [])

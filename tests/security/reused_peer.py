@@ -15,7 +15,7 @@ from soong.orchestrator.embedded.control import environment_digest
 from soong.orchestrator.http.server import serve_home
 from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import SystemClock
-from soong.testing.bus import MemoryBus
+from soong.shared.engine.wire.bus import MemoryBus
 from tests.model.memory.store import MemoryStore
 
 COMMAND = """

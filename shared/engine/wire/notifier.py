@@ -112,27 +112,6 @@ class LocalSubscription:
         """Nothing to close."""
 
 
-class NullNotifier:
-    """Sends nothing: no service runs that could receive it. Implements :class:`Notifier`."""
-
-    async def notify_owners(self, sessions: Sequence[str] = ()) -> None: ...
-
-    async def notify_worker(self, worker_id: str) -> None: ...
-
-    async def call_worker(self, worker_id: str) -> None: ...
-
-    async def notify_session(self, session_id: str) -> None: ...
-
-    async def notify_runs(self, run_ids: Sequence[str]) -> None: ...
-
-    async def publish_answer(self, run_id: str, payload: str) -> int:  # noqa: ARG002  # as its port
-        return 0
-
-    async def permission_raised(self, request_id: str, session_id: str) -> None: ...
-
-    async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
-
-
 class Subscriber(Protocol):
     """Makes subscriptions. One that was away (its server restarted) reports its return: read all rows.
 
@@ -161,21 +140,6 @@ class Subscriber(Protocol):
         """Hear a run's answers while they arrive: the pieces' payloads, the newest of them; an empty one after an
         outage.
         """
-
-
-class NullSubscriber:
-    """Makes subscriptions that receive nothing. Implements :class:`Subscriber`."""
-
-    async def subscribe_owner(self) -> Subscription:
-        return LocalSubscription()
-
-    async def subscribe_permissions(self) -> Subscription:
-        return LocalSubscription()
-
-    async def subscribe_worker(self, worker_id: str) -> Subscription:  # noqa: ARG002  # as its port
-        return LocalSubscription()
-
-    subscribe_decisions = subscribe_session = subscribe_run = subscribe_answer = subscribe_worker
 
 
 def worker_channel(worker_id: str) -> str:

@@ -5,9 +5,9 @@ import pytest
 from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta, ToolCallPart
 
 from soong.shared.agents.runtime.broadcast import AnswerBroadcast
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.engine.wire.notifier import AnswerDelta, delta_of
 from soong.shared.sandbox.redact import redactor
-from soong.testing.bus import MemoryBus
 from tests.waiting import others_run
 
 SECRET = "sk-" + "a1B2" * 8

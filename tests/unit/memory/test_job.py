@@ -18,11 +18,11 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.step import Claim, Task
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.memory.files import FileMemory
 from soong.shared.toolsets.memory.provider import Memory
-from soong.testing.bus import MemoryBus
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.contract.test_asks import ask, take_up
 from tests.model.builders import make_command

@@ -44,9 +44,9 @@ from soong.shared.core.settings import load_settings
 from soong.shared.core.timing import SystemClock
 from soong.shared.engine.tasks.asks import ask_document
 from soong.shared.engine.tasks.spec import StepSpec, TaskKind
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.permissions.request import Provenance
 from soong.shared.tools.result import ErrorType
-from soong.testing.bus import MemoryBus
 from tests.model.builders import make_session, make_task, open_session
 from tests.model.memory.store import MemoryStore
 

@@ -9,15 +9,15 @@ import pytest
 from soong.orchestrator.operations.events import pass_on_answers
 from soong.orchestrator.operations.feeds import Feeds, Following, SubscriptionPool
 from soong.shared.core import timing
-from soong.shared.engine.wire.notifier import AnswerDelta, NullSubscriber, Subscription
-from soong.testing.bus import MemoryBus
+from soong.shared.engine.wire.bus import MemoryBus
+from soong.shared.engine.wire.notifier import AnswerDelta, Subscription
 from tests.waiting import others_run, until
 
 LIMIT_S = 10
 
 
 @dataclass
-class Rows(NullSubscriber):
+class Rows(MemoryBus):
     """What is read, and the hint that it may have changed. Implements ``Subscriber`` and ``Subscription``."""
 
     value: str = "old"

@@ -11,9 +11,9 @@ from soong.orchestrator.embedded.child import ModuleFile
 from soong.orchestrator.embedded.own_modules import ModuleDifference, difference, module_files_of
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, ToolContext
 from soong.shared.toolsets.agents.starting import StartingTools
-from soong.testing.bus import MemoryBus
 from tests.model.builders import make_step, make_task
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore

@@ -14,6 +14,7 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import ClaimMode, StepKind, StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
@@ -21,7 +22,6 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.surface import CHILD_TASK_TOOLS
 from soong.shared.toolsets.tasks.own import TaskTools
-from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Incarnation
 from soong.worker.held_runs import AdditionalSteps

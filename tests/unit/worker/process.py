@@ -13,8 +13,8 @@ from soong.shared.core.timing import SystemClock
 from soong.shared.engine.runs.record import EndReason
 from soong.shared.engine.tasks.spec import StepStatus
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, StepEnd
+from soong.shared.engine.wire.bus import MemoryBus
 from soong.shared.sandbox.redact import Redactor
-from soong.testing.bus import MemoryBus
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.heartbeat import Incarnation

@@ -308,9 +308,9 @@ class CeleryTask:
         """Write into the step's row where the task is; return after how many seconds to look again."""
         runner, now_us = self.runner, self.runner.clock.now_us()
         is_served = self.queue in await self.reader.queues()
-        words = f"sent to the queue {self.queue!r}"
-        if not is_served:
-            words += f" {waited_s:.0f} s ago, not taken: no Celery worker of that queue answers, is one running?"
+        words = f"sent to queue {self.queue!r}"
+        if not is_served:  # the first words count: the live view has room for 60 characters
+            words = f"not taken from queue {self.queue!r} for {waited_s:.0f} s: is its Celery worker running?"
         await runner.store.claims.report_progress(runner.worker.worker_id, self.claim.lease, words, now_us=now_us)
         return timing.LONGEST_S if is_served else timing.SILENCE_S
 

@@ -74,7 +74,7 @@ async def test_a_program_raises_what_a_task_may_use_and_continues_it(service: De
     assert failed.limits is not None
     assert ended.limits is not None
     assert (failed.status, failed.limits.max_turns) == (TaskStatus.FAILED, TaskLimitSchema(limit=1, used=1))
-    assert (ended.status, ended.limits.max_turns) == (TaskStatus.COMPLETED, TaskLimitSchema(limit=9, used=3))
+    assert (ended.status, ended.limits.max_turns) == (TaskStatus.COMPLETED, TaskLimitSchema(limit=9, used=2))
     assert budget == Budget(microusd=5_000_000)
 
 

@@ -29,12 +29,12 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import LIMIT_ENDS, TASK_LIMIT
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.metrics import still_running
 from soong.shared.engine.tasks.new_tasks import check_total, next_attempt
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskStatus
-from soong.shared.engine.tasks.step import MALFORMED, NewStep, OpenTask, SessionWork, Step, StepError
+from soong.shared.engine.tasks.step import MALFORMED, OpenTask, SessionWork, Step, StepError
 from soong.shared.engine.tasks.store import FinishedTask, TaskStore
+from soong.shared.engine.tasks.verdict import FailStep, GrowMap, StepVerdict, decided
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ _MOVING: Final = (StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, Step
 MAX_STARTS: Final = 2
 """An expansion that has ended two owners, or failed unforeseen in them, is not begun again."""
 
-Compute: TypeAlias = Callable[[Callable[[], list[NewStep]]], Awaitable[list[NewStep]]]
+Compute: TypeAlias = Callable[[Callable[[], StepVerdict]], Awaitable[StepVerdict]]
 
 
 class ReconcileResult(Value):
@@ -60,7 +60,7 @@ class ReconcileResult(Value):
     """The tasks that have not ended."""
 
 
-async def at_once(make: Callable[[], list[NewStep]]) -> list[NewStep]:
+async def at_once(make: Callable[[], StepVerdict]) -> StepVerdict:
     """Compute on the event loop, where everything else waits for it."""
     return make()
 
@@ -136,22 +136,22 @@ class Expander:
             return
         dependencies = {result.step_id: result for result in results}
         try:
-            children = await self.compute(lambda: expand_map(step, task, dependencies, root.identity))
-            if self.max_children:
+            verdict = await self.compute(lambda: decided(step, task, dependencies, root.identity))
+            if self.max_children and isinstance(verdict, GrowMap):
                 counts = await self.tasks.counts(step.task_id)
-                check_total(sum(counts.values()), len(children), self.max_children)
+                check_total(sum(counts.values()), len(verdict.children), self.max_children)
         except TemplateError as error:
             await self._fail(ownership, step, StepError(error.code, str(error)))
             return
         except LimitExceededError as error:
             await self._fail(ownership, step, StepError("limit_exceeded", str(error)))
             return
-        await self.tasks.expand(ownership, step.key, children, now_us=self.clock.now_us())
-        log.info("step_expanded", step=step.key, children=len(children))
+        await self.tasks.write_verdict(ownership, step.key, verdict, now_us=self.clock.now_us())
+        log.info("step_decided", step=step.key, verdict=type(verdict).__name__)
 
     async def _fail(self, ownership: Ownership, step: Step, error: StepError) -> None:
         log.warning("expansion_failed", step=step.key, error=error.message)
-        await self.tasks.fail_expansion(ownership, step.key, error, now_us=self.clock.now_us())
+        await self.tasks.write_verdict(ownership, step.key, FailStep(error), now_us=self.clock.now_us())
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ class Scheduler:
         return None
 
     async def _fail_overdue(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
-        """Fail the tasks that have nothing left but steps whose time is over and whose functions still run.
+        """FailStep the tasks that have nothing left but steps whose time is over and whose functions still run.
 
         The steps stay leased until their functions end; a step that is tried again, or whose failure is kept for its
         dependents, is waited for until its function counts as stuck.

@@ -21,11 +21,11 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.plan.plan import FOREIGN_PREFIXES, PlanNames, bind_step
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.spec import BoundStep, StepEvent, StepSpec, StepStatus, TaskKind, advance_step
+from soong.shared.engine.tasks.spec import BoundStep, StepEvent, StepGate, StepSpec, StepStatus, TaskKind, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task
+from soong.shared.engine.tasks.verdict import GrowMap, SkipStep, decided
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
@@ -203,7 +203,7 @@ def _told(nodes: Sequence[Node]) -> _Opening:
 
 def dag_differences(record: TaskRecord) -> list[Difference]:
     """Return where the steps are others than the plan and the recorded results make them."""
-    return [*_of_plan(record), *_of_maps(record), *_of_moves(record)]
+    return [*_of_plan(record), *_of_verdicts(record), *_of_moves(record)]
 
 
 def _of_plan(record: TaskRecord) -> Iterator[Difference]:
@@ -239,7 +239,8 @@ def _of_step(planned: StepSpec, step: Step, names: Mapping[str, str]) -> Differe
 def _as_written(spec: StepSpec) -> StepSpec:
     """Return a spec without what is not in the plan's document."""
     child = spec.step and _as_written(spec.step)
-    return replace(spec, depends_on=(), model="", role=Role.WORKER, child_surface={}, is_limited=False, step=child)
+    told = replace(spec, depends_on=(), model="", code="", role=Role.WORKER, child_surface={}, is_limited=False)
+    return replace(told, step=child)
 
 
 def _changed_later(record: TaskRecord) -> frozenset[str]:
@@ -249,27 +250,33 @@ def _changed_later(record: TaskRecord) -> frozenset[str]:
     return frozenset(step.step_id for step in record.steps) if updated else frozenset(retried)
 
 
-def _of_maps(record: TaskRecord) -> Iterator[Difference]:
+def _of_verdicts(record: TaskRecord) -> Iterator[Difference]:
+    """Decide again the steps that their owner decided: those with conditions and joins, and maps."""
     runs = {one.run.id: one.run for one in record.runs}
     root = runs[record.task.root_run_id].identity
     for step in record.steps:
-        if not step.kind.traits.has_items or not step.status.is_terminal or step.status is StepStatus.SKIPPED:
-            continue
+        was_skipped = step.status is StepStatus.SKIPPED
+        if step.gate is StepGate.WORKERS or not step.status.is_terminal or (was_skipped and step.error is None):
+            continue  # nobody decided it, or not yet
         children = [child for child in record.steps if child.map_key == step.key]
-        if not children and step.error is not None:
-            continue  # it could not be expanded then, and no child tells of another result
-        was = [
-            f"{child.step_id} {child.spec.as_json()}"
-            for child in sorted(children, key=lambda child: child.item_index or 0)
-        ]
+        if not children and step.error is not None and not was_skipped:
+            continue  # it could not be decided then, or failed later, and no child tells of another result
         try:
-            made = expand_map(step, record.task, record.dependencies(step), root)
+            verdict = decided(step, record.task, record.dependencies(step), root)
         except SoongError as error:
-            yield Difference(f"step {step.step_id}, items", f"{len(was)} items", str(error))
+            yield Difference(f"step {step.step_id}, items", f"{len(children)} items", str(error))
             continue
-        now = [f"{child.step_id} {child.spec.as_json()}" for child in made]
-        if (difference := first_difference(f"step {step.step_id}, item", was, now)) is not None:
-            yield difference
+        if isinstance(verdict, SkipStep) is not was_skipped:
+            yield Difference(f"step {step.step_id}, condition", str(step.status), type(verdict).__name__)
+        elif isinstance(verdict, GrowMap):
+            was, now = map(_items_of, (children, verdict.children))
+            if (difference := first_difference(f"step {step.step_id}, item", was, now)) is not None:
+                yield difference
+
+
+def _items_of(children: Sequence[Step]) -> list[str]:
+    ordered = sorted(children, key=lambda child: child.item_index or 0)
+    return [f"{child.step_id} {child.spec.as_json()}" for child in ordered]
 
 
 def _of_moves(record: TaskRecord) -> Iterator[Difference]:

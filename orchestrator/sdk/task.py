@@ -272,7 +272,7 @@ async def _stays() -> bool:
 
 def _why(found: TaskResult) -> str:
     """Return the reason of the task, or the first failed step with its error."""
-    failed = next((step for step in found.steps if step.error is not None), None)
+    failed = next((step for step in found.steps if step.status is StepStatus.FAILED), None)
     if found.status is not TaskStatus.FAILED or failed is None or failed.error is None:
         return found.reason
     return f"step {failed.id!r}: {failed.error.type}: {failed.error.message}"

@@ -85,8 +85,8 @@ def status_text(step: Document) -> str:
 
 
 def said_of(step: Document) -> str:
-    """Return why a step, or its last attempt, failed, what keeps it, or how far it is."""
-    if step["status"] in ("failed", "pending") and step["error"] is not None:
+    """Return why a step failed, or its last attempt, or was skipped, what keeps it, or how far it is."""
+    if step["status"] in ("failed", "pending", "skipped") and step["error"] is not None:
         return str(step["error"]["message"])
     return str(step["lacks"] or (step["progress"] if step["status"] == "running" else ""))
 
@@ -102,7 +102,7 @@ def step_line(step: Document) -> str:
         line += f" in {time_text(seconds_between(step['started'], step['ended']))}"
     if step["attempt"] > 1:
         line += f", attempt {step['attempt']}"
-    if step["error"] is not None and step["status"] == "failed":
+    if step["error"] is not None and step["status"] in ("failed", "skipped"):
         line += f": {one_line(step['error']['message'], 0)}"
     return line
 

@@ -13,6 +13,7 @@ from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step, StepEnd, StepError
+from soong.shared.engine.tasks.verdict import GrowMap, StepVerdict
 from soong.shared.engine.wire.notifier import reads
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
@@ -187,7 +188,10 @@ class ContractHarness:
     async def expand(self, step_key: str, *items: NewStep | str) -> bool:
         step = await self.store.tasks.step(step_key)
         root = (await self.store.runs.run((await self.store.tasks.task(step.task_id)).root_run_id)).identity
-        return await self.store.tasks.expand(self.own, step_key, make_children(step, root, *items), now_us=self.now_us)
+        return await self.verdict(step_key, GrowMap(tuple(make_children(step, root, *items))))
+
+    async def verdict(self, step_key: str, verdict: StepVerdict) -> bool:
+        return await self.store.tasks.write_verdict(self.own, step_key, verdict, now_us=self.now_us)
 
     async def retry(self, step_key: str, *, not_before_us: int = 0) -> None:
         run = make_retry(await self.store.runs.run((await self.store.tasks.step(step_key)).run_id))

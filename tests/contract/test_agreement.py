@@ -22,12 +22,13 @@ from hypothesis.stateful import (
 from msgspec.structs import asdict, replace
 
 from soong.shared.core.errors import SoongError
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.new_tasks import retried_step
-from soong.shared.engine.tasks.rerun import rerun
+from soong.shared.engine.tasks.rerun import is_loss, rerun
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     Advance,
@@ -38,8 +39,10 @@ from soong.shared.engine.tasks.step import (
     NewTask,
     Step,
     StepEnd,
+    StepError,
     Task,
 )
+from soong.shared.engine.tasks.verdict import FailStep, GrowMap, OpenStep, SkipStep, StepVerdict
 from soong.shared.permissions.request import PermissionRequest, RequestState
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
@@ -48,7 +51,6 @@ from tests.contract.scene import cancelled, completed, failed, held
 from tests.model.builders import (
     make_children,
     make_decision,
-    make_map,
     make_more,
     make_owner,
     make_request,
@@ -62,12 +64,17 @@ from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 
 T = TypeVar("T")
-Plan: TypeAlias = Sequence[tuple[StepKind, set[int], int]]
+Plan: TypeAlias = Sequence[tuple[StepKind, set[int], int, JsonObject]]
 End: TypeAlias = Callable[[Claim], StepEnd]
 Act: TypeAlias = Callable[[Store], Coroutine[object, object, T]]
 
 KINDS = st.sampled_from([StepKind.PYTHON, StepKind.PYTHON, StepKind.MAP])
-PLANS = st.lists(st.tuples(KINDS, st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2)), min_size=1, max_size=5)
+GATES = st.sampled_from([{}, {}, {}, {"when": "true"}, {"join": "any"}, {"join": "done"}])
+PLANS = st.lists(
+    st.tuples(KINDS, st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2), GATES), min_size=1, max_size=5
+)
+VERDICTS = st.sampled_from([None, None, SkipStep("its condition is false"), FailStep(StepError("x", "x"))])
+"""None: the step opens, or grows its items."""
 ANY = st.integers(0, 1000)
 POLICIES = st.sampled_from(list(FailurePolicy))
 ORDERS = st.sampled_from(["interrupt", "pause", "resume", "resume", "cancel"])
@@ -194,12 +201,14 @@ class StoresAgree(RuleBasedStateMachine):
         self.new_worker()
 
     @precondition(lambda self: self.steps_that_are(StepStatus.EXPANDING))
-    @rule(which=ANY, items=st.integers(0, 3))
-    def expand(self, which: int, items: int) -> None:
+    @rule(which=ANY, items=st.integers(0, 3), verdict=VERDICTS)
+    def judge(self, which: int, items: int, verdict: StepVerdict | None) -> None:
+        """Open, skip or fail a step that its owner decides; expand a map."""
         step = _one(self.steps_that_are(StepStatus.EXPANDING), which)
         root = next(task.root_run.identity for task in self.tasks if task.id == step.task_id)
-        children = make_children(step, root, *(f"i{number}" for number in range(items)))
-        self.both(lambda store: store.tasks.expand(self.own, step.key, children, now_us=self.now_us))
+        grown = GrowMap(tuple(make_children(step, root, *(f"i{number}" for number in range(items)))))
+        given = verdict or (grown if step.kind is StepKind.MAP else OpenStep())
+        self.both(lambda store: store.tasks.write_verdict(self.own, step.key, given, now_us=self.now_us))
 
     @precondition(lambda self: self.steps_that_are(StepStatus.FAILED))
     @rule(which=ANY, policy=POLICIES)
@@ -239,8 +248,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(which=ANY)
     def start_again(self, which: int) -> None:
         task_id = _one(self.ended_badly(), which)
-        again = {StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED}
-        steps = [step for step in self.steps() if step.task_id == task_id and step.status in again]
+        steps = [step for step in self.steps() if step.task_id == task_id and is_loss(step)]
         runs = [make_retry(self.run_of(step)) for step in steps if step.run_id]
         self.both(lambda store: store.tasks.retry_task(self.own, task_id, runs, now_us=self.now_us))
 
@@ -394,16 +402,15 @@ def _one(choices: Sequence[T], which: int) -> T:
 
 
 def _steps(plan: Plan, prefix: str = "s") -> list[NewStep]:
-    """Return steps that depend on earlier ones only; every third counts in a concurrency limit."""
+    """Return steps that depend on earlier ones only; every third function counts in a concurrency limit."""
     steps = []
-    for number, (kind, needed, priority) in enumerate(plan):
+    for number, (kind, needed, priority, gate) in enumerate(plan):
         depends_on = [f"{prefix}{parent}" for parent in sorted(needed) if parent < number]
-        if kind is StepKind.MAP:
-            steps.append(make_map(f"{prefix}{number}", depends_on=depends_on))
-        else:
-            definition = "limited" if number % 3 == 0 else ""
-            name = f"{prefix}{number}"
-            steps.append(make_step(name, depends_on=depends_on, priority=priority, definition=definition))
+        step = make_step(f"{prefix}{number}", kind=kind, depends_on=depends_on, spec=gate)
+        is_limited = number % 3 == 0
+        steps.append(
+            step if kind is StepKind.MAP else replace(step, priority=priority, definition="limited" * is_limited)
+        )
     return steps
 
 

@@ -9,6 +9,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.record import RunStatus
 from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus
 from soong.shared.engine.tasks.step import StepError
+from soong.shared.engine.tasks.verdict import FailStep, GrowMap
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, step_ids
 from tests.model.builders import make_children, make_map, make_retry, make_step, make_task
@@ -41,7 +42,7 @@ async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: Co
     assert [await begin(scene.own, map_key) for _ in range(3)] == [1, 2, 3]
     assert await begin(scene.own, map_key, is_taken_back=True) == 2
 
-    await scene.store.tasks.fail_expansion(scene.own, map_key, StepError("x", "x"), now_us=scene.now_us)
+    await scene.verdict(map_key, FailStep(StepError("x", "x")))
     assert await begin(scene.own, map_key) == 0
     await scene.settle(map_key, FailurePolicy.SKIP_DEPENDENTS)
     await scene.finish(task_id)
@@ -217,7 +218,7 @@ async def test_expansion_that_fails_is_a_failure_to_settle(scene: ContractHarnes
     _, map_key = await mapped(scene)
     error = StepError("invalid_input", "`over` is not a list")
 
-    await scene.store.tasks.fail_expansion(scene.own, map_key, error, now_us=scene.now_us)
+    await scene.verdict(map_key, FailStep(error))
 
     (failure,) = await scene.store.tasks.failures(scene.own)
     assert (failure.key, failure.status, failure.error) == (map_key, StepStatus.FAILED, error)
@@ -247,7 +248,7 @@ async def test_map_of_another_session_is_not_expanded(scene: ContractHarness) ->
 
     children = make_children(step, new.root_run.identity, "x")
     with pytest.raises(NotFoundError):
-        await scene.store.tasks.expand(scene.own, step.key, children, now_us=scene.now_us)
+        await scene.verdict(step.key, GrowMap(tuple(children)))
 
     assert len(await scene.store.tasks.steps(new.id)) == 1
 

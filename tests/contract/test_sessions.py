@@ -18,6 +18,7 @@ from soong.shared.engine.sessions.session import (
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, SessionWork, StepError
 from soong.shared.engine.tasks.store import FinishedTask
+from soong.shared.engine.tasks.verdict import FailStep
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
@@ -181,11 +182,8 @@ async def decide(scene: ContractHarness, claim: Claim) -> None:
 
 OWNER_WRITES: dict[str, Write] = {
     "steps_in": lambda scene, _: scene.store.tasks.steps_in(scene.own, StepStatus.READY),
-    "expand": lambda scene, claim: scene.expand(f"{claim.identity.task_id}/m"),
     "begin_expansion": lambda scene, claim: scene.store.tasks.begin_expansion(scene.own, f"{claim.identity.task_id}/m"),
-    "fail_expansion": lambda scene, claim: scene.store.tasks.fail_expansion(
-        scene.own, f"{claim.identity.task_id}/m", NO_ERROR, now_us=scene.now_us
-    ),
+    "write_verdict": lambda scene, claim: scene.verdict(f"{claim.identity.task_id}/m", FailStep(NO_ERROR)),
     "failures": lambda scene, _: scene.store.tasks.failures(scene.own),
     "retry_step": retry_step,
     "promote_due": lambda scene, _: scene.store.tasks.promote_due(scene.own, now_us=scene.later_us),

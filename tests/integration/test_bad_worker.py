@@ -13,6 +13,7 @@ from soong.orchestrator.approvals.broker import MAX_OPEN
 from soong.orchestrator.operations.administration import verify
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Lease
+from soong.shared.engine.tasks.verdict import GrowMap
 from soong.shared.permissions.audit_log import AuditKind
 from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.signing import Signer, prove
@@ -393,7 +394,7 @@ async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None
     assert step.run is not None
     map_step = await bench.store.tasks.step(f"{task.id}/map")
     items = make_children(map_step, task.root_run.identity, "x", "y")
-    await bench.store.tasks.expand(bench.ownership, map_step.key, items, now_us=1)
+    await bench.store.tasks.write_verdict(bench.ownership, map_step.key, GrowMap(tuple(items)), now_us=1)
     others = {f"{name}_step": f"{task.id}/{name}" for name in ("waiting", "joining", "map")}
     names = {"free": step.run.identity.run_id, "free_step": step.key, **others}
 

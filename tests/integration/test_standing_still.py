@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.verdict import GrowMap
 from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -203,7 +204,7 @@ async def test_nothing_is_computed_between_the_statements_of_a_large_write(
         map_step = (await store.tasks.steps(task.id))[0]
         root = (await store.runs.run((await store.tasks.task(task.id)).root_run_id)).identity
         children = make_children(map_step, root, *(str(number) for number in range(CHILDREN)))
-        await store.tasks.expand(own, map_step.key, children, now_us=START_US)
+        await store.tasks.write_verdict(own, map_step.key, GrowMap(tuple(children)), now_us=START_US)
         assert await _counted(store) == STEPS + CHILDREN + 2
 
     # 0.5 s and 0.3 s of CPU time when rows are built within the transaction.

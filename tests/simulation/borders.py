@@ -108,7 +108,7 @@ READ_SHARE = 0.1
 
 RARE_SHARE = 6.0
 RARE = frozenset({
-    "expire_worker", "expire_owner", "expand", "begin_expansion", "fail_expansion", "retry_step", "settle_failure",
+    "expire_worker", "expire_owner", "write_verdict", "begin_expansion", "retry_step", "settle_failure",
     "retry_task", "cancel_task", "pause_task", "resume_task", "release", "set_worker_state", "release_owner", "park",
     "decide", "raise_request", "start_call", "withdraw",
 })  # fmt: skip

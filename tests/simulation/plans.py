@@ -86,6 +86,7 @@ def _step(
         "id": f"s{index}",
         "depends_on": [f"s{parent}" for parent in parents],
         "on_failure": random.choice(("skip_dependents", "skip_dependents", "fail_task", "keep")),
+        **_gate(random, parents),
         **_work(random),
         "inputs": {
             **_script(random),
@@ -107,10 +108,20 @@ def _map(
         "kind": "map",
         "depends_on": [f"s{parent}" for parent in parents],
         "on_failure": random.choice(("skip_dependents", "fail_task", "keep")),
+        **_gate(random, parents),
         "over": over,
         "on_item_failure": random.choice(("skip_dependents", "keep", "fail_task")),
         "step": {**_work(random), "inputs": {**_script(random), "item": "${item}", "from_ids": [], "from": []}},
     }
+
+
+def _gate(random: Random, parents: Sequence[int]) -> dict[str, Json]:
+    """Return a condition, a join, both or, most often, nothing."""
+    gate: dict[str, Json] = {"join": random.choice(("all", "any", "done"))} if random.random() < 0.2 else {}
+    if parents and random.random() < 0.2:
+        status = random.choice(("completed", "completed", "failed", "skipped"))
+        gate["when"] = f"${{s{random.choice(parents)}.status}} {random.choice(('==', '!='))} '{status}'"
+    return gate
 
 
 def _work(random: Random) -> dict[str, Json]:

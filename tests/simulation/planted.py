@@ -10,7 +10,8 @@ from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.claims import ClaimingRun
 from soong.shared.engine.tasks.spec import StepStatus
-from soong.shared.engine.tasks.step import Advance, Lease, NewStep, Step, StepEnd
+from soong.shared.engine.tasks.step import Advance, Lease, Step, StepEnd
+from soong.shared.engine.tasks.verdict import GrowMap, StepVerdict
 from tests.model.memory import MemoryStore
 from tests.model.memory.ending import parked
 from tests.model.memory.rows import Rows, held_run, transaction, write_events
@@ -44,9 +45,9 @@ class ForgetfulStore(MemoryStore):
     """Loses a map step whose list is empty: nothing ever completes it."""
 
     @transaction
-    def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
-        if children:
-            return MemoryStore.expand.__wrapped__(self, ownership, step_key, children, now_us=now_us)  # type: ignore[attr-defined, no-any-return]  # what the decorator wraps
+    def write_verdict(self, ownership: Ownership, step_key: str, verdict: StepVerdict, *, now_us: int) -> bool:
+        if verdict != GrowMap(()):
+            return MemoryStore.write_verdict.__wrapped__(self, ownership, step_key, verdict, now_us=now_us)  # type: ignore[attr-defined, no-any-return]  # what the decorator wraps
         self.rows.steps[step_key] = replace(self.rows.step(step_key), status=StepStatus.WAITING)
         return True
 

@@ -50,7 +50,7 @@ def _assert_much_happened(reports: Sequence[Report]) -> None:
     borders = {border for report in reports for border, _ in report.borders}
 
     assert struck == set(Fault)
-    assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
+    assert {"worker.advance", "worker.append", "worker.beat", "owner.write_verdict", "owner.retry_step"} <= borders
     assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
     assert sum(report.counts["stale writes refused"] for report in reports) > 12
     assert sum(report.counts["claims"] for report in reports) > 600

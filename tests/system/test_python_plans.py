@@ -385,12 +385,12 @@ def generated(number: int) -> Any:
         found = [one for one in source if one[0] == kind]
         return dice.choice(found) if found else None
 
-    def node(name: str, call: Any, kind: str, inputs: dict[str, Any], needs: list[str], over: Any = None) -> Any:
+    def node(name: str, call: Any, kind: str, inputs: Any, needs: list[str], over: Any = None, **gate: str) -> Any:
         taken = sum(one["id"].split("-")[0] == name for one in nodes)
         step_id = name if not taken else f"{name}-{taken + 1}"
         edges = [one["id"] for one in nodes if one["id"] in needs]
         work = {"kind": "python", "call": f"{__name__}.{name}", "inputs": inputs}
-        head = {"id": step_id, **({"depends_on": edges} if edges else {})}
+        head = {"id": step_id, **({"depends_on": edges} if edges else {}), **gate}
         nodes.append({**head, "kind": "map", "over": over, "step": work} if over is not None else {**head, **work})
         source.append((kind, (step_id, call)))
         return call
@@ -400,23 +400,22 @@ def generated(number: int) -> Any:
         value: Any
         node("given", given(start), "list", {"value": "${inputs.start}"}, [])
         for _ in range(dice.randint(1, 5)):
-            match dice.randint(0, 3):
+            match dice.randint(0, 4):
                 case 0:
                     name, value = (reference("list") or source[0])[1]
                     node("added", added(value, more=2), "int", {"values": f"${{{name}.output}}", "more": 2}, [name])
                 case 1 if (found := reference("int")) is not None:
                     name, value = found[1]
-                    text = f"${{{name}.output}} of ${{inputs.start}}"
-                    node(
-                        "listed",
-                        listed(value, text=f"{value} of {start}"),
-                        "dict",
-                        {"total": f"${{{name}.output}}", "text": text},
-                        [name],
-                    )
+                    inputs = {"total": f"${{{name}.output}}", "text": f"${{{name}.output}} of ${{inputs.start}}"}
+                    node("listed", listed(value, text=f"{value} of {start}"), "dict", inputs, [name])
                 case 2:
                     name, value = (reference("list") or source[0])[1]
                     node("given", given.map(value), "lists", {"value": "${item}"}, [name], f"${{{name}.output}}")
+                case 3 if (found := reference("int")) is not None:
+                    name, value = found[1]
+                    when = f"(${{{name}.output}} > 5 or not (${{inputs.start}} == 3))"
+                    call = given.with_options(join="any").when((value > 5) | ~(start == 3))(value)
+                    node("given", call, "list", {"value": f"${{{name}.output}}"}, [name], join="any", when=when)
                 case _:
                     after_name, after = dice.choice(source)[1]
                     node("given", given.after(after)(7, others=[start, 1]), "list",

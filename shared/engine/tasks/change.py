@@ -12,7 +12,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Command, CommandKind
 from soong.shared.engine.tasks.plan.checks import find_cycle
-from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy, StepStatus, TaskStatus
+from soong.shared.engine.tasks.spec import STEP_ENDS, FailurePolicy, StepGate, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 
 
@@ -42,16 +42,27 @@ class TaskChange(Value):
         needed |= {step.key for step in self.attempts} | {*self.priorities, *self.skipped, *self.cancelled}
         return frozenset(needed - added)
 
+    @property
+    def joined(self) -> frozenset[str]:
+        """The keys of those that new steps only join: it is enough for them that these have ended."""
+        joins = {parent for step in self.steps if step.gate is StepGate.ENDED for parent in step.depends_on}
+        needs = {parent for step in self.steps if step.gate is not StepGate.ENDED for parent in step.depends_on}
+        return frozenset(joins - needs - {parent for _, parent in self.edges})
 
-def must_wait(step_id: str, status: StepStatus, policy: FailurePolicy, *, is_settled: bool, is_map_child: bool) -> bool:
-    """Say whether a step that is made to depend on this one has to wait for it; no: it is done already.
+
+def must_wait(
+    step_id: str, status: StepStatus, policy: FailurePolicy, *, is_settled: bool, is_map_child: bool, is_joined: bool
+) -> bool:
+    """Say whether steps that are made to depend on this one have to wait for it; no: it is done already.
+
+    ``is_joined``: all of them only need that it has ended.
     Raises: ConflictError, it will never complete, or is not a step that others may depend on.
     """
     if is_map_child:
         raise ConflictError(f"step {step_id!r} is an item of a map step; depend on the map step")
     if status not in STEP_ENDS or (status is StepStatus.FAILED and not is_settled):
         return True
-    if status is StepStatus.COMPLETED or (status is StepStatus.FAILED and policy is FailurePolicy.KEEP):
+    if is_joined or status is StepStatus.COMPLETED or (status is StepStatus.FAILED and policy is FailurePolicy.KEEP):
         return False
     raise ConflictError(f"step {step_id!r} is {status}: what depends on it would never run; try it again first")
 

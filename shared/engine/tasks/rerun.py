@@ -12,7 +12,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
-from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskKind
+from soong.shared.engine.tasks.spec import FailurePolicy, StepGate, StepStatus, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 
 RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})
@@ -22,7 +22,8 @@ GIVEN: Final = "builtin.given"
 
 
 class Rerun(Value):
-    """``attempts`` are the steps that get a new run; ``again`` the completed among all that go back, maps too.
+    """``attempts`` are the steps that get a new run; ``again`` are the others that go back, maps too:
+    completed steps, and those that the plan's conditions left out.
 
     ``regrown`` are map steps whose items may be others now: they are expanded again, and their children are none of the
     attempts.
@@ -37,18 +38,41 @@ def rerun(steps: Sequence[Step], from_step: str = "") -> Rerun:
     """Return what a retry of one task's steps runs again, from the step of that id; without one, what did not complete.
     Raises: NotFoundError.
     """
-    kept_failures = [one for one in steps if one.status is StepStatus.FAILED and one.on_failure is FailurePolicy.KEEP]
-    affected, regrown = _below(steps, kept_failures, from_step)
-    back = [step for step in steps if step.key in affected or step.status in RETRIED]
+    losses = [step for step in steps if is_loss(step)]
+    joined = {key for step in steps if step.gate is StepGate.ENDED for key in step.depends_on}
+    kept_failures = [one for one in losses if one.status is StepStatus.FAILED and one.on_failure is FailurePolicy.KEEP]
+    affected, regrown = _below(steps, [*kept_failures, *(one for one in losses if one.key in joined)], from_step)
+    affected.update(step.key for step in losses)
+    affected |= _left_out_above(steps, affected)
+    back = [step for step in steps if step.key in affected]
     # A map step that waits again for what it had once gone on without is unlocked, and so expanded, again.
     waits = {step.key for step in back}
     regrown.update(step.key for step in back if step.kind.traits.has_items and not waits.isdisjoint(step.depends_on))
     kept = [step for step in back if step.map_key not in regrown]
     return Rerun(
         tuple(step for step in kept if not step.kind.traits.has_items),
-        tuple(step.key for step in kept if step.status is StepStatus.COMPLETED),
+        tuple(step.key for step in kept if not is_loss(step)),
         tuple(sorted(regrown)),
     )
+
+
+def is_loss(step: Step) -> bool:
+    """Say whether a step has not completed, and the plan's conditions did not leave it out."""
+    return step.status in RETRIED and step.outcome is None
+
+
+def _left_out_above(steps: Sequence[Step], keys: set[str]) -> set[str]:
+    """Return the steps that conditions left out and that these need: they are decided again, too."""
+    by_key = {step.key: step for step in steps}
+    found: set[str] = set()
+    rest = [by_key[key] for key in keys]
+    while rest:
+        step = rest.pop()
+        needed = [by_key[key] for key in step.depends_on if step.gate is not StepGate.ENDED]
+        more = [one for one in needed if one.status is StepStatus.SKIPPED and one.key not in keys | found]
+        found.update(one.key for one in more)
+        rest += more
+    return found
 
 
 def _below(steps: Sequence[Step], failures: Sequence[Step], from_step: str) -> tuple[set[str], set[str]]:

@@ -93,6 +93,28 @@ class FailurePolicy(StrEnum):
     """Dependents continue with a null result: for items of a map that tolerates failures."""
 
 
+class Join(StrEnum):
+    """The need of a step for its dependencies (CTL-01). ANY and DONE see null for those that gave nothing."""
+
+    ALL = "all"
+    """Each completed."""
+    ANY = "any"
+    """All have ended, and one completed."""
+    DONE = "done"
+    """All have ended, however."""
+
+
+class StepGate(StrEnum):
+    """The opening of a step: WORKERS may claim it once its dependencies completed, or its OWNER decides it then.
+
+    ENDED: its owner decides it once they have ended, however.
+    """
+
+    WORKERS = "workers"
+    OWNER = "owner"
+    ENDED = "ended"
+
+
 class StepSpec(Value, omit_defaults=True):
     """The work of one step. Durations are in seconds.
 
@@ -109,6 +131,9 @@ class StepSpec(Value, omit_defaults=True):
     instructions: str = ""
     depends_on: tuple[str, ...] = ()
     """Ids of steps, as planned; a row has none here, for what it waits for may grow."""
+    when: str = ""
+    """The condition (:mod:`soong.shared.engine.tasks.plan.condition`) without which it is skipped; empty: none."""
+    join: Join = Join.ALL
     agent: str = DEFAULT_DEFINITION
     model: str = ""
     settings: JsonObject = msgspec.field(default_factory=dict)
@@ -169,6 +194,18 @@ class StepSpec(Value, omit_defaults=True):
         return self.step or self
 
     @property
+    def gate(self) -> StepGate:
+        if self.join is not Join.ALL:
+            return StepGate.ENDED
+        return StepGate.OWNER if self.when or self.kind.traits.has_items else StepGate.WORKERS
+
+    @property
+    def terms(self) -> str:
+        """The condition and the join, for pictures; empty when it has none."""
+        joins = {Join.ALL: "", Join.ANY: "if any completed", Join.DONE: "when all ended"}
+        return ", ".join(filter(None, (joins[self.join], f"if {self.when}" if self.when else "")))
+
+    @property
     def is_own_agent(self) -> bool:
         """Whether an agent of its own does it; a pulled step is done by the run that takes it."""
         return self.kind.traits.is_agent and self.claim is ClaimMode.ASSIGNED
@@ -201,7 +238,7 @@ class StepStatus(StrEnum):
     BLOCKED = "blocked"
     """Parked: its run waits for consent and holds no slot."""
     EXPANDING = "expanding"
-    """A map step whose dependencies are done; the owner inserts its children."""
+    """Its dependencies are done, and its owner acts: decides its condition, inserts a map step's children."""
     WAITING = "waiting"
     """A map step whose children run."""
     COMPLETED = "completed"
@@ -245,6 +282,8 @@ STEP_TRANSITIONS: Mapping[tuple[StepStatus, StepEvent], StepStatus] = {
     (_S.PENDING, _E.UNLOCK): _S.READY,
     (_S.PENDING, _E.EXPAND): _S.EXPANDING,
     (_S.EXPANDING, _E.EXPANDED): _S.WAITING,
+    (_S.EXPANDING, _E.UNLOCK): _S.READY,
+    (_S.EXPANDING, _E.SKIP): _S.SKIPPED,
     (_S.EXPANDING, _E.COMPLETE): _S.COMPLETED,
     (_S.EXPANDING, _E.FAIL): _S.FAILED,
     (_S.WAITING, _E.COMPLETE): _S.COMPLETED,

@@ -18,6 +18,7 @@ from soong.shared.engine.runs.record import EndReason, NewRun, Usage
 from soong.shared.engine.tasks.spec import (
     ClaimMode,
     FailurePolicy,
+    StepGate,
     StepKind,
     StepSpec,
     StepStatus,
@@ -98,6 +99,10 @@ class Step(Value, kw_only=True):
     @property
     def kind(self) -> StepKind:
         return self.spec.kind
+
+    @property
+    def gate(self) -> StepGate:
+        return self.spec.gate
 
     @property
     def claim_mode(self) -> ClaimMode:

@@ -19,17 +19,8 @@ from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.spec import FailurePolicy, StepStatus, TaskEvent, TaskKind, TaskStatus
-from soong.shared.engine.tasks.step import (
-    NewStep,
-    NewTask,
-    OpenTask,
-    Outcome,
-    SessionWork,
-    Step,
-    StepError,
-    StepResult,
-    Task,
-)
+from soong.shared.engine.tasks.step import NewTask, OpenTask, Outcome, SessionWork, Step, StepError, StepResult, Task
+from soong.shared.engine.tasks.verdict import StepVerdict
 
 NO_PLANNER: Final = "the agent that plans this task has been stopped"
 
@@ -141,14 +132,13 @@ class TaskStore(Protocol):
         ``is_taken_back``: it was begun once less, for it was not the work that ended it. 0 when it is not expanding.
         """
 
-    async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
-        """Insert a map step's children and make it waiting; with none it completes at once (its dependents unlock).
+    async def write_verdict(self, ownership: Ownership, step_key: str, verdict: StepVerdict, *, now_us: int) -> bool:
+        """Write what the owner decided of an expanding step. A map step without children completes at once.
 
+        A failure is settled like any other. A step that is skipped has the reason as its error, and an outcome: the
+        plan decided so, and its task can complete.
         Guarded by owner epoch and status: False when it was not expanding, so repeating changes nothing.
         """
-
-    async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
-        """Fail an expanding map step (its ``over`` gave no list, too many items); then settle it like any failure."""
 
     async def failures(self, ownership: Ownership) -> Sequence[Step]:
         """Return the failed steps not settled yet, oldest first."""

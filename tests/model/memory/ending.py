@@ -29,6 +29,7 @@ from soong.shared.engine.tasks.spec import (
     ClaimMode,
     FailurePolicy,
     StepEvent,
+    StepGate,
     StepKind,
     StepStatus,
     TaskEvent,
@@ -46,6 +47,7 @@ from tests.model.memory.rows import (
     move_run,
     note_run,
     note_step,
+    open_step,
     tell_step,
     transaction,
     unlock_step,
@@ -167,15 +169,43 @@ def cancel_unheld(rows: Rows, task_id: str, reason: str, now_us: int) -> None:
             cancel_step(rows, step, reason, now_us)
 
 
-def skip_below(rows: Rows, step_key: str, now_us: int) -> None:
-    """Skip every step that waits, at whatever distance, for one that will not complete."""
+def skip_below(rows: Rows, step_key: str, now_us: int, outcome: Outcome | None = None) -> None:
+    """Skip every step that needs, at whatever distance, one that will not complete; open what waited for its end."""
+    joins = []
     for step in _below(rows, step_key):
         if step.status is not StepStatus.PENDING:
             continue
-        moved = _move(rows, step.key, StepEvent.SKIP, now_us)
+        if step.gate is StepGate.ENDED:
+            joins.append(step.key)
+            continue
+        moved = replace(_move(rows, step.key, StepEvent.SKIP, now_us), outcome=outcome)
+        rows.steps[step.key] = moved
         note_step(rows, moved, EventType.STEP_SKIPPED, now_us, because=step_key)
         if step.run_id:
             end_run(rows, step.run_id, RunEvent.CANCEL, EndReason.CANCELLED, now_us)
+    recount(rows, sorted(joins), now_us)
+
+
+def recount(rows: Rows, step_keys: Iterable[str], now_us: int) -> int:
+    """Count again what pending steps wait for; open those that wait for nothing. Return how many."""
+    opened = 0
+    for key in step_keys:
+        step = rows.step(key)
+        if step.status is not StepStatus.PENDING or not step.open_deps:
+            continue
+        left = sum(not _is_done(rows, rows.step(parent), step.gate) for parent in set(step.depends_on))
+        rows.steps[key] = replace(step, open_deps=min(left, step.open_deps))
+        if not left:
+            opened += 1
+            open_step(rows, key, now_us)
+    return opened
+
+
+def _is_done(rows: Rows, parent: Step, gate: StepGate) -> bool:
+    is_any_end = gate is StepGate.ENDED
+    if parent.status is StepStatus.FAILED:
+        return parent.key in rows.settled and (is_any_end or parent.on_failure is FailurePolicy.KEEP)
+    return parent.status is StepStatus.COMPLETED or (is_any_end and parent.status in STEP_ENDS)
 
 
 def result_of(rows: Rows, step_key: str) -> StepResult:
@@ -223,7 +253,7 @@ def _below(rows: Rows, step_key: str) -> Iterator[Step]:
         key = rest.pop()
         if key not in seen:
             seen.add(key)
-            rest.extend(rows.dependents.get(key, ()))
+            rest.extend(rows.dependents.get(key, ()) if rows.step(key).gate is not StepGate.ENDED else ())
             yield rows.step(key)
 
 
@@ -317,9 +347,12 @@ def finish(rows: Rows, task: Task, now_us: int) -> FinishedTask | None:
     tell_maps(rows, task, now_us)
     steps = rows.steps_of(task.id)
     unsettled = [step for step in steps if step.status is StepStatus.FAILED and step.key not in rows.settled]
-    if unsettled or any(step.status not in STEP_ENDS for step in steps):
+    is_open = [step for step in steps if step.status not in STEP_ENDS]
+    if not unsettled and all(step.status is StepStatus.PENDING and step.open_deps for step in is_open):
+        recount(rows, [step.key for step in is_open], now_us)
+    if unsettled or is_open:
         return None
-    own = [step for step in steps if not step.is_pull_worker]
+    own = [step for step in steps if not (step.is_pull_worker or _is_left_out(step))]
     lost = [step for step in own if step.status is not StepStatus.COMPLETED]
     kept = [step for step in lost if step.status is StepStatus.FAILED and step.on_failure is FailurePolicy.KEEP]
     stopped = rows.stopped.get(task.id)
@@ -333,6 +366,11 @@ def finish(rows: Rows, task: Task, now_us: int) -> FinishedTask | None:
     if is_recorded:
         rows.recorded.add(task.id)
     return FinishedTask(task.id, status, is_closed, is_recorded)
+
+
+def _is_left_out(step: Step) -> bool:
+    """Say whether the plan's own conditions skipped a step."""
+    return step.status is StepStatus.SKIPPED and step.outcome is not None
 
 
 def has_no_folders(rows: Rows, task: Task) -> bool:

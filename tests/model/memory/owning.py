@@ -13,10 +13,12 @@ from soong.shared.engine.runs.record import EndReason, NewRun, RunEvent, RunStat
 from soong.shared.engine.runs.store import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_over, check_still_pending, must_wait
+from soong.shared.engine.tasks.rerun import is_loss
 from soong.shared.engine.tasks.spec import (
     STEP_ENDS,
     FailurePolicy,
     StepEvent,
+    StepGate,
     StepKind,
     StepStatus,
     TaskEvent,
@@ -25,8 +27,9 @@ from soong.shared.engine.tasks.spec import (
     advance_step,
     advance_task,
 )
-from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
+from soong.shared.engine.tasks.step import NewStep, OpenTask, Outcome, SessionWork, Step, StepError, Task
 from soong.shared.engine.tasks.store import FinishedTask, SessionLook
+from soong.shared.engine.tasks.verdict import FailStep, GrowMap, OpenStep, SkipStep, StepVerdict
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import (
     cancel_all,
@@ -35,6 +38,7 @@ from tests.model.memory.ending import (
     end_task,
     fail_map,
     finish,
+    recount,
     skip_below,
     unlock_after,
     withdraw_of,
@@ -49,11 +53,10 @@ from tests.model.memory.rows import (
     note_run,
     note_step,
     open_step,
+    ready_again,
     tell_step,
     transaction,
 )
-
-_RETRIED = (StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED)
 
 
 class MemoryChanging(Part):
@@ -90,7 +93,9 @@ class MemoryChanging(Part):
         needed = {parent for step in change.steps for parent in step.depends_on}
         needed |= {parent for _, parent in change.edges}
         standing = needed - {step.key for step in change.steps}
-        done = frozenset(key for key in standing if not self._must_wait(self.rows.step(key)))
+        done = frozenset(
+            key for key in standing if not self._must_wait(self.rows.step(key), is_joined=key in change.joined)
+        )
         insert_steps(self.rows, change.steps, now_us, done=done)
         for child in sorted({child for child, _ in change.edges}):
             check_still_pending(self.rows.step(child).step_id, self.rows.step(child).status)
@@ -106,11 +111,10 @@ class MemoryChanging(Part):
             task_id = self.rows.step(change.edges[0][0]).task_id
             check_no_circle({step.key: step.depends_on for step in self.rows.steps_of(task_id)})
 
-    def _must_wait(self, step: Step) -> bool:
+    def _must_wait(self, step: Step, *, is_joined: bool) -> bool:
         is_settled = step.key in self.rows.settled
-        return must_wait(
-            step.step_id, step.status, step.on_failure, is_settled=is_settled, is_map_child=bool(step.map_key)
-        )
+        place = {"is_settled": is_settled, "is_map_child": bool(step.map_key), "is_joined": is_joined}
+        return must_wait(step.step_id, step.status, step.on_failure, **place)
 
     def _try_again(self, new: NewStep, now_us: int) -> None:
         step = self.rows.step(new.key)
@@ -129,7 +133,7 @@ class MemoryChanging(Part):
             priority=new.priority,
         )
         start_again(self.rows, planned, new.run, now_us)
-        open_step(self.rows, new.key, now_us)
+        ready_again(self.rows, new.key, now_us)
 
     def _take_out(self, key: str, event: StepEvent, reason: str, workers: set[str], now_us: int) -> None:
         step = self.rows.step(key)
@@ -161,20 +165,7 @@ class MemoryChanging(Part):
     @transaction
     def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
         self.rows.owned_task(ownership, task_id)
-        opened = 0
-        for step in self.rows.steps_of(task_id):
-            if step.status is not StepStatus.PENDING or not step.open_deps:
-                continue
-            left = sum(not self._is_done(self.rows.step(key)) for key in set(step.depends_on))
-            self.rows.steps[step.key] = replace(step, open_deps=min(left, step.open_deps))
-            if not left:
-                opened += 1
-                open_step(self.rows, step.key, now_us)
-        return opened
-
-    def _is_done(self, step: Step) -> bool:
-        is_kept = step.on_failure is FailurePolicy.KEEP and step.key in self.rows.settled
-        return step.status is StepStatus.COMPLETED or (step.status is StepStatus.FAILED and is_kept)
+        return recount(self.rows, [step.key for step in self.rows.steps_of(task_id)], now_us)
 
 
 def start_again(rows: Rows, step: Step, run: NewRun | None, now_us: int) -> None:
@@ -259,7 +250,7 @@ class MemoryRetrying(Part):
                 self.rows.steps[step.key] = replace(self.rows.step(step.key), model=model)
 
     def _put_back(self, task_id: str, again: Sequence[str], runs: dict[str, NewRun]) -> list[Step]:
-        steps = [s for s in self.rows.steps_of(task_id) if s.status in _RETRIED or s.key in again]
+        steps = [step for step in self.rows.steps_of(task_id) if is_loss(step) or step.key in again]
         missing = sorted(set(again) - {step.key for step in steps})
         if missing:
             raise NotFoundError("step", missing[0])
@@ -282,12 +273,13 @@ class MemoryRetrying(Part):
     def _count_again(self, step_key: str) -> int:
         """Count what a retried step waits for."""
         step = self.rows.step(step_key)
-        unfinished = {key for key in step.depends_on if self.rows.step(key).status is not StepStatus.COMPLETED}
+        done = {StepStatus.COMPLETED, *({StepStatus.SKIPPED} if step.gate is StepGate.ENDED else ())}
+        unfinished = {key for key in step.depends_on if self.rows.step(key).status not in done}
         self.rows.steps[step_key] = replace(step, open_deps=len(unfinished), not_before_us=None)
         return len(unfinished)
 
     def _reopen(self, step_key: str, now_us: int) -> None:
-        """Open a retried step that waits for nothing; a map step that has its children waits for them again."""
+        """OpenStep a retried step that waits for nothing; a map step that has its children waits for them again."""
         open_step(self.rows, step_key, now_us)
         children = self.rows.children_of(step_key)
         if children:
@@ -320,26 +312,46 @@ class MemoryOwning(Part):
         return self.rows.expansions[step_key]
 
     @transaction
-    def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+    def write_verdict(self, ownership: Ownership, step_key: str, verdict: StepVerdict, *, now_us: int) -> bool:
         step = self.rows.owned_step(ownership, step_key)
         if step.status is not StepStatus.EXPANDING:
             return False
         tell_step(self.rows, step_key, now_us)
-        note_step(self.rows, step, EventType.STEP_EXPANDED, now_us, items=len(children))
-        if not children:
-            complete_map(self.rows, step_key, now_us)
-            tell_step(self.rows, step_key, now_us)
-            return True
-        status = advance_step(step.status, StepEvent.EXPANDED)
-        self.rows.steps[step_key] = replace(step, status=status, open_deps=len(children))
-        insert_steps(self.rows, children, now_us)
+        match verdict:
+            case OpenStep():
+                moved = replace(step, status=advance_step(step.status, StepEvent.UNLOCK))
+                self.rows.steps[step_key] = moved
+                note_step(self.rows, moved, EventType.STEP_READY, now_us)
+            case SkipStep(reason=reason):
+                self._skip(step, reason, now_us)
+            case FailStep(error=error):
+                fail_map(self.rows, step_key, error, now_us)
+                if step.run_id:
+                    end_run(self.rows, step.run_id, RunEvent.FAIL, EndReason.FAILED, now_us)
+            case GrowMap(children=children):
+                self._grow_map(step, children, now_us)
+            case _:
+                assert_never(verdict)
+        self.rows.expansions.pop(step_key, None)
         return True
 
-    @transaction
-    def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
-        if self.rows.owned_step(ownership, step_key).status is StepStatus.EXPANDING:
-            tell_step(self.rows, step_key, now_us)
-            fail_map(self.rows, step_key, error, now_us)
+    def _skip(self, step: Step, reason: str, now_us: int) -> None:
+        status, error = advance_step(step.status, StepEvent.SKIP), StepError("condition", reason)
+        self.rows.steps[step.key] = replace(step, status=status, error=error, outcome=Outcome.CLEAN, ended_us=now_us)
+        note_step(self.rows, step, EventType.STEP_SKIPPED, now_us, reason=reason)
+        if step.run_id:
+            end_run(self.rows, step.run_id, RunEvent.CANCEL, EndReason.CANCELLED, now_us)
+        skip_below(self.rows, step.key, now_us, Outcome.CLEAN)
+
+    def _grow_map(self, step: Step, children: Sequence[NewStep], now_us: int) -> None:
+        note_step(self.rows, step, EventType.STEP_EXPANDED, now_us, items=len(children))
+        if not children:
+            complete_map(self.rows, step.key, now_us)
+            tell_step(self.rows, step.key, now_us)
+            return
+        status = advance_step(step.status, StepEvent.EXPANDED)
+        self.rows.steps[step.key] = replace(step, status=status, open_deps=len(children))
+        insert_steps(self.rows, children, now_us)
 
     # -- failures
     @transaction
@@ -378,7 +390,7 @@ class MemoryOwning(Part):
             if step.not_before_us is None or step.open_deps:
                 continue
             if step.not_before_us <= now_us:
-                open_step(self.rows, step.key, now_us)
+                ready_again(self.rows, step.key, now_us)
             else:
                 later.append(step.not_before_us)
         return min(later, default=None)

@@ -29,7 +29,7 @@ from soong.shared.engine.runs.record import (
 from soong.shared.engine.runs.store import CallAbort, CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
 from soong.shared.engine.tasks.event_feed import FeedCursor, Notice
-from soong.shared.engine.tasks.spec import StepEvent, StepKind, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.spec import StepEvent, StepGate, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.access.token import ApiToken
@@ -278,12 +278,10 @@ def tell_step(rows: Rows, step_key: str, now_us: int) -> None:
     if since_us is None:
         return
     step = rows.step(step_key)
-    type_ = _OPENED[step.kind is StepKind.MAP] if step.status is not StepStatus.COMPLETED else EventType.STEP_COMPLETED
+    opened = EventType.STEP_READY if step.gate is StepGate.WORKERS else EventType.STEP_EXPANDING
+    type_ = EventType.STEP_COMPLETED if step.status is StepStatus.COMPLETED else opened
     run_id = step.run_id or rows.task(step.task_id).root_run_id
     write_events(rows, run_id, [NewEvent(type_, {"step": step.key}, since_us)], now_us)
-
-
-_OPENED = {False: EventType.STEP_READY, True: EventType.STEP_EXPANDING}
 
 
 def advance_run(status: RunStatus, event: RunEvent) -> RunStatus:
@@ -476,14 +474,22 @@ def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) ->
 
 
 def open_step(rows: Rows, step_key: str, now_us: int) -> None:
-    """Make a pending step that waits for nothing more claimable, or due for expansion if it is a map."""
+    """Make a pending step that waits for nothing more claimable, or leave it to its owner if that decides it."""
     unlock_step(rows, step_key, now_us)
     tell_step(rows, step_key, now_us)
+
+
+def ready_again(rows: Rows, step_key: str, now_us: int) -> None:
+    """Make a step claimable whose next attempt is due: it was decided before the first."""
+    step = rows.step(step_key)
+    moved = replace(step, status=advance_step(step.status, StepEvent.UNLOCK), not_before_us=None)
+    rows.steps[step_key] = moved
+    note_step(rows, moved, EventType.STEP_READY, now_us)
 
 
 def unlock_step(rows: Rows, step_key: str, now_us: int) -> None:
     """Do the same as the end of another step does: its claim, or its owner, writes since when it is open."""
     step = rows.step(step_key)
-    status = advance_step(step.status, StepEvent.EXPAND if step.kind is StepKind.MAP else StepEvent.UNLOCK)
+    status = advance_step(step.status, StepEvent.UNLOCK if step.gate is StepGate.WORKERS else StepEvent.EXPAND)
     rows.steps[step_key] = replace(step, status=status, not_before_us=None)
     rows.untold[step_key] = now_us

@@ -12,10 +12,12 @@ from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import EndReason
+from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Claim, Step, StepError, Task
+from soong.shared.engine.tasks.verdict import GrowMap, StepVerdict
 from tests.contract.scene import ContractHarness, failed, open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
@@ -36,10 +38,10 @@ class FaultyStore(MemoryStore):
             raise UnavailableError("the database did not confirm a commit")
         return starts
 
-    async def expand(self, *given: Any, **named: Any) -> bool:
-        if self.fault is not None:
+    async def write_verdict(self, ownership: Ownership, step_key: str, verdict: StepVerdict, *, now_us: int) -> bool:
+        if self.fault is not None and isinstance(verdict, GrowMap):
             raise self.fault
-        return await super().expand(*given, **named)
+        return bool(await super().write_verdict(ownership, step_key, verdict, now_us=now_us))
 
 
 async def expanding() -> tuple[ContractHarness, FaultyStore, str]:

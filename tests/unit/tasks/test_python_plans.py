@@ -240,6 +240,14 @@ def _compares(folder: str = "x") -> Any:
     return here() if find(folder)[0].title == "a" else None
 
 
+def _joins(folder: str = "x") -> Any:
+    return here.when(find(folder)[0].title == "a" and find(folder)[1].title == "b")()
+
+
+def _looks_into(folder: str = "x") -> Any:
+    return here.when(find(folder)[0] in find(folder))()
+
+
 def _computes(folder: str = "x") -> Any:
     return find(folder)[0].lines[0] + 1
 
@@ -301,7 +309,9 @@ KEPT: list[Any] = []
     [
         (_loops, r"\$\{find.output\}: the value is not known .* a loop needs it; write `step.map\(result\)`"),
         (_conditions, "a condition needs it; write a step that is given the result"),
-        (_compares, r"\$\{find.output\[0\].title\}: .*a comparison needs it"),
+        (_compares, r"a condition: whether it holds is not known .*; give it to `.when\(…\)`; write `&`, `\|` and `~`"),
+        (_joins, r"a condition: whether it holds is not known"),
+        (_looks_into, r"an operator needs it"),
         (_computes, "an operator needs it"),
         (_calls_a_method, "a method needs it"),
         (_no_field, r"it has no field 'tittle'; did you mean 'title'\?"),

@@ -58,6 +58,8 @@ PYTHON: dict[str, Json] = {
     "call": "builtin.echo",
     "isolation": "process",
     "depends_on": ["a"],
+    "when": "${a.output} == 1",
+    "join": "done",
     "on_failure": "keep",
 }
 MAP: dict[str, Json] = {

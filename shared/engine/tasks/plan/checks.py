@@ -30,6 +30,7 @@ from soong.shared.engine.tasks.plan.fields import (
     Title,
     WorkDocument,
     by_kind,
+    check_condition,
     check_references,
     check_work,
     safe_references,
@@ -217,6 +218,7 @@ def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing 
     for index, step in enumerate(plan.steps):
         path: Path = ("steps", index)
         names = References(inputs, step, ids, patterns)
+        check_condition(step.when, (*path, "when"), names, report)
         KINDS[step.kind].check(step, path, names, known, report)
     if (output := plan.document.get("output")) is not None:
         every = StepSpec(depends_on=tuple(one.id for one in plan.steps))
@@ -356,6 +358,8 @@ def _shape(step: StepSpec) -> str:
     label = f"{_escape(step.id)}<br/><i>{_escape(step.title)}</i>" if step.title != step.id else _escape(step.id)
     if step.kind.traits.has_items:
         label += f"<br/>one for each of {_escape(str(step.over))}"
+    if step.terms:
+        label += f"<br/>{_escape(step.terms)}"
     opening, closing = step.kind.traits.brackets
     return f'{opening}"{label}"{closing}'
 

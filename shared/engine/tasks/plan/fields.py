@@ -13,11 +13,12 @@ from soong.shared.core import timing
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.value import Value
+from soong.shared.engine.tasks.plan.condition import condition
 from soong.shared.engine.tasks.plan.plan import DEFAULT_RETRIES, OnFailure, PlanNames, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.plan.validation import Expected, branch, unexpected
 from soong.shared.engine.tasks.problems import Hint, JoinedNames, Path, Unknown
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepSpec
+from soong.shared.engine.tasks.spec import FailurePolicy, Join, StepKind, StepSpec
 from soong.shared.tools.schema import schema_problems
 
 STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
@@ -125,6 +126,16 @@ class NodeDocument(StepModel):
     id: StepId = Field(description="Unique in the plan; letters, digits, `_`, `.` or `-`.")
     title: Text = Field(default="", description="What people see; the id when absent.")
     depends_on: Texts = Field(default=(), description="Ids of the steps whose results this one needs.")
+    when: Text = Field(
+        default="",
+        description="Condition, such as `${look.output.count} > 0`, looked at when the dependencies are done. When it "
+        "is false, the step is skipped.",
+    )
+    join: Annotated[Join, Field(strict=False)] = Field(
+        default=Join.ALL,
+        description="What it needs of its dependencies: `all` completed, `any` completed, or all `done`, however they "
+        "ended. What one did not give is null.",
+    )
 
 
 ON_FAILURE: Final = (
@@ -206,6 +217,18 @@ def check_references(value: Json, path: Path, names: References, report: Report)
         problem = names.problem(reference)
         if problem is not None:
             report(place, f"the reference '${{{reference.text}}}': {problem[0]}", problem[1])
+
+
+def check_condition(when: str, path: Path, names: References, report: Report) -> None:
+    try:
+        found = condition(when).references if when else ()
+    except TemplateError as error:
+        report(path, "it is not a condition", str(error))
+        return
+    for reference in found:
+        problem = names.problem(reference)
+        if problem is not None:
+            report(path, f"the reference '${{{reference.text}}}': {problem[0]}", problem[1])
 
 
 def safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:

@@ -70,9 +70,9 @@ def svg(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
 
 
 def _box(step: StepSpec) -> _Box:
-    lines = [step.id] if step.title in ("", step.id) else [step.id, step.title]
-    if step.kind.traits.has_items:
-        lines = [step.id, f"for each of {step.over}"]
+    about = "" if step.title == step.id else step.title
+    about = f"for each of {step.over}" if step.kind.traits.has_items else about
+    lines = list(filter(None, (step.id, ", ".join(filter(None, (about, step.terms))))))
     short = tuple(line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…" for line in lines)
     return _Box(step, short, max(80, CHAR * max(map(len, short)) + 24))
 

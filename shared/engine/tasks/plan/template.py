@@ -107,7 +107,7 @@ class Reference(Value):
             if -len(value) <= part < len(value):
                 return value[part]
             raise TemplateError(self.text, f"there is no item [{part}] in a list of {len(value)}")
-        raise TemplateError(self.text, f"cannot look up {part!r} in {_kind(value)}")
+        raise TemplateError(self.text, f"cannot look up {part!r} in {kind_of(value)}")
 
     def _apply(self, item: Filter, value: Json, budget: ExpansionBudget) -> Json:
         match item.name:
@@ -125,7 +125,7 @@ class Reference(Value):
             case "first" | "last" if isinstance(value, Sequence) and value:
                 return value[0 if item.name == "first" else -1]
             case _:
-                raise TemplateError(self.text, f"{item.name!r} cannot be taken of {_kind(value)}")
+                raise TemplateError(self.text, f"{item.name!r} cannot be taken of {kind_of(value)}")
 
 
 def parse_template(text: str) -> tuple[str | Reference, ...]:
@@ -353,7 +353,8 @@ def _parse_filter(item: str, text: str) -> Filter:
         raise TemplateError(text.strip(), f"the argument of {name!r} is not JSON: {error}") from None
 
 
-def _kind(value: Json) -> str:
+def kind_of(value: Json) -> str:
+    """Return what sort of JSON a value is, in words."""
     match value:
         case None:
             return "null"

@@ -1,7 +1,8 @@
 """The future result of a step while a plan is built: a reference such as ``${split.output}``, with its type.
 
 It is written in place of the value: as an argument of another step, inside a list or a mapping, in an f-string. Its
-fields and items are references too. Whatever would need the value itself is refused, with what to do instead.
+fields and items are references too, and a comparison with one is a condition. Whatever else would need the value itself
+is refused, with what to do instead.
 """
 
 import dataclasses
@@ -9,6 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, get_args, get_origin, is_typeddict
 
+from pydantic_core import to_jsonable_python
+
+from soong.shared.core.jsontext import dump
 from soong.shared.engine.tasks.plan.fields import RESULT_FIELDS
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.python_plan.signature import refused
@@ -76,8 +80,23 @@ class PendingValue:
     def __len__(self) -> int:
         raise self._unknown("`len`")
 
-    def __eq__(self, other: object) -> bool:
-        raise self._unknown("a comparison")
+    def __eq__(self, other: object) -> "PendingCondition":  # type: ignore[override]
+        return _compared(self, "==", other)
+
+    def __ne__(self, other: object) -> "PendingCondition":  # type: ignore[override]
+        return _compared(self, "!=", other)
+
+    def __lt__(self, other: object) -> "PendingCondition":
+        return _compared(self, "<", other)
+
+    def __le__(self, other: object) -> "PendingCondition":
+        return _compared(self, "<=", other)
+
+    def __gt__(self, other: object) -> "PendingCondition":
+        return _compared(self, ">", other)
+
+    def __ge__(self, other: object) -> "PendingCondition":
+        return _compared(self, ">=", other)
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise self._unknown("a method")
@@ -85,8 +104,43 @@ class PendingValue:
     def _compute(self, _other: object) -> NoReturn:
         raise self._unknown("an operator")
 
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _compute
+    __contains__ = _compute
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = _compute
+
+
+class PendingCondition:
+    """A condition over results: ``found.count > 0``, joined by ``&``, ``|`` and ``~``. ``text`` is its form."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __and__(self, other: object) -> "PendingCondition":
+        return PendingCondition(f"({self.text} and {_operand(other)})")
+
+    def __or__(self, other: object) -> "PendingCondition":
+        return PendingCondition(f"({self.text} or {_operand(other)})")
+
+    def __invert__(self) -> "PendingCondition":
+        return PendingCondition(f"not ({self.text})")
+
+    def __bool__(self) -> bool:
+        hint = "give it to `.when(…)`; write `&`, `|` and `~` for `and`, `or` and `not`, and comparisons in parentheses"
+        raise refused("a condition", "whether it holds is not known while the plan is built", hint)
+
+
+def _compared(left: PendingValue, sign: str, right: object) -> PendingCondition:
+    return PendingCondition(f"{_operand(left)} {sign} {_operand(right)}")
+
+
+def _operand(value: object) -> str:
+    if isinstance(value, PendingCondition):
+        return value.text
+    return str(value) if isinstance(value, PendingValue) else dump(to_jsonable_python(value))
+
+
+def condition_text(condition: object) -> str:
+    """Return a condition as plans write it; a text is one already."""
+    return condition if isinstance(condition, str) else _operand(condition)
 
 
 def root_of(pending: PendingValue) -> str:

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.python_plan.building import Building, Document, building
+from soong.shared.engine.tasks.python_plan.pending import condition_text
 from soong.shared.engine.tasks.python_plan.signature import refused
 
 
@@ -20,8 +21,10 @@ class NodeOptions(TypedDict, total=False):
 
     id: str
     title: str
+    when: str
     priority: int
     on_failure: Literal["skip_dependents", "fail_task", "keep", "retry"]
+    join: Literal["all", "any", "done"]
     retries: int
     backoff: float
     timeout: float
@@ -33,7 +36,7 @@ class NodeOptions(TypedDict, total=False):
 
 
 _FIELDS: Final = {"timeout": "timeout_s", "backoff": "backoff_s", "tools": "allowed_tools"}
-_OF_THE_NODE: Final = frozenset({"id", "title", "on_failure"})
+_OF_THE_NODE: Final = frozenset({"id", "title", "on_failure", "when", "join"})
 _OF_A_MAP: Final = frozenset({"on_item_failure", "max_items"})
 
 
@@ -61,6 +64,12 @@ class PlanStep:
     def after(self, *results: object) -> Self:
         """Return the step with more to wait for: results that it is not given."""
         return self._with(after=(*self._after, *results))
+
+    def when(self, condition: int | str) -> Self:
+        """Return the step with a condition without which it is skipped: a comparison of results, joined with others
+        by ``&``, ``|`` and ``~``, or the text of a condition: ``f"length({found}) > 0"``.
+        """
+        return self._changed({"when": condition_text(condition)})
 
     def _changed(self, options: Mapping[str, Any]) -> Self:
         return self._with(options=self._known(options))

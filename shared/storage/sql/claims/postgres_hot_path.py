@@ -67,7 +67,7 @@ END_AND_UNLOCK: Final = Statement(
             open_deps = open_deps - f.number,
             status = CASE WHEN open_deps > f.number THEN status
                           WHEN status = 'waiting' THEN 'completed'
-                          WHEN kind = 'map' THEN 'expanding'
+                          WHEN gate <> 'workers' THEN 'expanding'
                           ELSE 'ready' END,
             ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
             ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END

@@ -14,7 +14,7 @@ from typing import Final
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.spec import StepKind, StepStatus
+from soong.shared.engine.tasks.spec import StepGate, StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.engine.row_mapper import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -28,7 +28,7 @@ COUNT_DOWN: Final = Statement(
         open_deps = open_deps - f.number,
         status = CASE WHEN open_deps > f.number THEN status
                       WHEN status = 'waiting' THEN 'completed'
-                      WHEN kind = 'map' THEN 'expanding'
+                      WHEN gate <> 'workers' THEN 'expanding'
                       ELSE 'ready' END,
         ended_us = CASE WHEN status = 'waiting' AND open_deps = f.number THEN :now_us ELSE ended_us END,
         ready_us = CASE WHEN open_deps = f.number THEN :now_us ELSE ready_us END
@@ -149,11 +149,15 @@ def note_claimed(run_log: RunLogBuffer, step: Row, worker_id: str, **more: str) 
     run_log.note(step.run_id, begun, fence=step.fence)
 
 
-def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:
+def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, gate: str, ready_us: int | None) -> None:
     """Note that a step was opened, if a worker's end did it and no log has it yet."""
     if ready_us is not None:
-        type_ = EventType.STEP_EXPANDING if StepKind(kind).traits.has_items else EventType.STEP_READY
-        run_log.note(run_id, type_, ready_us, step=key)
+        run_log.note(run_id, opening(gate), ready_us, step=key)
+
+
+def opening(gate: str) -> EventType:
+    """Return the event of a step that is opened."""
+    return EventType.STEP_READY if gate == StepGate.WORKERS else EventType.STEP_EXPANDING
 
 
 # By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.

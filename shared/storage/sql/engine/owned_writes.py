@@ -36,7 +36,7 @@ SEEN_OWNED: Final = Statement(
 OWNED_STEP: Final = Statement(
     "owned step: what an owner has to know of a step before it changes it; held until commit",
     """
-    SELECT status, kind, task_id, step_id, map_key, is_settled, run_id, attempt, ready_us FROM steps
+    SELECT status, gate, task_id, step_id, map_key, is_settled, run_id, attempt, ready_us FROM steps
     WHERE key = :key AND session_id = :session_id /*pg FOR UPDATE */
     """,
 )
@@ -83,7 +83,7 @@ def check_owner(rows: Sequence[Row], ownership: Ownership) -> None:
 
 
 def owned_step(tx: Transaction, ownership: Ownership, step_key: str) -> Any:
-    """Return (status, kind, task_id, step_id, map_key, is_settled, run_id, attempt, ready_us).
+    """Return (status, gate, task_id, step_id, map_key, is_settled, run_id, attempt, ready_us).
     Raises: NotOwnerError; NotFoundError also for a step of another session.
     """
     check_owned(tx, ownership)

@@ -14,7 +14,7 @@ from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors, refuse_network_file_system
 from soong.shared.storage.sql.engine.write_ahead_log import write_lock
 
-HEAD: Final = "0001_f1abcf66"
+HEAD: Final = "0001_22f050f3"
 """The revision this program was written for. Its number, and until the first release a digest of what the one migration
 makes, which is still edited: a database that an earlier form of it made differs from ours."""
 

@@ -260,6 +260,7 @@ CREATE TABLE steps (
     attempt BIGINT DEFAULT 1 NOT NULL,
     max_attempts BIGINT DEFAULT 1 NOT NULL,
     on_failure TEXT DEFAULT 'skip_dependents' NOT NULL,
+    gate TEXT DEFAULT 'workers' NOT NULL,
     map_key TEXT DEFAULT '' NOT NULL,
     item_index BIGINT,
     growths BIGINT DEFAULT 0 NOT NULL,

@@ -236,8 +236,8 @@ _COUNTS_DOWN: Final = (
 )
 _OPENS: Final = (
     f"{_LEAVES} AND OLD.status = 'pending' AND OLD.open_deps > 0 AND NEW.open_deps = 0"
-    f" AND NEW.status = CASE OLD.kind WHEN 'map' THEN 'expanding' ELSE 'ready' END AND {_same('outcome', 'ended_us')}"
-    f" AND {_IS_COUNTED}"
+    " AND NEW.status = CASE OLD.gate WHEN 'workers' THEN 'ready' ELSE 'expanding' END"
+    f" AND {_same('outcome', 'ended_us')} AND {_IS_COUNTED}"
 )
 _COMPLETES_MAP: Final = (
     f"{_LEAVES} AND OLD.status = 'waiting' AND OLD.open_deps > 0 AND NEW.open_deps = 0 AND NEW.status = 'completed'"

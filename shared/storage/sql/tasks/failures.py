@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final, assert_never
 
@@ -9,10 +10,11 @@ from sqlalchemy import select
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun, RunStatus
+from soong.shared.engine.runs.record import EndReason, NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import FailurePolicy, StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import NewStep, Step, StepError
+from soong.shared.engine.tasks.step import NewStep, Outcome, Step, StepError
+from soong.shared.engine.tasks.verdict import FailStep, GrowMap, OpenStep, SkipStep, StepVerdict
 from soong.shared.storage.sql.claims.readiness import SET_MAP_OUTCOME, root_run_of, tell_opened, unlock_after
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.owned_writes import check_owned, owned_read, owned_step
@@ -26,12 +28,16 @@ from soong.shared.storage.sql.tasks.task_ends import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
 MOVE_MAP: Final = Statement(
-    "move map: a map step to its next status, guarded by the one it has",
+    "move map: a step that its owner moves to its next status, guarded by the one it has",
     """
-    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error, ready_us = NULL,
-        ended_us = CASE WHEN :status IN ('completed', 'failed') THEN :now_us ELSE NULL END
+    UPDATE steps SET status = :status, open_deps = :open_deps, error = :error, ready_us = NULL, starts = 0,
+        ended_us = CASE WHEN :status IN ('completed', 'failed', 'skipped') THEN :now_us ELSE NULL END
     WHERE key = :key AND status = :was
     """,
+)
+
+SET_CLEAN: Final = Statement(
+    "set clean: a step that the plan's own condition skipped", "UPDATE steps SET outcome = 'clean' WHERE key = :key"
 )
 
 BEGIN_EXPANSION: Final = Statement(
@@ -122,20 +128,20 @@ class SqlFailures(StorePart):
 
         return await self._database.write(write)
 
-    async def expand(self, ownership: Ownership, step_key: str, children: Sequence[NewStep], *, now_us: int) -> bool:
+    async def write_verdict(self, ownership: Ownership, step_key: str, verdict: StepVerdict, *, now_us: int) -> bool:
+        children = verdict.children if isinstance(verdict, GrowMap) else ()
         ready = await asyncio.to_thread(_child_rows, children, now_us, is_postgres=self._database.is_postgres)
-        return await self._write_logged(
-            lambda tx, run_log: _expand(tx, run_log, ownership, step_key, children, ready, now_us), now_us
-        )
 
-    async def fail_expansion(self, ownership: Ownership, step_key: str, error: StepError, *, now_us: int) -> None:
-        def write(tx: Transaction, run_log: RunLogBuffer) -> None:
-            status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
-            if status == StepStatus.EXPANDING:
-                tell_opened(run_log, root_run_of(tx, task_id), step_key, kind, ready_us)
-                _fail_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, error, now_us)
+        def write(tx: Transaction, run_log: RunLogBuffer) -> bool:
+            status, gate, task_id, *_, run_id, _, ready_us = owned_step(tx, ownership, step_key)
+            if status != StepStatus.EXPANDING:
+                return False
+            judging = _Judging(tx, run_log, step_key, task_id, run_id or root_run_of(tx, task_id), now_us)
+            tell_opened(run_log, judging.log_run_id, step_key, gate, ready_us)
+            judging.write(verdict, ready, has_run=bool(run_id))
+            return True
 
-        await self._write_logged(write, now_us)
+        return await self._write_logged(write, now_us)
 
     async def retry_step(
         self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
@@ -178,7 +184,7 @@ class SqlFailures(StorePart):
                 case FailurePolicy.KEEP:
                     unlock_after(tx, [step_key], now_us)
                 case FailurePolicy.SKIP_DEPENDENTS:
-                    skip_below(tx, run_log, step_key, now_us)
+                    skip_below(tx, run_log, task_id, step_key, now_us)
                     if map_key:
                         error = StepError("failed", f"its item {step_id} failed")
                         _fail_map(tx, run_log, map_key, task_id, StepStatus.WAITING, error, now_us)
@@ -223,31 +229,53 @@ def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) 
     return (ready_steps(children, is_postgres=is_postgres), *run_log.ready(is_postgres=is_postgres))
 
 
-def _expand(
-    tx: Transaction,
-    run_log: RunLogBuffer,
-    ownership: Ownership,
-    step_key: str,
-    children: Sequence[NewStep],
-    rows: Sequence[ReadyRows],
-    now_us: int,
-) -> bool:
-    status, kind, task_id, *_, ready_us = owned_step(tx, ownership, step_key)
-    if status != StepStatus.EXPANDING:
-        return False
-    root_run_id = root_run_of(tx, task_id)
-    tell_opened(run_log, root_run_id, step_key, kind, ready_us)
-    run_log.note(root_run_id, EventType.STEP_EXPANDED, step=step_key, items=len(children))
-    if children:
-        move_map(tx, step_key, StepStatus.EXPANDING, StepStatus.WAITING, now_us, open_deps=len(children))
-        note_steps(run_log, [child for child in children if child.run is None], root_run_id)
+@dataclass(slots=True)
+class _Judging:
+    """Writes the verdict on an expanding step, which is locked."""
+
+    tx: Transaction
+    run_log: RunLogBuffer
+    key: str
+    task_id: str
+    log_run_id: str
+    now_us: int
+
+    def write(self, verdict: StepVerdict, rows: Sequence[ReadyRows], *, has_run: bool) -> None:
+        match verdict:
+            case OpenStep():
+                self._move(StepStatus.READY)
+                self.run_log.note(self.log_run_id, EventType.STEP_READY, step=self.key)
+            case SkipStep(reason=reason):
+                self._move(StepStatus.SKIPPED, error=StepError("condition", reason))
+                self.tx.rows(SET_CLEAN, key=self.key)
+                self.run_log.note(self.log_run_id, EventType.STEP_SKIPPED, step=self.key, reason=reason)
+                if has_run:
+                    self.run_log.end(self.log_run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
+                skip_below(self.tx, self.run_log, self.task_id, self.key, self.now_us, outcome=Outcome.CLEAN)
+            case FailStep(error=error):
+                self._move(StepStatus.FAILED, error=error)
+                self.run_log.note(self.log_run_id, EventType.STEP_FAILED, step=self.key, **error.as_json())
+                if has_run:
+                    self.run_log.end(self.log_run_id, RunStatus.FAILED, EndReason.FAILED)
+            case GrowMap(children=children):
+                self._grow(children, rows)
+            case _:
+                assert_never(verdict)
+
+    def _move(self, status: StepStatus, *, open_deps: int = 0, error: StepError | None = None) -> None:
+        move_map(self.tx, self.key, StepStatus.EXPANDING, status, self.now_us, open_deps=open_deps, error=error)
+
+    def _grow(self, children: Sequence[NewStep], rows: Sequence[ReadyRows]) -> None:
+        self.run_log.note(self.log_run_id, EventType.STEP_EXPANDED, step=self.key, items=len(children))
+        if not children:
+            complete_map(self.tx, self.run_log, self.key, self.task_id, StepStatus.EXPANDING, self.now_us)
+            return
+        self._move(StepStatus.WAITING, open_deps=len(children))
+        note_steps(self.run_log, [child for child in children if child.run is None], self.log_run_id)
         for ready in rows:
-            tx.put(*ready)
-        if tx.execute(select(tasks.c.status).where(tasks.c.id == task_id)).scalar_one() == "paused":
-            tx.rows(PAUSE_CHILDREN, key=step_key)
-    else:
-        complete_map(tx, run_log, step_key, task_id, StepStatus.EXPANDING, now_us)
-    return True
+            self.tx.put(*ready)
+        if self.tx.execute(select(tasks.c.status).where(tasks.c.id == self.task_id)).scalar_one() == "paused":
+            self.tx.rows(PAUSE_CHILDREN, key=self.key)
 
 
 def move_map(

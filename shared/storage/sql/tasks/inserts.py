@@ -12,8 +12,9 @@ from typing import Final
 from soong.shared.core.identity import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.spec import ClaimMode, StepEvent, StepKind, StepStatus, advance_step
+from soong.shared.engine.tasks.spec import ClaimMode, StepEvent, StepGate, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
+from soong.shared.storage.sql.claims.readiness import opening
 from soong.shared.storage.sql.engine.row_mapper import pack, unpack
 from soong.shared.storage.sql.engine.rows import STEPS
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -25,7 +26,7 @@ INSERT_STEPS: Final = Insert(
     steps_table,
     (
         *STEPS.written,
-        *("step_id", "kind", "needs", "lane", "claim_mode", "is_paused", "spec"),
+        *("step_id", "kind", "gate", "needs", "lane", "claim_mode", "is_paused", "spec"),
         *("depends_on", "dependents"),
     ),
 )
@@ -45,14 +46,11 @@ SET_DEPENDENTS: Final = Statement(
 )
 
 
-OPENED: Final[Mapping[StepKind, StepStatus]] = {
-    kind: advance_step(StepStatus.PENDING, StepEvent.EXPAND if kind.traits.has_items else StepEvent.UNLOCK)
-    for kind in StepKind
+OPENED: Final[Mapping[StepGate, StepStatus]] = {
+    gate: advance_step(StepStatus.PENDING, StepEvent.UNLOCK if gate is StepGate.WORKERS else StepEvent.EXPAND)
+    for gate in StepGate
 }
 """The status of a step that waits for nothing more, as it is opened."""
-OPENING: Final[Mapping[StepKind, EventType]] = {
-    kind: EventType.STEP_EXPANDING if kind.traits.has_items else EventType.STEP_READY for kind in StepKind
-}
 
 
 OPEN_COUNTED: Final = Statement(
@@ -105,10 +103,10 @@ def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> ReadyRows:
     return INSERT_STEPS, list(batches_of(rows, is_postgres=is_postgres))
 
 
-def open_step(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_run_id: str) -> None:
+def open_step(tx: Transaction, run_log: RunLogBuffer, key: str, gate: StepGate, log_run_id: str) -> None:
     """Open a pending step that waits for nothing any more; ``log_run_id`` is where its event belongs."""
-    tx.rows(OPEN_COUNTED, key=key, status=OPENED[kind].value)
-    run_log.note(log_run_id, OPENING[kind], step=key)
+    tx.rows(OPEN_COUNTED, key=key, status=OPENED[gate].value)
+    run_log.note(log_run_id, opening(gate), step=key)
 
 
 def add_dependents(tx: Transaction, more: Mapping[str, Sequence[str]]) -> None:
@@ -143,7 +141,7 @@ def note_steps(
         if done.issuperset(step.depends_on):
             opened_ones.append((run_id, step))
     for run_id, step in opened_ones:
-        run_log.note(run_id, OPENING[step.kind], step=step.key)
+        run_log.note(run_id, opening(step.gate), step=step.key)
 
 
 def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
@@ -164,7 +162,8 @@ def _step_row(
             **STEPS.values(step),
             "step_id": step.step_id,
             "kind": step.kind.value,
-            "status": (StepStatus.PENDING if open_deps else OPENED[step.kind]).value,
+            "gate": step.gate.value,
+            "status": (StepStatus.PENDING if open_deps else OPENED[step.gate]).value,
             "open_deps": open_deps,
             "needs": pack(step.needs),
             "lane": lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),

@@ -9,7 +9,7 @@ from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.spec import StepKind, StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.spec import StepGate, StepKind, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.storage.sql.claims.store_part import StorePart
 from soong.shared.storage.sql.engine.owned_writes import command_done, owned_task
 from soong.shared.storage.sql.engine.row_mapper import plain
@@ -25,10 +25,11 @@ SET_ROOT_RUN: Final = Statement(
     "set root run: of a task that is tried again", "UPDATE tasks SET root_run_id = :run_id WHERE id = :task_id"
 )
 ENDED_BADLY: Final = Statement(
-    "ended badly: the steps of a task that a retry puts back, with the completed ones that are named",
+    "ended badly: the steps of a task that a retry puts back, with the others that are named",
     """
     SELECT key, kind FROM steps
-    WHERE task_id = :task_id AND (status IN ('failed', 'cancelled', 'skipped') OR key IN @again)
+    WHERE task_id = :task_id AND (key IN @again
+        OR (status IN ('failed', 'cancelled', 'skipped') AND outcome IS NULL))
     ORDER BY ordinal
     """,
 )
@@ -38,7 +39,8 @@ COUNT_AGAIN: Final = Statement(
     UPDATE steps SET lost_leases = 0, lost_to = '', open_deps = (
         SELECT count(*) FROM EACH OF steps.depends_on AS e CROSS JOIN steps AS p
         WHERE p.key = steps.task_id || '/' || e.value AND p.status <> 'completed'
-    ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps
+          AND (p.status <> 'skipped' OR steps.gate <> 'ended')
+    ) WHERE key IN @keys RETURNING key, kind, gate, run_id, open_deps
     """,
 )
 CHILDREN: Final = Statement(
@@ -176,11 +178,11 @@ def _open_again(
     """Count again what each step waits for, and open those that wait for nothing."""
     counted = {key: fields for key, *fields in tx.rows(COUNT_AGAIN, keys=keys)}
     for key in keys:
-        kind, run_id, open_deps = counted[key]
+        kind, gate, run_id, open_deps = counted[key]
         if open_deps and StepKind(kind).traits.has_items and tx.value(CHILDREN, key=key):
             raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded again")
         if not open_deps:
-            open_step(tx, run_log, key, StepKind(kind), run_id or root_run_id)
+            open_step(tx, run_log, key, StepGate(gate), run_id or root_run_id)
             if StepKind(kind).traits.has_items:
                 _wait_again(tx, run_log, task_id, key, now_us)
 

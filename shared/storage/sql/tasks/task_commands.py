@@ -138,7 +138,8 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
-                   AND is_pull_worker = 0 AND (status <> 'failed' OR on_failure <> 'keep' OR EXISTS (
+                   AND outcome IS NULL AND is_pull_worker = 0
+                   AND (status <> 'failed' OR on_failure <> 'keep' OR EXISTS (
                        SELECT 1 FROM budgets WHERE scope = :scope AND stopped IS NOT NULL))),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
                    AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
@@ -151,6 +152,7 @@ IDS_BY_STATUS: Final = Statement(
     """
     SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed'
       AND (status <> 'failed' OR on_failure <> 'keep')
+      AND (status <> 'skipped' OR outcome IS NULL)
       AND (is_pull_worker = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
     """,
 )

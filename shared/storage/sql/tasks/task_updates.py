@@ -28,13 +28,13 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
-from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, lane_of, open_step
-from soong.shared.storage.sql.tasks.task_ends import skip_below
+from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, lane_of
+from soong.shared.storage.sql.tasks.task_ends import recount, skip_below
 
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",
     """
-    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
+    SELECT key, step_id, status, kind, gate, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
            CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE task_id = :task_id AND key IN @keys
     ORDER BY CASE WHEN status = 'running' THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
@@ -95,7 +95,7 @@ END_ONE: Final = Statement(
 CHILDREN_OF: Final = Statement(
     "children of: a map step, those that have not ended; leased ones first, as always",
     """
-    SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
+    SELECT key, step_id, status, kind, gate, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
            CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE map_key = :key AND map_key <> ''
       AND status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting')
@@ -109,19 +109,6 @@ LOCK_PENDING: Final = Statement(
     ORDER BY key /*pg FOR UPDATE */
     """,
 )
-RECOUNT: Final = Statement(
-    "recount: what these steps wait for, where it is fewer than was counted; read after they were locked",
-    """
-    UPDATE steps SET open_deps = c.number FROM (
-        SELECT w.key AS key, sum(CASE WHEN p.status = 'completed' OR (p.status = 'failed' AND p.is_settled = 1
-                                           AND p.on_failure = 'keep') THEN 0 ELSE 1 END) AS number
-        FROM steps AS w CROSS JOIN EACH OF w.depends_on AS e JOIN steps AS p ON p.key = w.task_id || '/' || e.value
-        WHERE w.key IN @keys GROUP BY w.key
-    ) AS c
-    WHERE steps.key = c.key AND steps.open_deps > c.number AND steps.status || '' = 'pending'
-    RETURNING steps.key, steps.kind, steps.run_id, steps.open_deps
-    """,
-)
 
 
 class _StepState(Value):
@@ -131,6 +118,7 @@ class _StepState(Value):
     step_id: str
     status: StepStatus
     kind: StepKind
+    gate: str
     map_key: str
     is_settled: bool
     on_failure: FailurePolicy
@@ -160,13 +148,7 @@ class SqlChanging(StorePart):
     async def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
         def write(tx: Transaction, run_log: RunLogBuffer) -> int:
             _, root_run_id, _ = owned_task(tx, ownership, task_id)
-            keys = tx.column(LOCK_PENDING, task_id=task_id)
-            count = 0
-            for key, kind, run_id, open_deps in tx.rows(RECOUNT, keys=keys) if keys else ():
-                if not open_deps:
-                    count += 1
-                    open_step(tx, run_log, key, StepKind(kind), run_id or root_run_id)
-            return count
+            return recount(tx, run_log, tx.column(LOCK_PENDING, task_id=task_id), root_run_id)
 
         return await self._write_logged(write, now_us)
 
@@ -217,7 +199,9 @@ class _Changing:
     def _grow(self, standing: Mapping[str, _StepState]) -> None:
         needed = {parent for step in self.change.steps for parent in step.depends_on}
         needed.update(parent for _, parent in self.change.edges)
-        done = frozenset(key for key, step in standing.items() if key in needed and not _must_wait(step))
+        joined = self.change.joined
+        found = (step for key, step in standing.items() if key in needed)
+        done = frozenset(step.key for step in found if not _must_wait(step, is_joined=step.key in joined))
         insert_steps(self.tx, self.run_log, self.change.steps, self.root_run_id, is_paused=self.is_paused, done=done)
         awaited = sorted(needed & standing.keys() - done)
         if awaited:
@@ -262,7 +246,7 @@ class _Changing:
             self.tx.rows(SETTLE_ONE, key=step.key)
         else:
             self._stop(step, event, workers)
-        skip_below(self.tx, self.run_log, step.key, self.now_us)
+        skip_below(self.tx, self.run_log, self.task_id, step.key, self.now_us)
 
     def _stop(self, step: _StepState, event: StepEvent, workers: set[str]) -> None:
         status = advance_step(step.status, event)
@@ -275,7 +259,7 @@ class _Changing:
         if self.tx.count(END_ONE, key=step.key, status=status.value, was=step.status.value, now_us=self.now_us):
             if step.run_id:
                 withdraw_of(self.tx, self.run_log, self.task_id, [step.run_id], f"its step was {status}")
-            tell_opened(self.run_log, step.run_id or self.root_run_id, step.key, step.kind, step.ready_us)
+            tell_opened(self.run_log, step.run_id or self.root_run_id, step.key, step.gate, step.ready_us)
             type_ = EventType.STEP_SKIPPED if event is StepEvent.SKIP else EventType.STEP_CANCELLED
             self.run_log.note(step.run_id or self.root_run_id, type_, step=step.key, reason=self.change.reason)
             if step.run_id:
@@ -298,15 +282,14 @@ class _Changing:
 
 
 def _standing_of(row: Row) -> _StepState:
-    key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id, ready_us = row
-    place = (map_key, bool(is_settled), FailurePolicy(on_failure), run_id, worker_id, ready_us)
+    key, step_id, status, kind, gate, map_key, is_settled, on_failure, run_id, worker_id, ready_us = row
+    place = (gate, map_key, bool(is_settled), FailurePolicy(on_failure), run_id, worker_id, ready_us)
     return _StepState(key, step_id, StepStatus(status), StepKind(kind), *place)
 
 
-def _must_wait(step: _StepState) -> bool:
-    return must_wait(
-        step.step_id, step.status, step.on_failure, is_settled=step.is_settled, is_map_child=bool(step.map_key)
-    )
+def _must_wait(step: _StepState, *, is_joined: bool) -> bool:
+    place = {"is_settled": step.is_settled, "is_map_child": bool(step.map_key), "is_joined": is_joined}
+    return must_wait(step.step_id, step.status, step.on_failure, **place)
 
 
 def _planned(step: NewStep) -> dict[str, object]:

@@ -8,7 +8,15 @@ from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
-from soong.shared.engine.tasks.spec import ClaimMode, FailurePolicy, StepKind, StepStatus, TaskKind, TaskStatus
+from soong.shared.engine.tasks.spec import (
+    ClaimMode,
+    FailurePolicy,
+    StepGate,
+    StepKind,
+    StepStatus,
+    TaskKind,
+    TaskStatus,
+)
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.storage.sql.engine.columns import (
     MAKES,
@@ -90,6 +98,7 @@ steps = table(
     number("attempt", 1),
     number("max_attempts", 1),
     choice("on_failure", FailurePolicy, "skip_dependents"),
+    choice("gate", StepGate, "workers"),
     word("map_key"),
     number("item_index", is_null=True),
     # How often steps were made to depend on it after it was written: an end whose statement began before such a change
@@ -115,8 +124,8 @@ steps = table(
     instant("ready_us", worker=MOVES),
     word("worker_id", worker=MOVES),
     number("fence", worker=MOVES),
-    # How often this attempt was claimed: more than once means that its run is resumed. For a map step: how often owners
-    # began to expand it.
+    # How often this attempt was claimed: more than once means that its run is resumed. For an expanding step: how
+    # often owners began to act on it.
     number("starts", worker=MOVES),
     instant("started_us", worker=MOVES),
     choice("status", StepStatus, "pending", worker=MOVES),

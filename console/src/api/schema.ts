@@ -2848,6 +2848,13 @@ export interface components {
              * @description Words by which lists are filtered, besides those of the plan.
              */
             tags?: string[];
+            /**
+             * Versions
+             * @description The versions of the files of its step functions, by name; a worker with another one refuses.
+             */
+            versions?: {
+                [key: string]: string;
+            };
         };
         /** Submitted */
         Submitted: {
@@ -3118,6 +3125,11 @@ export interface components {
             kind: components["schemas"]["TaskKind"];
             /** @description The limits of its plan; null when it has none. */
             limits: components["schemas"]["TaskLimits"] | null;
+            /**
+             * Output
+             * @description What the plan gives, by its `output`; null before the task has completed.
+             */
+            output: unknown;
             /**
              * Reason
              * @description Why it failed, was paused or cancelled.
@@ -3812,7 +3824,7 @@ export interface operations {
     find_id: {
         parameters: {
             query: {
-                /** @description At least four characters of its beginning or end. */
+                /** @description Enough of its beginning or end to be the only one. */
                 text: string;
             };
             header?: never;

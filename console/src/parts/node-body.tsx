@@ -66,6 +66,16 @@ function Answer({ message, decisions }: { message: Fields; decisions: ReadonlyMa
   );
 }
 
+/** Arguments as a value: some providers keep them as the text that the model wrote. */
+function unpacked(args: unknown): unknown {
+  if (typeof args !== "string") return args;
+  try {
+    return JSON.parse(args);
+  } catch {
+    return args;
+  }
+}
+
 function AnswerPart({ part, decisions }: { part: Fields; decisions: ReadonlyMap<string, Decision> }) {
   switch (part.part_kind) {
     case "text":
@@ -85,7 +95,7 @@ function AnswerPart({ part, decisions }: { part: Fields; decisions: ReadonlyMap<
             <strong>{visible(textOf(part.tool_name).replaceAll("__", "."))}</strong>
             {decision && <DecisionNote decision={decision} />}
           </p>
-          <Json value={part.args} />
+          <Json value={unpacked(part.args)} />
         </section>
       );
     }

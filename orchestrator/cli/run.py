@@ -114,13 +114,13 @@ def run_plan(given: RunArguments) -> int:
         grants = _consented(given, checked)
         body["step_grants"] = [{"step": grant.step_id, "grant_digest": grant.digest} for grant in grants]
     is_possible = isinstance(body["plan"], dict) or any(word in body["plan"] for word in ("modules", "celery"))
-    has_modules = is_possible and bool(checked.plan.modules)
+    has_modules = bool(variable("SOONG_FUNCTIONS")) or (is_possible and bool(checked.plan.modules))
     if has_modules:
         body["versions"] = checked.versions
     keep = checked.keep_modules if has_modules else None
     is_detached, is_json = given.detach, given.is_json
     wanted = submit(
-        "/v1/tasks", body, lambda: checked.settings, is_detached=is_detached, is_json=is_json, when_written=keep
+        "/v1/tasks", body, lambda: checked.settings, is_detached=is_detached, is_json=is_json, before_written=keep
     )
     return asyncio.run(wanted)
 
@@ -238,10 +238,12 @@ class _LocalPlan:
 
         return versions_of([step.work.call for step in self.plan.steps])
 
-    def keep_modules(self, task_id: str) -> None:
-        from soong.orchestrator.client.plan_modules import keep_modules
+    def keep_modules(self, key: str) -> None:
+        from soong.orchestrator.embedded.own_modules import keep_modules
+        from soong.orchestrator.operations.submissions import SubmissionBody, ids_of
 
-        keep_modules(self._read[0], task_id)
+        settings = self._read[0]
+        keep_modules(settings, ids_of(key, settings.principal, SubmissionBody.model_construct(**self._body)).task)
 
 
 def _consented(given: RunArguments, checked: _LocalPlan) -> "Sequence[StepGrant]":

@@ -11,7 +11,7 @@ from soong.orchestrator.cli.options import RESULT_AS_JSON, SLOTS, WORKERS, pairs
 from soong.orchestrator.client.home_api import Document
 from soong.orchestrator.client.program import program
 from soong.orchestrator.client.responder import cancelled
-from soong.orchestrator.terminal.api import Api, service_home, variable
+from soong.orchestrator.terminal.api import Api, variable
 from soong.orchestrator.terminal.console import emit, output, say, visible, why_nobody_is_asked
 from soong.orchestrator.terminal.held_service import HeldService, Interrupts
 from soong.orchestrator.terminal.watch import EXIT_INTERRUPTED, Watch
@@ -35,19 +35,19 @@ async def submit(
     *,
     is_detached: bool,
     is_json: bool,
-    when_written: Callable[[str], None] | None = None,
+    before_written: Callable[[str], None] | None = None,
 ) -> int:
     """Submit and follow to the end; return the exit code. Raises: SoongError; typer.Exit.
 
-    ``settings`` checks what is submitted and says how a service is started for it. ``when_written`` gets the id of a
-    task that needs modules.
+    ``settings`` checks what is submitted and says how a service is started for it. ``before_written`` gets the key of
+    a submission that needs modules.
     """
-    async with _at_service(settings, has_modules=when_written is not None) as (service, api, interrupts):
+    async with _at_service(settings, has_modules=before_written is not None) as (service, api, interrupts):
         headers = {"idempotency-key": new_id("key"), "traceparent": variable("TRACEPARENT")}
+        if before_written is not None:
+            before_written(headers["idempotency-key"])
         reply = await api.reply("POST", path, body=body, headers=headers)
         task, mode = reply.document["task"], reply.document["session"]["approval_mode"]
-        if when_written is not None:
-            when_written(task["id"])
         if is_detached:
             if is_json:
                 emit({"id": task["id"], "status": "running", "exit_code": 0})
@@ -203,16 +203,11 @@ async def continue_task(
         session = await api.get(f"/v1/sessions/{task['session']}")
 
     def settings() -> "Settings":
-        from soong.orchestrator.client.plan_modules import with_kept_modules
         from soong.shared.core.settings import load_settings
 
-        return with_kept_modules(load_settings(workers=workers, slots=slots), task["id"])
+        return load_settings(workers=workers, slots=slots)
 
-    try:  # whether modules were kept for it, which its service has to have
-        has_modules = task["id"] in (service_home() / "plan-modules.json").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        has_modules = False
-    async with _at_service(settings, has_modules=has_modules) as (service, held, interrupts):
+    async with _at_service(settings, has_modules=False) as (service, held, interrupts):
         if task["status"] != "completed" or changes_completed or "failed" in task["step_counts"]:
             await held.post(f"/v1/tasks/{task['id']}/{operation}", dict(body))
         if is_detached:

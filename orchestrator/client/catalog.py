@@ -5,6 +5,7 @@ are known where they run.
 """
 
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import registry_of
+from soong.orchestrator.embedded.own_modules import kept_modules
 from soong.shared.agents.acp_agents import acp_tool_names, with_acp
 from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentDefinitionRegistry, builtin_definitions
 from soong.shared.agents.definition_files import LiveDefinitions
@@ -102,7 +104,8 @@ class Catalogue(Value, dict=True):
         """Return the catalogue for plans that may name the modules that the deployment has itself."""
 
         def load(name: str) -> Registered | None:
-            if name not in settings.functions and name not in step_modules()[0]:
+            kept = kept_modules(settings).values() if settings.is_embedded else ()
+            if name not in (*settings.functions, *step_modules()[0], *chain.from_iterable(one.modules for one in kept)):
                 raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
             return None
 

@@ -2,14 +2,13 @@
 
 A user who runs their own file on their own service may load code from its folder. A plan that comes over HTTP, from
 a program, over standard input or to a deployment names no modules. The service that a command starts imports them as if
-``SOONG_FUNCTIONS`` and ``SOONG_IMPORT_PATH`` named them. Which task needs which is kept in the home, where no run
-writes, and never read from a task's rows.
+``SOONG_FUNCTIONS`` and ``SOONG_IMPORT_PATH`` named them. Which task needs which is kept in the home
+(:mod:`soong.orchestrator.embedded.own_modules`).
 """
 
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -17,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.module_import import import_apart, import_here
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import JsonObject
@@ -33,9 +31,6 @@ from soong.shared.toolsets.modules import look_in
 Importer: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[str], Sequence[str]], Registered]
 """Imports the modules of a plan and of ``SOONG_FUNCTIONS`` from folders; returns the plan of a module and a name."""
 _PYTHON: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
-FILE: Final = "plan-modules.json"
-MAX_TASKS: Final = 200
-"""Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
 
 
 class PlanModules(Value):
@@ -126,39 +121,7 @@ class PlanModules(Value):
 
     def added_to_settings(self, plan: Plan) -> Settings:
         """Return the settings with which a service imports the plan's modules."""
-        return _with_modules(self.settings, plan.modules, self.folders)
-
-
-def keep_modules(settings: Settings, task_id: str) -> None:
-    """Keep which modules a task needs, so that ``soong resume`` starts a service that has them."""
-    if not settings.is_embedded:
-        return  # workers of a deployment have their modules already
-    kept = dict(list(_read(settings).items())[1 - MAX_TASKS :])
-    kept[task_id] = {"modules": list(settings.functions), "folders": list(settings.import_folders)}
-    file = prepare_home(settings) / FILE
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(kept), encoding="utf-8")
-    temporary.replace(file)
-
-
-def with_kept_modules(settings: Settings, task_id: str) -> Settings:
-    kept = _read(settings).get(task_id)
-    if not kept or not settings.is_embedded:
-        return settings
-    return _with_modules(settings, tuple(kept["modules"]), (*kept["folders"], *settings.import_folders))
-
-
-def _with_modules(settings: Settings, modules: tuple[str, ...], folders: tuple[str, ...]) -> Settings:
-    if not modules:
-        return settings
-    functions = tuple(dict.fromkeys((*settings.functions, *modules)))
-    path = os.pathsep.join(dict.fromkeys(folders))
-    return settings.model_copy(update={"functions": functions, "import_path": path})
-
-
-def _read(settings: Settings) -> Mapping[str, Mapping[str, list[str]]]:
-    try:
-        kept = json.loads((settings.home / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
+        if not plan.modules:
+            return self.settings
+        functions = tuple(dict.fromkeys((*self.settings.functions, *plan.modules)))
+        return self.settings.model_copy(update={"functions": functions, "import_path": os.pathsep.join(self.folders)})

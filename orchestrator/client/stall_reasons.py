@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.child import ServiceHealth, health_of
@@ -16,21 +15,17 @@ from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
 
-NO_MODULES: Final = "none"
-"""As ``embedded.child.modules_text`` says it."""
-
 
 @dataclass(slots=True)
 class StallReasons:
     """Looks at each view of one task.
 
-    ``control`` is the socket of the embedded service that the client uses now, if it is one; ``modules`` are those that
-    the client names. ``pause`` says whether nothing of the task runs then, ``is_owned`` whether an orchestrator lives.
+    ``control`` is the socket of the embedded service that the client uses now, if it is one. ``pause`` says whether
+    nothing of the task runs then, ``is_owned`` whether an orchestrator lives.
     """
 
     task_id: str
     control: Callable[[], str | None]
-    modules: str
     pause: Callable[[], Awaitable[bool]]
     is_owned: Callable[[], Awaitable[bool]]
     note: Callable[[str], None] = lambda _sentence: None
@@ -38,7 +33,8 @@ class StallReasons:
     """When no worker was found to live, until one does."""
     _next_s: float = 0.0
     _told_s: float = 0.0
-    _is_compared: bool = False
+    _missing: str = ""
+    """The function that was missing at the last look: a worker with its module may be about to start."""
     _had_workers: bool = False
     """Whether a worker lived, or held a step of the task, at any time."""
 
@@ -56,8 +52,7 @@ class StallReasons:
             self._since_s = None
         elif self._since_s is None:
             self._since_s, self._told_s = now_s, 0.0
-        is_wanted = not is_manned or bool(missing) or self._is_unsure
-        if now_s < self._next_s or is_over or not is_wanted:
+        if now_s < self._next_s or is_over or (is_manned and not missing):
             return
         self._next_s = now_s + timing.RETRY_EVERY_S
         control = self.control()
@@ -67,30 +62,17 @@ class StallReasons:
         health = await health_of(control)
         if health is None:
             return
-        self._compare_modules(health)
         reason = _hopeless(health)
-        if missing and not health.starting:  # all of its workers are there
+        was_missing, self._missing = self._missing, missing
+        if missing and missing == was_missing and not health.starting:  # all of its workers are there
             reason = reason or (
-                f"{missing}\n  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
+                f"{health.problem or missing}\n  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
                 f"to use others, end it with `{program()} down` and run again with SOONG_FUNCTIONS=MODULE"
             )
         if reason:  # nothing is to wait for the task
             stands = "the task is paused" if await self.pause() else "the task still runs"
             raise UnavailableError(f"{reason}\n  {stands}; continue it: {program()} resume {self.task_id}")
         self._starting(health, now_s)
-
-    @property
-    def _is_unsure(self) -> bool:
-        """Say whether it is to be seen yet that the service has the modules that this command names."""
-        return not self._is_compared and self.modules != NO_MODULES and self.control() is not None
-
-    def _compare_modules(self, health: ServiceHealth) -> None:
-        if self._is_unsure and self.modules != health.modules:
-            self.note(
-                f"the running service has other modules of step functions: {health.modules}; this command names "
-                f"{self.modules}; to use these, end the service with `{program()} down` and run again"
-            )
-        self._is_compared = True
 
     def _starting(self, health: ServiceHealth, now_s: float) -> None:
         """Say that the service starts workers, soon after they were missed and then now and then."""

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -55,6 +55,8 @@ class ServiceChild:
     control: int = -1
     retires_after_s: float = 0.0
     """An additional worker ends by itself after so long without a step; 0: it does not."""
+    modules: "Mapping[str, ModuleFile]" = field(default_factory=dict)
+    """Those that an additional worker has, and the first ones do not."""
     process: asyncio.subprocess.Process | PreforkedProcess | None = None
     deaths: int = 0
     last_exit: int | None = None
@@ -280,7 +282,7 @@ class ServiceHealth(Value):
     @property
     def modules(self) -> str:
         """Its modules of step functions, for people."""
-        return modules_text(self.functions, self.folders)
+        return f"{', '.join(self.functions)} (in {', '.join(self.folders)})" if self.functions else "none"
 
 
 async def health_of(control: str | Path) -> ServiceHealth | None:
@@ -289,8 +291,3 @@ async def health_of(control: str | Path) -> ServiceHealth | None:
         return msgspec.convert(await ask_once(control, "status"), ServiceHealth)
     except (UnavailableError, msgspec.ValidationError):
         return None
-
-
-def modules_text(functions: Sequence[str], folders: Sequence[str]) -> str:
-    """Return the modules of SOONG_FUNCTIONS with where they are looked for."""
-    return f"{', '.join(functions)} (in {', '.join(folders)})" if functions else "none"

@@ -2,6 +2,9 @@
 
 A service imports its modules once. A command that joins one whose module of that name is another file, or was loaded
 before the file changed, would run other code than its user sees: it waits for an idle ephemeral service to end.
+
+Which task needs which modules is kept in the home, where no run writes, and never read from a task's rows: a service
+that meets the task and does not have them starts a worker with them.
 """
 
 import asyncio
@@ -14,8 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from soong.orchestrator.embedded.child import ModuleFile, health_of
 from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
+from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.service_file import read_record
 from soong.shared.core import timing
 from soong.shared.core.errors import UnavailableError
@@ -23,8 +29,38 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 
 _INSTALLED: Final = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+FILE: Final = "plan-modules.json"
+MAX_TASKS: Final = 200
+"""Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
 _MOST_FILES: Final = 1_000
 """So many files of a package are read for their time."""
+
+
+class KeptModules(Value):
+    """The modules of one task and the folders that they are looked for in."""
+
+    modules: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+def keep_modules(settings: Settings, task_id: str) -> None:
+    """Keep which modules a task needs, before it is written."""
+    if not settings.is_embedded or not settings.functions:
+        return  # workers of a deployment have their modules already
+    kept = dict(list(kept_modules(settings).items())[1 - MAX_TASKS :])
+    kept[task_id] = KeptModules(settings.functions, settings.import_folders)
+    file = prepare_home(settings) / FILE
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(kept))
+    temporary.replace(file)
+
+
+def kept_modules(settings: Settings) -> dict[str, KeptModules]:
+    """Return the modules of tasks by their ids, oldest first."""
+    try:
+        return msgspec.json.decode((settings.home / FILE).read_bytes(), type=dict[str, KeptModules])
+    except (OSError, ValueError):
+        return {}
 
 
 def module_files_of(names: Sequence[str], folders: Sequence[str]) -> dict[str, ModuleFile]:
@@ -96,7 +132,7 @@ class RunningModules:
         if health is None:
             return record.is_stopping and is_in_time
         found = difference(self._own, health.files)
-        if found and is_in_time and record.is_ephemeral:
+        if (found.other or found.older) and is_in_time and record.is_ephemeral:
             try:
                 if (await ask_once(record.control, MAKE_WAY)).get("attached") == 0:
                     return True

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
@@ -20,7 +21,7 @@ from soong.orchestrator.embedded.child import ModuleFile, ServiceHealth
 from soong.orchestrator.embedded.control import ControlServer, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, redis_url, take_runtime_folder
 from soong.orchestrator.embedded.listening import address_of, listen_after_former
-from soong.orchestrator.embedded.own_modules import module_files_of
+from soong.orchestrator.embedded.own_modules import difference, kept_modules, module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service_file import ServiceLock, expire_dead, own_record, take_home
 from soong.orchestrator.embedded.supervisor import Supervisor, find_redis
@@ -33,8 +34,10 @@ from soong.shared.core.settings import Settings
 from soong.shared.core.startup import raise_open_files
 from soong.shared.core.timing import SystemClock
 from soong.shared.core.value import Value
+from soong.shared.engine.runs.record import ListFilter
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.claims import lacking
+from soong.shared.engine.tasks.spec import TaskStatus
 from soong.shared.engine.tasks.step import Backlog, WaitingSteps
 from soong.shared.storage.store import Store
 
@@ -76,9 +79,10 @@ class WorkerScaler:
         may_grow: Callable[[], bool],
         grow: Callable[[], None],
         look: Callable[[], Awaitable[Demand]],
+        load: Callable[[], Awaitable[None]],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._may_grow, self._grow, self._look, self._sleep = may_grow, grow, look, sleep
+        self._may_grow, self._grow, self._look, self._load, self._sleep = may_grow, grow, look, load, sleep
         self._hinted = asyncio.Event()
 
     def hint(self) -> None:
@@ -91,6 +95,10 @@ class WorkerScaler:
             await self._hinted.wait()
             await self._sleep(timing.HINTS_S)  # what a called worker claims, it has claimed by then
             self._hinted.clear()
+            try:
+                await self._load()
+            except UnavailableError as error:
+                log.warning("modules_not_loaded", error=str(error))
             if self._may_grow() and await self._is_needed() and self._may_grow():
                 self._grow()
             await self._sleep(timing.LEAST_PAUSE_S)
@@ -253,11 +261,12 @@ class EmbeddedService:
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         self._supervisor.start_workers()
-        if settings.workers.most > settings.workers.least:
-            supervisor, store = self._supervisor, self._store
-            scaler = WorkerScaler(lambda: supervisor.may_grow, supervisor.grow, lambda: demand_of(store))
-            self._owner.on_work(scaler.hint)
-            self._scaling = asyncio.get_running_loop().create_task(scaler.run())
+        supervisor, store = self._supervisor, self._store
+        load = partial(self._load_modules, supervisor, store)
+        scaler = WorkerScaler(lambda: supervisor.may_grow, supervisor.grow, lambda: demand_of(store), load)
+        self._owner.on_work(scaler.hint)
+        scaler.hint()
+        self._scaling = asyncio.get_running_loop().create_task(scaler.run())
         if self._listener is not None:
             self._supervisor.start_http(self._listener.fileno())
         self._home_api = HomeApiSocket(folder / API_SOCKET, serve_home)
@@ -273,6 +282,22 @@ class EmbeddedService:
                 is_ephemeral=self.is_ephemeral,
             )
         )
+
+    async def _load_modules(self, supervisor: Supervisor, store: Store) -> None:
+        """Start a worker for each task that runs and needs modules that no worker has. Raises: UnavailableError."""
+        if not (kept := kept_modules(self.settings)):
+            return
+        running = ListFilter(statuses=(TaskStatus.RUNNING,))
+        for task in await store.tasks.list_tasks(only=running):
+            if (needed := kept.get(task.id)) is None:
+                continue
+            files = module_files_of(needed.modules, needed.folders)
+            found = difference(files, {**self._modules, **supervisor.modules})
+            if found.missing and not found.other:
+                log.info("modules_wanted", modules=needed.modules, task=task.id)
+                path = os.pathsep.join(needed.folders)
+                update = {"functions": needed.modules, "import_path": path}
+                supervisor.grow(supervisor.settings.model_copy(update=update), files)
 
     def _hand_over(self) -> bool:
         """Begin to stop for a staying service; say whether we do."""
@@ -373,6 +398,7 @@ class EmbeddedService:
 
     def _status(self) -> Mapping[str, Json]:
         supervisor = self._supervisor
+        modules = self._modules if supervisor is None else {**self._modules, **supervisor.modules}
         return ServiceHealth(
             self.state,
             os.getpid(),
@@ -384,8 +410,8 @@ class EmbeddedService:
             is_hopeless=supervisor is not None and supervisor.is_hopeless,
             starting=0 if supervisor is None else supervisor.starting,
             problem="" if supervisor is None else supervisor.problem,
-            functions=self.settings.functions,
+            functions=tuple(modules),
             folders=self.settings.import_folders,
-            files=self._modules,
+            files=modules,
             log=self.log,
         ).as_json()

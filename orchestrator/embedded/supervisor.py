@@ -14,12 +14,12 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
-from soong.orchestrator.embedded.child import ChildHealth, ServiceChild, exit_words
+from soong.orchestrator.embedded.child import ChildHealth, ModuleFile, ServiceChild, exit_words
 from soong.orchestrator.embedded.folders import PARENT_FD, REDIS_SOCKET, child_environment, module_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.shared.core import timing
@@ -143,31 +143,37 @@ class Supervisor:
     def start_workers(self) -> None:
         """Start the workers that are there always; they register by themselves when they are ready."""
         for number in range(1, self.settings.workers.least + 1):
-            self._start_worker(number)
+            self._start_worker(number, self.settings)
         if self.preforked is not None:
             self.preforked.begin()
 
     @property
     def may_grow(self) -> bool:
         """Say whether another worker may be started: settings allow it, and none is starting or dead."""
-        is_settled = all(child.state == "running" for child in self._workers)
+        is_settled = all(child.state == "running" or child.modules for child in self._workers)
         return is_settled and not self._is_stopping and len(self._workers) < self.settings.workers.most
 
-    def grow(self) -> None:
-        """Start one more worker. It ends by itself when it has been idle for long enough."""
+    @property
+    def modules(self) -> dict[str, ModuleFile]:
+        """The modules of additional workers, as they were when each of these was started."""
+        return {name: file for child in self._workers for name, file in child.modules.items()}
+
+    def grow(self, settings: Settings | None = None, modules: Mapping[str, ModuleFile] | None = None) -> None:
+        """Start one more worker, which may have modules of its own. It ends by itself when it is idle for long."""
         taken = {child.name for child in self._workers}
         number = next(one for one in itertools.count(1) if _worker_name(one) not in taken)
         log.info("worker_added", name=_worker_name(number))
-        self._start_worker(number, retires_after_s=self.settings.worker_idle_s)
+        self._start_worker(number, settings or self.settings, retires_after_s=self.settings.worker_idle_s)
+        self._workers[-1].modules = modules or {}
 
-    def _start_worker(self, number: int, *, retires_after_s: float = 0.0) -> None:
+    def _start_worker(self, number: int, settings: Settings, *, retires_after_s: float = 0.0) -> None:
         pipe, name = self._parent_pipe(), _worker_name(number)
         ends = ("--ends-when-idle",) if retires_after_s else ()
         words = ("--name", name, "--slots", str(self.settings.slots), *ends)
         child = ServiceChild(
             name,
             module_command("soong.worker", *words),
-            child_environment(self.settings, **{PARENT_FD: str(pipe)}),
+            child_environment(settings, **{PARENT_FD: str(pipe)}),
             (pipe,),
             is_worker=True,
             control=pipe,
@@ -214,7 +220,7 @@ class Supervisor:
     @property
     def starting(self) -> int:
         """How many workers are not ready: they start, or will be started again."""
-        return sum(child.state != "running" for child in self._workers)
+        return sum(child.state != "running" and not child.is_hopeless for child in self._workers)
 
     async def stop_workers(self, grace_s: float) -> None:
         """Ask the workers to finish; kill what has not ended after the grace."""

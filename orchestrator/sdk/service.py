@@ -16,7 +16,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client, Submission
 from soong.orchestrator.client.program import existing_folder, program_folder
 from soong.orchestrator.client.responder import cancelled
-from soong.orchestrator.embedded.child import modules_text
+from soong.orchestrator.embedded.own_modules import keep_modules
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.operations.context import ServiceParts
 from soong.orchestrator.operations.events import follow_lines, pass_on_answers
@@ -59,8 +59,7 @@ class Soong:
         self._client = client
         self._service = ServiceParts(client, open_metrics(settings), open_artifacts(settings))
         self._settings = settings.of_user
-        modules = modules_text(settings.functions, settings.import_folders)
-        self._link = ServiceLink(self._service, settings.principal, modules, control)
+        self._link = ServiceLink(self._service, settings.principal, control)
         self._catalogue = Catalogue.of(settings).with_deployed_modules(settings)
 
     @classmethod
@@ -371,7 +370,9 @@ class Soong:
         }
 
     async def _prepared(self, prepare: Prepare[Work], body: Work) -> Submission:
-        return await asyncio.to_thread(prepared_here, prepare, body, self._catalogue, self._settings)
+        ready = await asyncio.to_thread(prepared_here, prepare, body, self._catalogue, self._settings)
+        keep_modules(self._settings, ready.task.id)
+        return ready
 
 
 @contextlib.asynccontextmanager

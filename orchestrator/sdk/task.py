@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeVar, cast
 
 from soong.orchestrator.approvals.approval import check_person, provenance_here
+from soong.orchestrator.client.program import program
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.task_limits import limits_from, raise_limits
+from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.operations.approvals import AnswerableApproval, AnswerBody, answer_approval, list_approvals
 from soong.orchestrator.operations.authentication import Caller, local_caller
 from soong.orchestrator.operations.context import ServiceParts
@@ -49,11 +51,10 @@ class StepChange(Value):
 
 
 class ServiceLink(Value):
-    """How handles reach their service. ``control`` is the socket of an embedded one, ``modules`` the program's own."""
+    """How handles reach their service. ``control`` is the socket of an embedded one.""" ""
 
     service: ServiceParts
     principal: str
-    modules: str = ""
     control: str = ""
 
     async def caller(self) -> Caller:
@@ -228,20 +229,25 @@ class TaskHandle(Generic[R]):
 
     async def until_over(self, session_id: str) -> TaskStatus:
         """Return when nothing more happens to the task by itself. Raises: UnavailableError."""
-        store, next_s = self._store, 0.0
+        store, next_s, lived_s, home = self._store, 0.0, time.monotonic(), self._service.client.settings.home
 
         async def is_owned() -> bool:
             return bool(await store.sessions.owners())
 
         stall_reasons = StallReasons(
-            self.id, lambda: self.link.control or None, self.link.modules, lambda: self._is_paused(session_id), is_owned
+            self.id, lambda: self.link.control or None, lambda: self._is_paused(session_id), is_owned
         )
 
         async def look() -> None:
-            nonlocal next_s
+            nonlocal next_s, lived_s
             began_s = time.monotonic()
             if began_s < next_s:
                 return
+            record = read_record(home) if self.link.control else None
+            if not self.link.control or (record is not None and record.is_process_alive):
+                lived_s = began_s
+            elif began_s > lived_s + timing.GRACE_S:  # no other has taken its place
+                raise UnavailableError(f"the service has ended; continue the task: {program()} resume {self.id}")
             view, workers = await snapshot_of(store, self.id), await store.sessions.workers()
             next_s = began_s + PAUSE_PER_LOOK * (time.monotonic() - began_s)
             lacking = [(step.step_id, step.needs) for step in view.steps if step.key in view.lacks]

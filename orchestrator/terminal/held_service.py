@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from soong.shared.core.settings import Settings
 
 RESTARTS: Final = 3
-NO_MODULES: Final = "none"
 OF_THE_COMMAND: Final = ("SOONG_DATABASE_URL", "SOONG_DATABASE_URL_FILE", "SOONG_FUNCTIONS", "SOONG_IMPORT_PATH")
 """With one of them a service is not joined as it is: there is a deployment, or its modules are looked at first."""
 
@@ -104,16 +103,6 @@ class HeldService:
         await self.release()
         self.is_new, self._given = True, self._given or load_settings()
         await self.hold(start_after_s=start_after_s)
-
-    @property
-    def modules(self) -> str:
-        """The modules of step functions that the command names, in words."""
-        if self.attachment is None:
-            return NO_MODULES
-        from soong.orchestrator.embedded.child import modules_text
-
-        settings = self.attachment.settings
-        return modules_text(settings.functions, settings.import_folders)
 
     def control_socket(self) -> str | None:
         """Return the control socket of the embedded service that is held; None where there is none."""

@@ -12,7 +12,7 @@ from soong.orchestrator.client.responder import cancelled
 from soong.orchestrator.terminal.api import MOST_OF_A_PAGE, Api
 from soong.orchestrator.terminal.console import Verbosity, chosen, emit, output, say, visible
 from soong.orchestrator.terminal.display import LastLines, LineDisplay, LostLeases, StepVoices, TaskView, narrate
-from soong.orchestrator.terminal.held_service import NO_MODULES, HeldService, Interrupts
+from soong.orchestrator.terminal.held_service import HeldService, Interrupts
 from soong.orchestrator.terminal.summary import ENDED, LIVE, Document, answer_of, still_running, summary_of
 from soong.shared.core import timing
 from soong.shared.core.errors import SoongError, UnavailableError
@@ -236,9 +236,7 @@ class _StallLooks:
         is_manned = any(worker["state"] == LIVE for worker in view.workers)
         self._has_begun = self._has_begun or is_manned or any(step["started"] for step in view.steps)
         missing, is_over = view.head["missing_function"], view.task["status"] in ENDED
-        if self._reasons is None and (
-            is_over or (is_manned and not missing and self.watch.service.modules == NO_MODULES)
-        ):
+        if self._reasons is None and (is_over or (is_manned and not missing)):
             return
         self._reasons = self._reasons or self._made()
         await self._reasons.refresh(is_manned=is_manned, has_begun=self._has_begun, missing=missing, is_over=is_over)
@@ -254,7 +252,6 @@ class _StallLooks:
         return StallReasons(
             watch.task["id"],
             watch.service.control_socket,
-            watch.service.modules,
             lambda: watch.pause("no worker can run it"),
             is_owned,
             watch.display.note,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -289,6 +290,49 @@ def test_a_program_that_runs_its_plan_at_import_is_told_where_to_write_that(cli:
 @pytest.mark.spec("FLW-02.a", "FLW-02.b", "FLW-02.c/script", "FLW-02.c/loop")
 def test_a_program_runs_a_plan_with_and_without_an_event_loop(with_words: CliHarness) -> None:
     assert called(with_words, PROGRAM) == "plan 'words': text: Input should be a valid string\n"
+
+
+NAPS = """
+import time
+from pathlib import Path
+from soong import plan, step
+
+@step
+def nap(until: str) -> str:
+    while not Path(until).exists():
+        time.sleep(0.05)
+    return "awake"
+
+@plan
+def naps(until: str) -> str:
+    return nap(until)
+
+if __name__ == "__main__":
+    print(naps.run(str(Path("go").absolute())))
+"""
+
+
+@pytest.mark.spec("FLW-02.a", "FLW-02.c/script", "OPS-01")
+def test_programs_share_a_home_and_a_task_whose_service_died_continues_in_another(with_words: CliHarness) -> None:
+    cli, folder = with_words, with_words.folder / "elsewhere"
+    folder.mkdir()
+    (folder / "sleeper.py").write_text(NAPS)
+    environment = {**cli.env, "PATH": os.environ["PATH"]}
+    argv = [sys.executable, "sleeper.py"]
+    sleeper = subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    cli.until_running("nap")
+    task = cli.task_id()
+
+    beside = called(cli, "from words import words\nif __name__ == '__main__':\n    print(words.run('a bb').word)\n")
+    os.kill(cli.record()["pid"], signal.SIGKILL)
+    _, error = sleeper.communicate(timeout=60)
+    (folder / "go").touch()
+    ended = cli.json("resume", task)
+
+    assert beside == "bb\n"
+    assert sleeper.returncode == 1
+    assert f"UnavailableError: the service has ended; continue the task: soong resume {task}" in error
+    assert (ended["status"], ended["output"]) == ("completed", "awake")
 
 
 @pytest.mark.spec("BYO-01", "FLW-02.c/script")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.client.plan_modules import FILE, MAX_TASKS, keep_modules, with_kept_modules
 from soong.orchestrator.embedded.module_import import import_apart
+from soong.orchestrator.embedded.own_modules import FILE, MAX_TASKS, KeptModules, keep_modules, kept_modules
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings
 from tests.unit.cli.calling import soong
@@ -25,8 +25,8 @@ def test_only_the_latest_tasks_are_kept(settings: Settings, tmp_path: Path) -> N
     for one in tasks:
         keep_modules(with_modules(settings, tmp_path), one)
 
-    assert with_kept_modules(settings, tasks[0]) == settings
-    assert with_kept_modules(settings, tasks[1]).functions == ("research",)
+    assert [*kept_modules(settings)] == tasks[1:]
+    assert kept_modules(settings)[tasks[1]] == KeptModules(("research",), (str(tmp_path),))
 
 
 def test_a_client_of_a_deployment_keeps_nothing_in_its_home(settings: Settings, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_client_of_a_deployment_keeps_nothing_in_its_home(settings: Settings, 
 def test_a_broken_file_of_kept_modules_is_as_none(settings: Settings) -> None:
     (settings.home / FILE).write_text("{")
 
-    assert with_kept_modules(settings, "task_1") == settings
+    assert kept_modules(settings) == {}
 
 
 RESEARCH = """

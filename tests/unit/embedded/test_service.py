@@ -219,7 +219,7 @@ class Timeline:
 
 async def hinted(timeline: Timeline, until_s: float = 1.0) -> Timeline:
     """Hint all the time, as a busy owner does, until the timeline has come there."""
-    scaler = WorkerScaler(lambda: timeline.may_grow, timeline.grow, timeline.look, timeline.sleep)
+    scaler = WorkerScaler(lambda: timeline.may_grow, timeline.grow, timeline.look, others_run, timeline.sleep)
     running = asyncio.create_task(scaler.run())
     while timeline.now_s < until_s:
         scaler.hint()

@@ -95,17 +95,14 @@ class WorkerScaler:
             await self._hinted.wait()
             await self._sleep(timing.HINTS_S)  # what a called worker claims, it has claimed by then
             self._hinted.clear()
-            try:
-                await self._load()
-            except UnavailableError as error:
-                log.warning("modules_not_loaded", error=str(error))
-            if self._may_grow() and await self._is_needed() and self._may_grow():
+            if await self._is_needed() and self._may_grow():
                 self._grow()
             await self._sleep(timing.LEAST_PAUSE_S)
 
     async def _is_needed(self) -> bool:
         try:
-            seen = await self._look()
+            await self._load()
+            seen = await self._look() if self._may_grow() else Demand()
             if not seen.is_high:
                 return False
             # A start takes a second of CPU time, and on a busy machine a step that is about to be claimed waits 50 ms.
@@ -285,18 +282,17 @@ class EmbeddedService:
 
     async def _load_modules(self, supervisor: Supervisor, store: Store) -> None:
         """Start a worker for each task that runs and needs modules that no worker has. Raises: UnavailableError."""
-        if not (kept := kept_modules(self.settings)):
-            return
+        loaded = {**self._modules, **supervisor.modules}
+        kept = {key: one for key, one in kept_modules(self.settings).items() if not loaded.keys() >= {*one.modules}}
         running = ListFilter(statuses=(TaskStatus.RUNNING,))
-        for task in await store.tasks.list_tasks(only=running):
+        for task in await store.tasks.list_tasks(only=running) if kept else ():
             if (needed := kept.get(task.id)) is None:
                 continue
             files = module_files_of(needed.modules, needed.folders)
             found = difference(files, {**self._modules, **supervisor.modules})
             if found.missing and not found.other:
                 log.info("modules_wanted", modules=needed.modules, task=task.id)
-                path = os.pathsep.join(needed.folders)
-                update = {"functions": needed.modules, "import_path": path}
+                update = {"functions": needed.modules, "import_path": os.pathsep.join(needed.folders)}
                 supervisor.grow(supervisor.settings.model_copy(update=update), files)
 
     def _hand_over(self) -> bool:

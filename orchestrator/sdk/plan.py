@@ -1,8 +1,8 @@
 """A plan that is a function, run from a program: arguments in, a value of its type out (FLW-01, FLW-02)."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -50,10 +50,8 @@ class PlanFunction(PlanDefinition, Generic[P, R]):
         return await soong.start(self, self.signature.bound(args, kwargs))
 
 
-@contextlib.asynccontextmanager
-async def _service() -> AsyncIterator[Soong]:
-    async with Soong.connect() if load_settings().database_url else Soong.embedded() as soong:
-        yield soong
+def _service() -> AbstractAsyncContextManager[Soong]:
+    return Soong.connect() if load_settings().database_url else Soong.embedded()
 
 
 _SHARED: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared]" = WeakKeyDictionary()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_type
 
 import pytest
 import yaml
@@ -166,6 +166,16 @@ def test_a_celery_step_has_the_schema_of_its_type() -> None:
     found = {key: one.get("output") for key, one in steps_of(build).items()}
 
     assert found == {"add": {"type": "integer"}, "find": Finding.model_json_schema(), "maybe": None, "any": None}
+
+
+@pytest.mark.spec("FLW-01.c", "FLW-01.a")
+def test_failed_items_that_a_plan_keeps_are_none_in_the_type_of_the_list() -> None:
+    @plan
+    def small(folder: str = "src") -> list[str | None]:
+        return assert_type(check.with_options(on_item_failure="keep").map(find(folder)), list[str | None])
+
+    each: Any = small.document["steps"]
+    assert each[1]["on_item_failure"] == "keep"
 
 
 @pytest.mark.spec("FLW-01.b")
@@ -343,7 +353,7 @@ def test_what_a_plan_cannot_say_is_refused_where_it_says_it(function: Build, wor
     ("make", "words"),
     [
         (lambda: step(lambda *args: args), "takes values without a name"),
-        (lambda: find.with_options(retry=3), "there is no option 'retry'; did you mean 'retries'"),  # type: ignore[call-arg]
+        (lambda: find.with_options(retry=3), "there is no option 'retry'; did you mean 'retries'"),  # type: ignore[call-overload]
         (lambda: agent_step("x", output=list[int]), "the output of an agent is an object or text"),
         (lambda: agent_step("x")(a=1), "it is called outside of a plan"),
         (lambda: find.map(["a"]), "it is called outside of a plan"),

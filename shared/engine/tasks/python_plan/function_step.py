@@ -5,14 +5,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import Isolation, StepContext, in_context, step_function
 from soong.shared.engine.tasks.python_plan.building import Building, Document, building, is_pending
-from soong.shared.engine.tasks.python_plan.plan_step import NodeOptions, PlanStep
+from soong.shared.engine.tasks.python_plan.plan_step import Fails, Keep, NodeOptions, PlanStep
 from soong.shared.engine.tasks.python_plan.signature import Signature, refused
 
 P = ParamSpec("P")
@@ -77,7 +77,13 @@ class TypedStep(PlanStep, Generic[P, R]):
         """
         return cast("list[Result]", cast("TypedStep[..., Result]", self)._mapped(over, args, kwargs))  # noqa: SLF001  # itself
 
-    def with_options(self, **options: Unpack[StepOptions]) -> "TypedStep[P, R]":
+    @overload
+    def with_options(self, *, on_item_failure: Keep, **options: Unpack[StepOptions]) -> "TypedStep[P, R | None]": ...
+
+    @overload
+    def with_options(self, *, on_item_failure: Fails = ..., **options: Unpack[StepOptions]) -> "TypedStep[P, R]": ...
+
+    def with_options(self, **options: Any) -> Any:
         """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 

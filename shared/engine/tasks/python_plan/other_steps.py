@@ -1,14 +1,14 @@
 """The other steps of plans in Python: agents, and tasks of Celery apps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.python_plan.building import Building, Document
 from soong.shared.engine.tasks.python_plan.function_step import keep_module
-from soong.shared.engine.tasks.python_plan.plan_step import NodeOptions, PlanStep
+from soong.shared.engine.tasks.python_plan.plan_step import Fails, Keep, NodeOptions, PlanStep
 from soong.shared.engine.tasks.python_plan.signature import Typed, refused
 from soong.shared.tools.foreign_schema import from_json_schema, output_schema
 
@@ -75,7 +75,13 @@ class AgentNode(NamedInputs[R]):
 
     options = AgentOptions
 
-    def with_options(self, **options: Unpack[AgentOptions]) -> "AgentNode[R]":
+    @overload
+    def with_options(self, *, on_item_failure: Keep, **options: Unpack[AgentOptions]) -> "AgentNode[R | None]": ...
+
+    @overload
+    def with_options(self, *, on_item_failure: Fails = ..., **options: Unpack[AgentOptions]) -> "AgentNode[R]": ...
+
+    def with_options(self, **options: Any) -> Any:
         """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 
@@ -86,7 +92,13 @@ class CeleryNode(NamedInputs[R]):
     options = CeleryOptions
     takes_args = True
 
-    def with_options(self, **options: Unpack[CeleryOptions]) -> "CeleryNode[R]":
+    @overload
+    def with_options(self, *, on_item_failure: Keep, **options: Unpack[CeleryOptions]) -> "CeleryNode[R | None]": ...
+
+    @overload
+    def with_options(self, *, on_item_failure: Fails = ..., **options: Unpack[CeleryOptions]) -> "CeleryNode[R]": ...
+
+    def with_options(self, **options: Any) -> Any:
         """Return the step with these options in place of its own. Raises: InvalidPlanError, the option is unknown."""
         return self._changed(options)
 

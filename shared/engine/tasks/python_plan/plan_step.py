@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from typing_extensions import TypedDict
 
@@ -15,8 +15,8 @@ from soong.shared.engine.tasks.python_plan.signature import refused
 class NodeOptions(TypedDict, total=False):
     """The fields that a step of any kind has in a plan. ``timeout`` and ``backoff`` are in seconds.
 
-    ``key`` gets the item of a map and returns what names its child; it, ``on_item_failure`` and ``max_items`` count
-    where the step is mapped.
+    ``key`` gets the item of a map and returns what names its child; it and ``max_items`` count where the step is
+    mapped, as does ``on_item_failure`` of ``with_options``: with ``keep``, failed items are None.
     """
 
     id: str
@@ -30,11 +30,12 @@ class NodeOptions(TypedDict, total=False):
     timeout: float
     pool: str
     needs: Sequence[str]
-    on_item_failure: Literal["skip_dependents", "fail_task", "keep"]
     max_items: int
     key: Callable[[Any], object]
 
 
+Keep: TypeAlias = Literal["keep"]
+Fails: TypeAlias = Literal["skip_dependents", "fail_task"]
 _FIELDS: Final = {"timeout": "timeout_s", "backoff": "backoff_s", "tools": "allowed_tools"}
 _OF_THE_NODE: Final = frozenset({"id", "title", "on_failure", "when", "join"})
 _OF_A_MAP: Final = frozenset({"on_item_failure", "max_items"})
@@ -80,7 +81,7 @@ class PlanStep:
         return changed
 
     def _known(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        known = [name for one in self.options.__mro__ for name in getattr(one, "__annotations__", ())]
+        known = [*_OF_A_MAP, *(name for one in self.options.__mro__ for name in getattr(one, "__annotations__", ()))]
         for name in options:
             if name not in known:
                 raise refused(f"step {self._name!r}", f"there is no option {name!r}", Unknown(name, known).text())

@@ -33,8 +33,8 @@ class StallReasons:
     """When no worker was found to live, until one does."""
     _next_s: float = 0.0
     _told_s: float = 0.0
-    _missing: str = ""
-    """The function that was missing at the last look: a worker with its module may be about to start."""
+    _missing_s: float | None = None
+    """Since when a function is missing: a worker with its module may be about to start."""
     _had_workers: bool = False
     """Whether a worker lived, or held a step of the task, at any time."""
 
@@ -48,6 +48,8 @@ class StallReasons:
         """
         now_s = asyncio.get_running_loop().time()
         self._had_workers = self._had_workers or is_manned or has_begun
+        if not missing or self._missing_s is None:
+            self._missing_s = now_s
         if is_manned:
             self._since_s = None
         elif self._since_s is None:
@@ -63,8 +65,7 @@ class StallReasons:
         if health is None:
             return
         reason = _hopeless(health)
-        was_missing, self._missing = self._missing, missing
-        if missing and missing == was_missing and not health.starting:  # all of its workers are there
+        if missing and now_s > self._missing_s + timing.GRACE_S and not health.starting:  # all of its workers are there
             reason = reason or (
                 f"{health.problem or missing}\n  the service's modules (SOONG_FUNCTIONS): {health.modules}; "
                 f"to use others, end it with `{program()} down` and run again with SOONG_FUNCTIONS=MODULE"

@@ -284,8 +284,7 @@ class EmbeddedService:
         """Start a worker for each task that runs and needs modules that no worker has. Raises: UnavailableError."""
         loaded = {**self._modules, **supervisor.modules}
         kept = {key: one for key, one in kept_modules(self.settings).items() if not loaded.keys() >= {*one.modules}}
-        running = ListFilter(statuses=(TaskStatus.RUNNING,))
-        for task in await store.tasks.list_tasks(only=running) if kept else ():
+        for task in await store.tasks.list_tasks(only=ListFilter(statuses=(TaskStatus.RUNNING,))) if kept else ():
             if (needed := kept.get(task.id)) is None:
                 continue
             files = module_files_of(needed.modules, needed.folders)

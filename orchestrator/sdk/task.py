@@ -51,7 +51,7 @@ class StepChange(Value):
 
 
 class ServiceLink(Value):
-    """How handles reach their service. ``control`` is the socket of an embedded one.""" ""
+    """How handles reach their service. ``control`` is the socket of an embedded one."""
 
     service: ServiceParts
     principal: str

@@ -57,7 +57,7 @@ def test_a_process_imports_no_library_that_it_does_not_use(code: str, unwanted: 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-BOUNDS = {"echo": (625, 125), "agent": (1_050, 176)}
+BOUNDS = {"echo": (627, 128), "agent": (1_059, 179)}
 """The most functions and files of a walk: as few as there are now, so that none come in unseen."""
 
 

@@ -8,6 +8,7 @@ that meets the task and does not have them starts a worker with them.
 """
 
 import asyncio
+import fcntl
 import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +48,14 @@ def keep_modules(settings: Settings, task_id: str) -> None:
     """Keep which modules a task needs, before it is written."""
     if not settings.is_embedded or not settings.functions:
         return  # workers of a deployment have their modules already
-    kept = dict(list(kept_modules(settings).items())[1 - MAX_TASKS :])
-    kept[task_id] = KeptModules(settings.functions, settings.import_folders)
     file = prepare_home(settings) / FILE
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(kept))
-    temporary.replace(file)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # programs start tasks at the same time
+        kept = dict(list(kept_modules(settings).items())[1 - MAX_TASKS :])
+        kept[task_id] = KeptModules(settings.functions, settings.import_folders)
+        temporary = file.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(kept))
+        temporary.replace(file)
 
 
 def kept_modules(settings: Settings) -> dict[str, KeptModules]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_client_of_a_deployment_keeps_nothing_in_its_home(settings: Settings, 
 
     assert not client.is_embedded
     assert not (settings.home / FILE).exists()
+
+
+def test_programs_that_keep_modules_at_the_same_time_lose_none(settings: Settings, tmp_path: Path) -> None:
+    tasks = [f"task_{number}" for number in range(40)]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: keep_modules(with_modules(settings, tmp_path), one), tasks))
+
+    assert {*kept_modules(settings)} == {*tasks}
 
 
 def test_a_broken_file_of_kept_modules_is_as_none(settings: Settings) -> None:

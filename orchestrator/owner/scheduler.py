@@ -239,7 +239,7 @@ class Scheduler:
         return None
 
     async def _fail_overdue(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
-        """FailStep the tasks that have nothing left but steps whose time is over and whose functions still run.
+        """Fail the tasks that have nothing left but steps whose time is over and whose functions still run.
 
         The steps stay leased until their functions end; a step that is tried again, or whose failure is kept for its
         dependents, is waited for until its function counts as stuck.

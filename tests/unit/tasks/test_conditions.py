@@ -77,6 +77,7 @@ def test_conditions_mean_what_they_say(text: str, expected: bool) -> None:
         ("${a.output.n} is null", "write comparisons"),
         ("look > 1", r"'look' is not known; write `\$\{look\}` for a value of the plan, or \"look\" for a text"),
         ("soong_reference_0 > 1", "is not known|write comparisons"),
+        ("\u017foong_reference_0 > 1", "write comparisons"),  # Python reads the first letter of a name as an s
         ('"${a.output.text}" == "hello"', "a reference is in quotes"),
         ("x" * (MAX_CHARS + 1), f"more than {MAX_CHARS} characters"),
         ("${a.output.n > 1", "not closed"),

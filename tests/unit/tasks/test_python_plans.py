@@ -348,6 +348,18 @@ def test_what_a_plan_cannot_say_is_refused_where_it_says_it(function: Build, wor
         _ = plan(function).document
 
 
+@pytest.mark.spec("CTL-01.b")
+def test_conditions_are_compared_as_the_parentheses_say() -> None:
+    @plan
+    def compares(folder: str = "x") -> str:
+        count = total([folder])["count"]
+        return here.when(((count > 1) == (count < 9)) & ((count > 3) != True) & (count == (count > 1)))()  # noqa: E712
+
+    count = "${total.output.count}"
+    when = f"((({count} > 1) == ({count} < 9) and ({count} > 3) != true) and {count} == ({count} > 1))"
+    assert compares.document["steps"][-1]["when"] == when
+
+
 @pytest.mark.spec("FLW-01.d")
 @pytest.mark.parametrize(
     ("make", "words"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
+from unicodedata import normalize
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json
@@ -49,7 +50,7 @@ def condition(text: str) -> Condition:
         raise _refused(f"it has more than {MAX_CHARS} characters; decide it in a step, and compare that step's output")
     pieces = parse_template(text)
     references = tuple(piece for piece in pieces if isinstance(piece, Reference))
-    if any(isinstance(piece, str) and _MARK in piece for piece in pieces):
+    if any(isinstance(piece, str) and _MARK in normalize("NFKC", piece) for piece in pieces):  # as ast reads names
         raise _refused(_UNREADABLE)
     numbers = iter(range(len(references)))
     written = "".join(piece if isinstance(piece, str) else f" {_MARK}{next(numbers)} " for piece in pieces)

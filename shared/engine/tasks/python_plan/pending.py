@@ -123,13 +123,22 @@ class PendingCondition:
     def __invert__(self) -> "PendingCondition":
         return PendingCondition(f"not ({self.text})")
 
+    def __eq__(self, other: object) -> "PendingCondition":  # type: ignore[override]
+        return _compared(self, "==", other)
+
+    def __ne__(self, other: object) -> "PendingCondition":  # type: ignore[override]
+        return _compared(self, "!=", other)
+
+    __hash__ = object.__hash__
+
     def __bool__(self) -> bool:
         hint = "give it to `.when(…)`; write `&`, `|` and `~` for `and`, `or` and `not`, and comparisons in parentheses"
         raise refused("a condition", "whether it holds is not known while the plan is built", hint)
 
 
-def _compared(left: PendingValue, sign: str, right: object) -> PendingCondition:
-    return PendingCondition(f"{_operand(left)} {sign} {_operand(right)}")
+def _compared(left: object, sign: str, right: object) -> PendingCondition:
+    sides = (f"({one.text})" if isinstance(one, PendingCondition) else _operand(one) for one in (left, right))
+    return PendingCondition(f" {sign} ".join(sides))
 
 
 def _operand(value: object) -> str:

@@ -24,7 +24,8 @@ from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
 from soong.shared.storage.sql.engine.tables.work import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import note_steps, ready_steps
-from soong.shared.storage.sql.tasks.task_ends import cancel_all, skip_below
+from soong.shared.storage.sql.tasks.skipping import skip_below
+from soong.shared.storage.sql.tasks.task_ends import cancel_all
 from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
 MOVE_MAP: Final = Statement(

@@ -29,7 +29,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, lane_of
-from soong.shared.storage.sql.tasks.task_ends import recount, skip_below
+from soong.shared.storage.sql.tasks.skipping import recount, skip_below
 
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",

@@ -288,8 +288,8 @@ class CeleryTask:
     @property
     def queue(self) -> str:
         """The queue that it is sent to: that of the step, of the task, or of the app's routes."""
-        call = self.claim.spec.call
-        named = self.claim.spec.queue or getattr(self.app.tasks.get(call), "queue", None)
+        call, known = self.claim.spec.call, self.app.tasks
+        named = self.claim.spec.queue or getattr(known.get(call), "queue", None)
         options = {"queue": named} if named else {}
         route = self.app.amqp.router.route(options, call, self.bound.args, dict(self.bound.inputs))
         return str(route["queue"].name if "queue" in route else route.get("routing_key", ""))

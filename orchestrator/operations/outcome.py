@@ -230,10 +230,9 @@ def exit_code_of(view: TaskSnapshot, *, is_denied: bool) -> ExitCode:
                 # Its agent has judged what failed below it, and had no means to do what a budget cut.
                 has_failed = any(step.error is not None and step.error.type in _CUT for step in view.steps)
             else:
-                has_failed = any(
-                    step.status is StepStatus.FAILED and step.on_failure is not FailurePolicy.KEEP
-                    for step in view.steps
-                )
+                own = [step for step in view.steps if not step.map_key]  # a map tells of its items
+                failed = [step for step in own if step.status is StepStatus.FAILED]
+                has_failed = any(step.on_failure is not FailurePolicy.KEEP for step in failed)
             if has_failed:
                 return ExitCode.FAILED
             return ExitCode.DENIED if is_denied else ExitCode.COMPLETED

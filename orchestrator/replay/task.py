@@ -280,7 +280,8 @@ def _items_of(children: Sequence[Step]) -> list[str]:
 
 
 def _of_moves(record: TaskRecord) -> Iterator[Difference]:
-    events = [event for run in record.runs for event in run.events if event.type in MOVES]
+    told = {*MOVES, EventType.STEP_CREATED}
+    events = [event for run in record.runs for event in run.events if event.type in told]
     ended = {step.key for step in record.steps if step.status.is_terminal}
     by_step: dict[str, list[Event]] = {}
     for event in events:
@@ -295,9 +296,12 @@ def _of_moves(record: TaskRecord) -> Iterator[Difference]:
 
 
 def _moved(step: Step, events: Sequence[Event]) -> Difference | None:
-    """Play the events of a step; return where one of them is not possible, or that they lead elsewhere."""
+    """Play the events of a step as its logs have them; return where one is not possible, or that they end elsewhere."""
     status = StepStatus.PENDING
-    for event in sorted(events, key=lambda event: event.time_us):
+    for event in events:
+        if event.type == EventType.STEP_CREATED:  # an item again, of a map that was expanded again
+            status = StepStatus.PENDING
+            continue
         try:
             status = advance_step(status, MOVES[event.type])
         except InvalidTransitionError:

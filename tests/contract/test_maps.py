@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.record import RunStatus
-from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus
+from soong.shared.engine.tasks.spec import FailurePolicy, StepKind, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.engine.tasks.verdict import FailStep, GrowMap
 from soong.shared.storage.store import Store
@@ -303,3 +303,17 @@ async def test_it_is_expanded_again_once_what_it_waits_for_has_ended(scene: Cont
     assert expanding is StepStatus.EXPANDING
     assert grown
     assert (await scene.statuses(task_id))["m[i]"] is StepStatus.READY
+
+
+@pytest.mark.spec("DAG-05", "DAG-04")
+async def test_task_completes_though_a_map_that_its_plan_keeps_failed_with_its_items(scene: ContractHarness) -> None:
+    kept = make_step("m", kind=StepKind.MAP, on_failure=FailurePolicy.KEEP)
+    task_id = await scene.task(kept, make_step("after", depends_on=("m",)))
+    await scene.expand(f"{task_id}/m", "x")
+    failing = await scene.claim_one()
+    await scene.fail(failing)
+    await scene.settle(failing.step_key, FailurePolicy.SKIP_DEPENDENTS)
+    await scene.settle(f"{task_id}/m", FailurePolicy.KEEP)
+    await scene.complete(await scene.claim_one())
+
+    assert await scene.finish(task_id) is TaskStatus.COMPLETED

@@ -41,6 +41,7 @@ WORKER_METHODS: Final = frozenset(
             "end_call",
             "calls",
             "nodes",
+            "run",
             "is_tainted",
             "raise_request",
             "withdraw",

@@ -441,7 +441,7 @@ def _counts_as_done(step: Step, rows: Rows, gate: StepGate = StepGate.WORKERS) -
 
 
 def _is_whole(task_id: str, rows: Rows) -> bool:
-    own = [step for step in rows.steps_of(task_id) if not step.is_pull_worker]
+    own = [step for step in rows.steps_of(task_id) if not (step.is_pull_worker or step.map_key)]
     # What the plan's own conditions left out is no loss.
     left_out = [step.key for step in own if step.status is _S.SKIPPED and step.outcome is not None]
     return all(step.key in left_out or _counts_as_done(step, rows) for step in own)

@@ -7,7 +7,7 @@ import pytest
 
 from soong import Soong, TaskStatus, plan, step
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.replay.task import Replayer, read_task
+from soong.orchestrator.replay.task import Replayer, TaskReplay, read_task
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.rerun import forked_plan
@@ -35,6 +35,14 @@ def shop(count: int = 3) -> str:
     return told.with_options(id="report", join="any")("report", fixed, praised)
 
 
+WORK = {"kind": "python", "call": "builtin.echo"}
+
+
+async def replayed(service: Deployment, task_id: str) -> TaskReplay:
+    record = await read_task(service.store, await service.store.tasks.task(task_id))
+    return await Replayer(service.settings, Catalogue.of(service.settings, starts_servers=False)).replay(record)
+
+
 def echo(step_id: str, *depends_on: str, **more: Any) -> dict[str, Any]:
     return {"id": step_id, "kind": "python", "call": "builtin.echo", "depends_on": [*depends_on], **more}
 
@@ -56,15 +64,14 @@ async def test_a_plan_takes_the_way_that_its_results_say_and_again_in_replay_and
         assert praise.error is not None
         assert praise.error.message == "its condition is false: not (${look.output.count} > 2)"
 
-        record = await read_task(service.store, await service.store.tasks.task(more.id))
-        replayed = await Replayer(service.settings, Catalogue.of(service.settings, starts_servers=False)).replay(record)
-        assert (list(replayed.dag), replayed.is_same) == ([], True)
+        again = await replayed(service, more.id)
+        assert (list(again.dag), again.is_same) == ([], True)
 
         rows = await service.store.tasks.steps(less.id)
         results = {one.key: await service.store.tasks.result(one.key) for one in rows}
         fork = forked_plan(await service.store.tasks.task(less.id), rows, results, "look")
-        again = await soong.run({name: value for name, value in fork.items() if name != "modules"}, {"count": 5})
-        assert {one.id: str(one.status) for one in again.steps} == steps[0]
+        forked = await soong.run({name: value for name, value in fork.items() if name != "modules"}, {"count": 5})
+        assert {one.id: str(one.status) for one in forked.steps} == steps[0]
 
 
 @pytest.mark.spec("CTL-01.e/growth", "CTL-01.e/retry")
@@ -76,6 +83,13 @@ async def test_a_change_adds_steps_with_conditions_and_a_retry_decides_again(ser
         "steps": [
             echo("a", inputs={"n": 1}),
             echo("never", "a", when="${a.output.n} > 1"),
+            {
+                "id": "m",
+                "kind": "map",
+                "depends_on": ["a"],
+                "over": [1, 2],
+                "step": {**WORK, "inputs": {"n": "${item}"}},
+            },
             {"id": "held", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 1}},
         ],
     }
@@ -94,6 +108,7 @@ async def test_a_change_adds_steps_with_conditions_and_a_retry_decides_again(ser
         await task.retry(from_step="a")
         again = {one.id: (str(one.status), one.attempt) for one in (await task.wait()).steps}
         assert (again["a"], again["never"][0], again["then"]) == (("completed", 2), "skipped", ("completed", 2))
+        assert list((await replayed(service, task.id)).dag) == []
 
 
 @pytest.mark.spec("CTL-01.d")

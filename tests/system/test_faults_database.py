@@ -245,7 +245,7 @@ async def test_a_postgres_whose_disk_is_full_waits_for_room(redis_live: RedisSer
 
 DEATHS = [
     f"{method}:{moment}"
-    for method in ("adopt_sessions", "send", "expand", "retry_step", "finish_task")
+    for method in ("adopt_sessions", "send", "write_verdict", "retry_step", "finish_task")
     for moment in ("before", "after")
 ]
 """Where an owner is killed: before it commits or sends, and after, when nobody has been told yet."""
@@ -298,7 +298,7 @@ async def test_a_map_step_whose_expansion_kills_two_owners_fails_and_the_third_l
         other = await service.submit(waves(2, 2, 0.05))
 
         for _ in range(2):
-            await service.start_owners(1, FAULT_DIE="expand:before")
+            await service.start_owners(1, FAULT_DIE="write_verdict:before")
             assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL
         await service.start_owners(1)
 

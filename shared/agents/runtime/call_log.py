@@ -286,12 +286,16 @@ class StoredTranscript:
     run_id: str
     fence: int
     redactor: Redactor
-    _former_id: str = ""
-    """The attempt before, whose record this run continues."""
+    _former_ids: tuple[str, ...] = ()
+    """The attempts before, whose record this run continues, oldest first."""
 
     async def continues(self, task: AgentTask) -> bool:
         """Begin with the record of the attempt before, if that was cut; what it did is not done again then."""
-        from soong.shared.agents.compaction import attempt_nodes  # the model library, which the run needs anyway
+        from soong.shared.agents.compaction import (  # the model library, which the run needs anyway
+            ATTEMPT,
+            IS_INHERITED,
+            attempt_nodes,
+        )
         from soong.shared.agents.messages import opening_nodes  # as above
 
         _, opening = opening_nodes(task.system, task.instructions, task.inputs, task.run_dirs)
@@ -301,7 +305,11 @@ class StoredTranscript:
         if nodes and not run.last_node:
             now_us, is_tainted = self.clock.now_us(), await self.runs.is_tainted(former.id)
             await self.runs.append(self.run_id, self.fence, nodes=nodes, taints=is_tainted, now_us=now_us)
-        self._former_id = former.id if nodes else ""
+        while nodes:
+            self._former_ids = (former.id, *self._former_ids)
+            if not any(node.payload.get(IS_INHERITED) == ATTEMPT for node in await self.runs.nodes(former.id)):
+                break
+            former = await self.runs.run(former.retry_of)
         return bool(nodes)
 
     async def nodes(self) -> Sequence[Node]:
@@ -315,8 +323,7 @@ class StoredTranscript:
         return nodes
 
     async def calls(self) -> Sequence[CallRow]:
-        former = await self.runs.calls(self._former_id) if self._former_id else ()
-        return [*former, *await self.runs.calls(self.run_id)]
+        return [row for run_id in (*self._former_ids, self.run_id) for row in await self.runs.calls(run_id)]
 
     async def append(
         self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()

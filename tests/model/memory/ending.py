@@ -352,7 +352,7 @@ def finish(rows: Rows, task: Task, now_us: int) -> FinishedTask | None:
         recount(rows, [step.key for step in is_open], now_us)
     if unsettled or is_open:
         return None
-    own = [step for step in steps if not (step.is_pull_worker or _is_left_out(step))]
+    own = [step for step in steps if not (step.is_pull_worker or step.map_key or _is_left_out(step))]
     lost = [step for step in own if step.status is not StepStatus.COMPLETED]
     kept = [step for step in lost if step.status is StepStatus.FAILED and step.on_failure is FailurePolicy.KEEP]
     stopped = rows.stopped.get(task.id)

@@ -2,16 +2,19 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+from soong.shared.agents.messages import opening_nodes
 from soong.shared.agents.runtime.call_log import RunCallLog, StopSignal, StoredTranscript
 from soong.shared.core import timing
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
+from soong.shared.engine.tasks.spec import StepKind
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
@@ -20,7 +23,8 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.schedule import run_turn
-from tests.model.builders import open_session, open_task, open_worker, take_turn
+from tests.contract.scene import open_scene
+from tests.model.builders import make_call, make_step, open_session, open_task, open_worker, take_turn
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 from tests.unit.tools.parts import ALLOWED, Artifacts, RecordingGate, make_run_dirs, make_tool
@@ -302,3 +306,27 @@ async def test_an_answer_is_written_after_what_was_kept_back_and_before_its_call
 
     assert (bench.store.writes, await bench.types()) == (1, ["hook_run", "model_responded"])
     assert [node.kind for node in await bench.store.runs.nodes(bench.run_id)] == [NodeKind.ASSISTANT]
+
+
+@pytest.mark.spec("DAG-07", "EXE-07")
+async def test_a_write_that_the_first_of_three_attempts_was_cut_in_is_known_to_the_third() -> None:
+    scene = await open_scene(MemoryStore())
+    first = await scene.start(make_step("a", kind=StepKind.AGENT, max_attempts=3))
+    task: Any = SimpleNamespace(system="", instructions="Pay.", inputs={}, run_dirs={})
+    opening = opening_nodes(task.system, task.instructions, task.inputs, task.run_dirs)
+    run_id, store = first.identity.run_id, scene.store
+    await store.runs.append(run_id, first.fence, nodes=opening, events=[], now_us=scene.now_us)
+    await store.runs.start_call(make_call(first), first.fence, events=(), now_us=scene.now_us)
+
+    cut, known = first, []
+    for _ in range(2):
+        await scene.fail(cut)
+        await scene.retry(cut.step_key)
+        await store.tasks.promote_due(scene.own, now_us=scene.now_us)
+        cut = await scene.claim_one()
+        log: Any = None
+        transcript = StoredTranscript(store.runs, log, FakeClock(), cut.identity.run_id, cut.fence, redactor())
+        assert await transcript.continues(task)
+        known.append([row.run_id for row in await transcript.calls()])
+
+    assert known == [[run_id], [run_id]]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_type
+from typing import Annotated, Any, Literal, assert_type, cast
 
 import pytest
 import yaml
@@ -357,7 +357,8 @@ def test_conditions_are_compared_as_the_parentheses_say() -> None:
 
     count = "${total.output.count}"
     when = f"((({count} > 1) == ({count} < 9) and ({count} > 3) != true) and {count} == ({count} > 1))"
-    assert compares.document["steps"][-1]["when"] == when
+    steps = cast("list[dict[str, Any]]", compares.document["steps"])
+    assert steps[-1]["when"] == when
 
 
 @pytest.mark.spec("FLW-01.d")

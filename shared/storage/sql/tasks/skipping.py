@@ -41,7 +41,9 @@ JOINS_BELOW: Final = Statement(
         FROM below JOIN steps AS s ON s.key = below.key CROSS JOIN EACH OF s.dependents AS d
         WHERE s.gate <> 'ended'
     )
-    SELECT key FROM steps WHERE key IN (SELECT key FROM below) AND gate = 'ended' AND status || '' = 'pending'
+    SELECT key FROM steps
+    WHERE key IN (SELECT key FROM below) AND gate = 'ended' AND status || '' = 'pending'
+    /*pg AND key = ANY(ARRAY(SELECT key FROM below)) */
     """,
 )
 RECOUNT: Final = Statement(

@@ -138,7 +138,7 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
-                   AND outcome IS NULL AND is_pull_worker = 0
+                   AND outcome IS NULL AND is_pull_worker = 0 AND map_key = ''
                    AND (status <> 'failed' OR on_failure <> 'keep' OR EXISTS (
                        SELECT 1 FROM budgets WHERE scope = :scope AND stopped IS NOT NULL))),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id

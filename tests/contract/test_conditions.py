@@ -51,7 +51,7 @@ async def test_step_with_a_condition_is_claimable_once_its_owner_opens_it(scene:
     assert await scene.finish(task_id) is TaskStatus.COMPLETED
 
 
-@pytest.mark.spec("CTL-01")
+@pytest.mark.spec("CTL-01", "CTL-01.c/all")
 async def test_step_whose_condition_is_false_is_skipped_with_the_reason_and_all_that_needs_it_and_the_task_completes(
     scene: ContractHarness,
 ) -> None:
@@ -85,7 +85,9 @@ async def test_condition_that_cannot_be_decided_fails_its_step_with_its_run(scen
 
 
 @pytest.mark.spec("CTL-01")
-@pytest.mark.parametrize("join", ["any", "done"])
+@pytest.mark.parametrize(
+    "join", [pytest.param(one, marks=pytest.mark.spec(f"CTL-01.c/{one}")) for one in ("any", "done")]
+)
 @pytest.mark.parametrize("ends", ["fails", "is skipped", "is cancelled"])
 async def test_join_waits_until_all_have_ended_however_they_did(scene: ContractHarness, join: str, ends: str) -> None:
     task_id = await scene.task(

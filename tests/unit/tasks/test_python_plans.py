@@ -254,6 +254,10 @@ def _joins(folder: str = "x") -> Any:
     return here.when(find(folder)[0].title == "a" and find(folder)[1].title == "b")()
 
 
+def _compares_with_no_json(folder: str = "x") -> Any:
+    return here.when(find(folder)[0].title == object())()
+
+
 def _looks_into(folder: str = "x") -> Any:
     return here.when(find(folder)[0] in find(folder))()
 
@@ -322,6 +326,7 @@ KEPT: list[Any] = []
         (_compares, r"a condition: whether it holds is not known .*; give it to `.when\(…\)`; write `&`, `\|` and `~`"),
         (_joins, r"a condition: whether it holds is not known"),
         (_looks_into, r"an operator needs it"),
+        (_compares_with_no_json, r"a condition: a value is not JSON: .*; compare with a text or a number"),
         (_computes, "an operator needs it"),
         (_calls_a_method, "a method needs it"),
         (_no_field, r"it has no field 'tittle'; did you mean 'title'\?"),

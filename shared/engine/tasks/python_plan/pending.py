@@ -144,7 +144,10 @@ def _compared(left: object, sign: str, right: object) -> PendingCondition:
 def _operand(value: object) -> str:
     if isinstance(value, PendingCondition):
         return value.text
-    return str(value) if isinstance(value, PendingValue) else dump(to_jsonable_python(value))
+    try:
+        return str(value) if isinstance(value, PendingValue) else dump(to_jsonable_python(value))
+    except ValueError as error:
+        raise refused("a condition", f"a value is not JSON: {error}", "compare with a text or a number") from None
 
 
 def condition_text(condition: object) -> str:

@@ -63,6 +63,7 @@ BOUNDS = {"echo": (627, 128), "agent": (1_059, 179)}
 
 @pytest.mark.timeout(300)
 def test_a_step_enters_few_functions_and_files(tmp_path: Path) -> None:
+    found: dict[str, tuple[int, int]] = {}
     for folder in (tmp_path / "first", tmp_path / "second"):  # a busy machine enters more: the shorter walk counts
         folder.mkdir()
         found = {name: (functions, files) for name, (functions, files, _) in walked(folder).items()}

@@ -23,7 +23,19 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_KNOWN: Final = "write a step that is given the result and does it there"
 
 
-class PendingValue:
+class _Compared:
+    """The equality of what is not known yet: a condition, not a boolean, as in query builders."""
+
+    def __eq__(self, other: object) -> "PendingCondition":  # type: ignore[override]  # object says bool
+        return _compared(self, "==", other)
+
+    def __ne__(self, other: object) -> "PendingCondition":  # type: ignore[override]  # as above
+        return _compared(self, "!=", other)
+
+    __hash__ = object.__hash__
+
+
+class PendingValue(_Compared):
     """A reference. ``root`` is the id of a step, or empty for an input of the plan; ``mark`` writes it into a text."""
 
     def __init__(self, root: str, path: str, annotation: Any, mark: "Callable[[PendingValue], str]") -> None:
@@ -65,8 +77,6 @@ class PendingValue:
     def __repr__(self) -> str:
         return "${" + self._path + "}"
 
-    __hash__ = object.__hash__
-
     def _unknown(self, what: str) -> Exception:
         return refused(repr(self), f"the value is not known while the plan is built, and {what} needs it", _NOT_KNOWN)
 
@@ -79,12 +89,6 @@ class PendingValue:
 
     def __len__(self) -> int:
         raise self._unknown("`len`")
-
-    def __eq__(self, other: object) -> "PendingCondition":  # type: ignore[override]
-        return _compared(self, "==", other)
-
-    def __ne__(self, other: object) -> "PendingCondition":  # type: ignore[override]
-        return _compared(self, "!=", other)
 
     def __lt__(self, other: object) -> "PendingCondition":
         return _compared(self, "<", other)
@@ -108,7 +112,7 @@ class PendingValue:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = _compute
 
 
-class PendingCondition:
+class PendingCondition(_Compared):
     """A condition over results: ``found.count > 0``, joined by ``&``, ``|`` and ``~``. ``text`` is its form."""
 
     def __init__(self, text: str) -> None:
@@ -122,14 +126,6 @@ class PendingCondition:
 
     def __invert__(self) -> "PendingCondition":
         return PendingCondition(f"not ({self.text})")
-
-    def __eq__(self, other: object) -> "PendingCondition":  # type: ignore[override]
-        return _compared(self, "==", other)
-
-    def __ne__(self, other: object) -> "PendingCondition":  # type: ignore[override]
-        return _compared(self, "!=", other)
-
-    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         hint = "give it to `.when(…)`; write `&`, `|` and `~` for `and`, `or` and `not`, and comparisons in parentheses"

@@ -32,13 +32,10 @@ MOVE_MAP: Final = Statement(
     "move map: a step that its owner moves to its next status, guarded by the one it has",
     """
     UPDATE steps SET status = :status, open_deps = :open_deps, error = :error, ready_us = NULL, starts = 0,
+        outcome = CASE WHEN :status = 'skipped' THEN 'clean' ELSE outcome END,
         ended_us = CASE WHEN :status IN ('completed', 'failed', 'skipped') THEN :now_us ELSE NULL END
     WHERE key = :key AND status = :was
     """,
-)
-
-SET_CLEAN: Final = Statement(
-    "set clean: a step that the plan's own condition skipped", "UPDATE steps SET outcome = 'clean' WHERE key = :key"
 )
 
 BEGIN_EXPANSION: Final = Statement(
@@ -137,9 +134,9 @@ class SqlFailures(StorePart):
             status, gate, task_id, *_, run_id, _, ready_us = owned_step(tx, ownership, step_key)
             if status != StepStatus.EXPANDING:
                 return False
-            judging = _Judging(tx, run_log, step_key, task_id, run_id or root_run_of(tx, task_id), now_us)
-            tell_opened(run_log, judging.log_run_id, step_key, gate, ready_us)
-            judging.write(verdict, ready, has_run=bool(run_id))
+            writer = _VerdictWriter(tx, run_log, step_key, task_id, run_id or root_run_of(tx, task_id), now_us)
+            tell_opened(run_log, writer.log_run_id, step_key, gate, ready_us)
+            writer.write(verdict, ready, has_run=bool(run_id))
             return True
 
         return await self._write_logged(write, now_us)
@@ -231,7 +228,7 @@ def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) 
 
 
 @dataclass(slots=True)
-class _Judging:
+class _VerdictWriter:
     """Writes the verdict on an expanding step, which is locked."""
 
     tx: Transaction
@@ -248,7 +245,6 @@ class _Judging:
                 self.run_log.note(self.log_run_id, EventType.STEP_READY, step=self.key)
             case SkipStep(reason=reason):
                 self._move(StepStatus.SKIPPED, error=StepError("condition", reason))
-                self.tx.rows(SET_CLEAN, key=self.key)
                 self.run_log.note(self.log_run_id, EventType.STEP_SKIPPED, step=self.key, reason=reason)
                 if has_run:
                     self.run_log.end(self.log_run_id, RunStatus.CANCELLED, EndReason.CANCELLED)

@@ -13,38 +13,35 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import open_step
 
-SKIP_BELOW: Final = Statement(
-    "skip below: every step that waits, at whatever distance, for one that will not complete, and needs that",
-    """
-    WITH RECURSIVE below(key) AS (
+_BELOW: Final = """WITH RECURSIVE below(key) AS (
         SELECT s.task_id || '/' || d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d WHERE s.key = :key
         UNION
         SELECT s.task_id || '/' || d.value
         FROM below JOIN steps AS s ON s.key = below.key CROSS JOIN EACH OF s.dependents AS d
         WHERE s.gate <> 'ended'
-    )
+    )"""
+"""The steps below one, up to and with the first joins."""
+
+SKIP_BELOW: Final = Statement(
+    "skip below: every step that waits, at whatever distance, for one that will not complete, and needs that",
+    f"""
+    {_BELOW}
     UPDATE steps SET status = 'skipped', outcome = :outcome, ended_us = :now_us
     WHERE key IN (SELECT key FROM below) AND status || '' = 'pending' AND gate <> 'ended'
     /*pg AND key = ANY(ARRAY(SELECT s.key FROM below JOIN steps AS s ON s.key = below.key
                                  ORDER BY s.key FOR UPDATE OF s)) */
     RETURNING key, run_id
-    """,
+    """,  # noqa: S608  # our own words alone
 )
 
 JOINS_BELOW: Final = Statement(
     "joins below: the steps at its edge, which need only that what they wait for has ended; they are locked",
-    """
-    WITH RECURSIVE below(key) AS (
-        SELECT s.task_id || '/' || d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d WHERE s.key = :key
-        UNION
-        SELECT s.task_id || '/' || d.value
-        FROM below JOIN steps AS s ON s.key = below.key CROSS JOIN EACH OF s.dependents AS d
-        WHERE s.gate <> 'ended'
-    )
+    f"""
+    {_BELOW}
     SELECT key FROM steps
     WHERE key IN (SELECT key FROM below) AND gate = 'ended' AND status || '' = 'pending'
     /*pg AND key = ANY(ARRAY(SELECT key FROM below)) */
-    """,
+    """,  # noqa: S608  # our own words alone
 )
 RECOUNT: Final = Statement(
     "recount: what these steps wait for, where it is fewer than was counted; read after they were locked",
@@ -71,12 +68,13 @@ def skip_below(
     ``outcome`` is that of the skipped: CLEAN when the plan's own conditions decided so.
     """
     rows = sorted(tx.rows(SKIP_BELOW, key=step_key, outcome=outcome and outcome.value, now_us=now_us))
+    joins = tx.column(JOINS_BELOW, key=step_key)
+    root_run_id = root_run_of(tx, task_id) if rows or joins else ""
     for key, run_id in tx.paced(rows):
-        run_log.note(run_id or root_run_of(tx, task_id), EventType.STEP_SKIPPED, step=key, because=step_key)
+        run_log.note(run_id or root_run_id, EventType.STEP_SKIPPED, step=key, because=step_key)
         if run_id:
             run_log.end(run_id, RunStatus.CANCELLED, EndReason.CANCELLED)
-    if joins := tx.column(JOINS_BELOW, key=step_key):
-        recount(tx, run_log, joins, root_run_of(tx, task_id))
+    recount(tx, run_log, joins, root_run_id)
 
 
 def recount(tx: Transaction, run_log: RunLogBuffer, keys: Sequence[str], root_run_id: str) -> int:
